@@ -4320,7 +4320,10 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
 // it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
-// Computes a graph; one that is not the allocated one is allocated first.
+// Computes a graph; one that is not the allocated one is allocated first. The allocated one may be changed in place, as for other
+// backends: parameters (op_params), where views begin and where tensors with memory of the caller's have it, are followed at once.
+// What is changed in sources, sizes, strides, types or flags has the graph allocated again, with what is in its leafs. The tensors
+// of an earlier graph need not exist any more, also when those of this one are at the same addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
 // with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
@@ -19172,6 +19175,67 @@ static bool gcudai_is_noop(const struct gcuda_tensor * t) {
 // >>impl-graph   graphs
 // =====================================================================================================
 
+// ---- what a node is ----
+// For those who remember a graph and are asked whether it is still the same: the allocator, the scheduler, the plans of a CUDA
+// device. All of a tensor that a graph's results depend on, besides the data: what decides how it is computed, the tensors that it
+// is made of, and values that can be followed without deciding anew. Each compares the parts that matter to it, and no others.
+
+struct gcudai_node_kind { // no padding: compared as bytes
+    int32_t op, type, flags, is_view;
+    int64_t ne[GCUDA_MAX_DIMS];
+    size_t nb[GCUDA_MAX_DIMS];
+};
+struct gcudai_node_edges {
+    struct gcuda_tensor *src[GCUDA_MAX_SRC], *view_src;
+};
+struct gcudai_node_value {
+    int32_t params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
+    const void * data;
+    const void * buffer; // the owner's
+    size_t extra;        // as an address
+    size_t view_offs;
+};
+struct gcudai_node_key {
+    struct gcudai_node_kind kind;
+    struct gcudai_node_edges edges;
+    struct gcudai_node_value value;
+};
+
+static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) {
+    return t->view_src ? t->view_src->buffer : t->buffer;
+}
+
+// flags: those that matter to who asks.
+static void gcudai_node_kind_of(const struct gcuda_tensor * t, int32_t flags, struct gcudai_node_kind * kind) {
+    kind->op = (int32_t) t->op;
+    kind->type = (int32_t) t->type;
+    kind->flags = t->flags & flags;
+    kind->is_view = t->view_src != NULL;
+    memcpy(kind->ne, t->ne, sizeof(kind->ne));
+    memcpy(kind->nb, t->nb, sizeof(kind->nb));
+}
+
+static void gcudai_node_value_of(const struct gcuda_tensor * t, struct gcudai_node_value * value) {
+    memcpy(value->params, t->op_params, sizeof(value->params));
+    value->data = t->data;
+    value->buffer = gcudai_buffer_of(t);
+    value->extra = (size_t) (uintptr_t) t->extra;
+    value->view_offs = t->view_offs;
+}
+
+static bool gcudai_node_has_edges(const struct gcuda_tensor * t, const struct gcudai_node_edges * edges) {
+    return memcmp(t->src, edges->src, sizeof(edges->src)) == 0 && t->view_src == edges->view_src;
+}
+
+static void gcudai_node_key_of(const struct gcuda_tensor * t, int32_t flags, struct gcudai_node_key * key) {
+    gcudai_node_kind_of(t, flags, &key->kind);
+    memcpy(key->edges.src, t->src, sizeof(key->edges.src));
+    key->edges.view_src = t->view_src;
+    gcudai_node_value_of(t, &key->value);
+}
+
+// ---- lists of nodes ----
+
 // What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
 // not depend on the caller's graph. Each becomes a node or a leaf, so a graph has room for all that it can hold.
 struct gcudai_visit {
@@ -20867,10 +20931,11 @@ static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, con
     if (t == NULL) {
         return gcudai_mix(h, 0);
     }
-    const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT);
+    struct gcudai_node_kind kind;
+    gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT, &kind);
     h = gcudai_mix(h, gcudai_map_get(map, t) + 1);
-    h = gcudai_mix(h, t->view_src ? gcudai_map_get(map, t->view_src) + 1 : 0);
-    return gcudai_mix(h, (uint64_t) (uint32_t) flags << 1 | (t->data != NULL));
+    h = gcudai_mix(h, kind.is_view ? gcudai_map_get(map, t->view_src) + 1 : 0);
+    return gcudai_mix(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
 }
 
 // What a plan depends on besides sizes: operations, edges, flags, who has memory already, and which sources have the
@@ -20882,7 +20947,7 @@ static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const st
     }
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
-        h = gcudai_mix(gcudai_mix_tensor(map, h, t), (uint64_t) t->op);
+        h = gcudai_mix_tensor(map, h, t);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             h = gcudai_mix_tensor(map, h, t->src[k]);
             h = gcudai_mix(h, t->src[k] != NULL && gcudai_same_layout(t, t->src[k]));
@@ -21561,10 +21626,6 @@ void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_ba
 // ---- tensors in buffers ----
 
 // Buffer of the tensor's owner.
-static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) {
-    return t->view_src ? t->view_src->buffer : t->buffer;
-}
-
 // For [offset, offset + size) of a tensor that must have memory. size 0 needs nothing.
 static gcuda_status gcudai_check_range(
     const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
@@ -29010,24 +29071,17 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 // are followed like values.
 
 struct gcudai_cuda_shape {
-    int32_t op, type, flags, is_view, n_uses; // flags: those that matter here; n_uses: of nodes, in the whole graph
-    int32_t src[GCUDA_MAX_SRC];               // index among the tensors seen; -1: none
-    int32_t is_empty;                         // nothing runs for it
-    int32_t is_dynamic;                       // ne and nb may change: declared, or computed from such a tensor
-    int32_t unused;                           // no padding: shapes are compared as bytes
-    int64_t ne[GCUDA_MAX_DIMS];
-    size_t nb[GCUDA_MAX_DIMS];
-};
-struct gcudai_cuda_value {
-    int32_t params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
-    const void * data;
-    const void * buffer;
-    size_t extra; // of row-split weights: mixed from where their parts are
+    struct gcudai_node_kind kind;
+    int32_t n_uses;             // of nodes, in the whole graph
+    int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
+    int32_t is_empty;           // nothing runs for it
+    int32_t is_dynamic;         // ne and nb may change: declared, or computed from such a tensor
+    int32_t unused;             // no padding: shapes are compared as bytes
 };
 struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
     struct gcudai_cuda_shape shape;
-    struct gcudai_cuda_value value;
+    struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
     bool has_changed; // since the steps were made
 };
 
@@ -29059,30 +29113,23 @@ static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
     return mixed;
 }
 
-static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_cuda_value * v) {
-    memcpy(v->params, t->op_params, sizeof(v->params));
-    v->data = t->data;
-    v->buffer = gcudai_buffer_of(t);
+static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_node_value * v) {
+    gcudai_node_value_of(t, v);
     v->extra = gcudai_cuda_where_parts_are(t);
 }
 
 // All but the sources and the uses.
 static void gcudai_cuda_shape_of(const struct gcuda_tensor * t, struct gcudai_cuda_shape * s) {
-    s->op = (int32_t) t->op;
-    s->type = (int32_t) t->type;
-    s->flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
-    s->is_view = t->view_src != NULL;
+    gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT, &s->kind);
     s->is_empty = gcuda_is_empty(t);
-    memcpy(s->ne, t->ne, sizeof(s->ne));
-    memcpy(s->nb, t->nb, sizeof(s->nb));
 }
 
 // What a plan cannot follow.
 static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda_shape * shape) {
     struct gcudai_cuda_shape fixed = *shape;
     if (fixed.is_dynamic) {
-        memset(fixed.ne, 0, sizeof(fixed.ne));
-        memset(fixed.nb, 0, sizeof(fixed.nb));
+        memset(fixed.kind.ne, 0, sizeof(fixed.kind.ne));
+        memset(fixed.kind.nb, 0, sizeof(fixed.kind.nb));
     }
     return fixed;
 }
@@ -29249,7 +29296,7 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
     bool has_changed = false;
     for (int i = 0; i < look->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
-        struct gcudai_cuda_value now;
+        struct gcudai_node_value now;
         gcudai_cuda_value_of(s->tensor, &now);
         if (memcmp(&now, &s->value, sizeof(now)) != 0) {
             s->value = now;
@@ -29324,7 +29371,7 @@ static bool gcudai_cuda_is_op(const struct gcudai_cuda_window * w, int i, enum g
 // A tensor that is seen needs not be written.
 static bool gcudai_cuda_is_inner_at(const struct gcudai_cuda_look * look, int at) {
     const struct gcudai_cuda_shape * s = &look->seen[at].shape;
-    return at < look->n_nodes && s->n_uses == 1 && (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) == 0;
+    return at < look->n_nodes && s->n_uses == 1 && (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) == 0;
 }
 
 // The window's node i is read by the next node alone, and has memory of its own.
@@ -29355,9 +29402,10 @@ static bool gcudai_cuda_overlap(const struct gcuda_tensor * a, const struct gcud
 // overwritten element by element, or row by row.
 static bool gcudai_cuda_may_write(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * y, bool in_place) {
     for (int i = 0; i < n; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC && w->node[i]->src[k] != NULL; ++k) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = w->node[i]->src[k];
             bool is_of_group = false;
+            if (src == NULL) { continue; } // others may stand behind it
             for (int j = 0; j < i; ++j) { is_of_group = is_of_group || src == w->node[j]; }
             const bool is_same = in_place && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
             if (!is_of_group && !is_same && gcudai_cuda_overlap(src, y)) { return false; }
@@ -29456,8 +29504,9 @@ static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w,
 
 // y overlaps no source of a node; but it may be the first one, element for element.
 static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcuda_tensor * node, bool in_place) {
-    for (int k = 0; k < GCUDA_MAX_SRC && node->src[k] != NULL; ++k) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
+        if (src == NULL) { continue; }
         const bool is_same = in_place && k == 0 && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
         if (!is_same && gcudai_cuda_overlap(src, y)) { return false; }
     }
@@ -29617,7 +29666,7 @@ struct gcudai_cuda_routing {
 // How often tensor t is read; -1: it is a result, or no node of the graph.
 static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
     const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
-    return s == NULL || (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
+    return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
 }
 
 // Source k of the window's node i is `value` itself or a packed view of all of it. Readers of the view go to n_uses, which
@@ -29950,8 +29999,8 @@ static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int 
     bool may = gcudai_cuda_may_write(w, n, y, true);
     for (int i = 0; i < n; ++i) {
         const bool is_product = w->node[i]->op == GCUDA_OP_MUL_MAT || w->node[i]->op == GCUDA_OP_MUL_MAT_ID;
-        for (int k = 0; k < 3 && is_product && w->node[i]->src[k] != NULL; ++k) {
-            may = may && !gcudai_cuda_overlap(y, w->node[i]->src[k]);
+        for (int k = 0; k < GCUDA_MAX_SRC && is_product; ++k) {
+            may = may && (w->node[i]->src[k] == NULL || !gcudai_cuda_overlap(y, w->node[i]->src[k]));
         }
     }
     return may;
@@ -30471,7 +30520,7 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        n += look->seen[i].shape.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
+        n += look->seen[i].shape.kind.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
     }
     return n;
 }
@@ -30502,8 +30551,9 @@ static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const
     bool is_apart = of_many <= gcuda_nbytes(y);
     for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
         const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
-        for (int k = 0; k < GCUDA_MAX_SRC && seen->shape.src[k] >= 0; ++k) {
-            const bool is_inner = seen->shape.src[k] >= s->first && seen->shape.src[k] < s->first + s->n;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const int32_t source = seen->shape.src[k];
+            const bool is_inner = source < 0 || (source >= s->first && source < s->first + s->n);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
     }
@@ -30878,8 +30928,9 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
 
 static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
     bool is_stale = look->seen[node].has_changed;
-    for (int k = 0; k < GCUDA_MAX_SRC && look->seen[node].shape.src[k] >= 0; ++k) {
-        is_stale = is_stale || look->seen[look->seen[node].shape.src[k]].has_changed;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const int32_t source = look->seen[node].shape.src[k];
+        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
     }
     return is_stale;
 }
@@ -31269,7 +31320,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
     for (int i = 0; i < look->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
         s->has_changed = gcudai_cuda_is_other(s, &plan->look.seen[i]) || plan->look.seen[i].has_changed ||
-                         s->shape.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
+                         s->shape.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
         has_changed = has_changed || s->has_changed;
     }
     const gcuda_status st = gcudai_cuda_can_follow(cu, look);
@@ -34196,6 +34247,19 @@ enum gcudai_sched_why {
 };
 enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // of backends; outside: in memory that none of them reads
 
+// What an item's original was when its graph was allocated, with its memory.
+struct gcudai_sched_key {
+    struct gcudai_node_key node;
+    gcuda_backend_buffer_type_t placed_in;
+    int32_t usage;
+    bool has_changed; // in values that are followed
+};
+
+struct gcudai_sched_kept { // what is in a leaf, while the graph is allocated again
+    struct gcuda_tensor * t;
+    size_t at, size;
+};
+
 struct gcudai_sched_item {
     struct gcuda_tensor * original, * t;
     int32_t root, rep;                 // owner of the memory; next on the way to the representative
@@ -34280,7 +34344,8 @@ struct gcuda_backend_sched {
     struct gcuda_context * arena; // own descriptions
     struct gcudai_map map;
     struct gcudai_sched_item * items;
-    int32_t * nodes, * sources; // items of the nodes, and GCUDA_MAX_SRC for each
+    struct gcudai_sched_key * keys; // of all items
+    int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
     uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
@@ -34288,7 +34353,7 @@ struct gcuda_backend_sched {
     int32_t * foreign;
     struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // what the allocator is given
     int * node_ids, * leaf_ids, * old_ids;
-    size_t cap_items, cap_nodes, cap_sources, cap_can, cap_copies, cap_splits, cap_patches, cap_foreign;
+    size_t cap_items, cap_keys, cap_nodes, cap_leaf_items, cap_sources, cap_can, cap_copies, cap_splits, cap_patches, cap_foreign;
     size_t cap_alloc_nodes, cap_alloc_leafs, cap_node_ids, cap_leaf_ids, cap_old_ids, cap_stage;
     char * stage; // between backends that have no way but the host
     int n_nodes, n_leafs, n_items, n_copied, n_splits, n_patches, n_foreign;
@@ -34465,7 +34530,7 @@ void gcuda_backend_sched_free(gcuda_backend_sched_t s) {
     gcudai_map_free(&s->map);
     gcudai_map_free(&s->said);
     void * const arrays[] = { s->backends, s->reads, s->waited, s->run_ends, s->run_end_is_set, s->slot_run,
-        s->said_backends, s->items, s->nodes, s->sources, s->can, s->copies, s->splits, s->patches, s->foreign,
+        s->said_backends, s->items, s->keys, s->nodes, s->leafs, s->sources, s->can, s->copies, s->splits, s->patches, s->foreign,
         s->alloc_nodes, s->alloc_leafs, s->node_ids, s->leaf_ids, s->old_ids, s->stage };
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); ++i) { gcudai_free(arrays[i]); }
     gcudai_free(s);
@@ -34512,7 +34577,6 @@ static gcuda_status gcudai_sched_enter(gcuda_backend_sched_t s, struct gcuda_ten
 
 static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     const size_t n = (size_t) graph->n_nodes;
-    int32_t index = 0;
     gcudai_map_clear(&s->map);
     s->n_items = s->n_copied = s->n_splits = s->n_patches = s->n_foreign = s->n_alloc_nodes = s->n_alloc_leafs = 0;
     s->n_nodes = graph->n_nodes;
@@ -34520,7 +34584,8 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     GCUDAI_TRY(gcudai_map_reserve(&s->map, n + (size_t) graph->n_leafs));
     GCUDAI_TRY(gcudai_room(&s->nodes, &s->cap_nodes, n, sizeof(*s->nodes)));
     GCUDAI_TRY(gcudai_room(&s->sources, &s->cap_sources, n * GCUDA_MAX_SRC, sizeof(*s->sources)));
-    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_sched_enter(s, graph->leafs[i], &index)); }
+    GCUDAI_TRY(gcudai_room(&s->leafs, &s->cap_leaf_items, (size_t) graph->n_leafs, sizeof(*s->leafs)));
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_sched_enter(s, graph->leafs[i], &s->leafs[i])); }
     for (int i = 0; i < graph->n_nodes; ++i) {
         GCUDAI_TRY(gcudai_check_tensor(graph->nodes[i]));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -35412,6 +35477,25 @@ gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t s) {
     return gcudai_sched_take_bad_data(s);
 }
 
+enum { // flags that decide who computes a node, and how long its memory is its own
+    GCUDAI_SCHED_FLAGS = GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT | GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_DYNAMIC
+};
+
+static int32_t gcudai_sched_usage_of(const struct gcuda_tensor * t) { return t->buffer != NULL ? (int32_t) t->buffer->usage : -1; }
+
+static gcuda_status gcudai_sched_remember(gcuda_backend_sched_t s) {
+    GCUDAI_TRY(gcudai_room(&s->keys, &s->cap_keys, (size_t) s->n_items, sizeof(*s->keys)));
+    for (int i = 0; i < s->n_items; ++i) {
+        struct gcudai_sched_key * key = &s->keys[i];
+        const struct gcuda_tensor * t = s->items[i].original;
+        gcudai_node_key_of(t, GCUDAI_SCHED_FLAGS, &key->node);
+        key->placed_in = s->items[i].root == i && s->items[i].is_placed ? gcudai_sched_placed_in(t) : NULL;
+        key->usage = gcudai_sched_usage_of(t);
+        key->has_changed = false;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_alloc_graph"));
     s->slot = s->run;
@@ -35422,6 +35506,7 @@ gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcu
     GCUDAI_TRY(gcudai_sched_place(s));
     GCUDAI_TRY(gcudai_sched_make_stages(s));
     gcudai_sched_make_uploaders(s);
+    GCUDAI_TRY(gcudai_sched_remember(s));
     s->is_allocated = true;
     if (s->debug > 0) { gcuda_backend_sched_print(s); }
     return GCUDA_STATUS_SUCCESS;
@@ -35679,21 +35764,151 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     return gcuda_set_last_error(st, text);
 }
 
-// The graph that is allocated: the same nodes, placed as they were left.
-static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+// ---- the graph that is allocated, as it is now ----
+// The caller may have changed it in place, or made another one where it lay. Values (parameters, where views begin, where the
+// caller's own memory is) are passed on to the scheduler's descriptions; after any other change the graph is allocated anew.
+// Nothing that the scheduler remembers is read before the graph that is given names it: it may be gone.
+
+static bool gcudai_sched_same_lists(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = s->is_allocated && graph->n_nodes == s->n_nodes && graph->n_leafs == s->n_leafs;
+    for (int i = 0; i < s->n_leafs && is_same; ++i) { is_same = graph->leafs[i] == s->items[s->leafs[i]].original; }
     for (int i = 0; i < s->n_nodes && is_same; ++i) {
-        const struct gcudai_sched_item * item = &s->items[s->nodes[i]];
-        is_same = graph->nodes[i] == item->original && graph->nodes[i]->op == item->t->op &&
-                  graph->nodes[i]->data == item->t->data && graph->nodes[i]->buffer == item->t->buffer;
+        const int32_t node = s->nodes[i];
+        is_same = graph->nodes[i] == s->items[node].original && gcudai_node_has_edges(graph->nodes[i], &s->keys[node].node.edges);
     }
     return is_same;
+}
+
+// Whether the item may have got these values without anything being divided or placed anew.
+static bool gcudai_sched_may_follow(gcuda_backend_sched_t s, int32_t i, const struct gcudai_node_value * now) {
+    const struct gcudai_node_value * was = &s->keys[i].node.value;
+    const bool is_there = now->data == was->data && now->buffer == was->buffer && now->extra == was->extra;
+    const bool is_ours = !s->items[i].is_placed;
+    if (is_there) { return true; }
+    if (s->items[i].root == i) { return !is_ours && gcudai_sched_has_memory(s, s->items[i].original); }
+    return (now->data != NULL) == (was->data != NULL) && (!is_ours || now->buffer == was->buffer);
+}
+
+// The caller's memory is of the kind that it was.
+static bool gcudai_sched_is_placed_alike(gcuda_backend_sched_t s, int32_t i) {
+    const struct gcuda_tensor * t = s->items[i].original;
+    const struct gcudai_sched_key * key = &s->keys[i];
+    return key->placed_in == NULL || (gcudai_sched_placed_in(t) == key->placed_in && gcudai_sched_usage_of(t) == key->usage);
+}
+
+static bool gcudai_sched_follow(gcuda_backend_sched_t s, int32_t i, bool * has_changed) {
+    const struct gcudai_sched_item * item = &s->items[i];
+    const struct gcuda_tensor * t = item->original;
+    struct gcudai_sched_key * key = &s->keys[i];
+    struct gcudai_node_kind kind;
+    struct gcudai_node_value now;
+    gcudai_node_kind_of(t, GCUDAI_SCHED_FLAGS, &kind);
+    if (memcmp(&kind, &key->node.kind, sizeof(kind)) != 0 || t->view_src != key->node.edges.view_src) { return false; }
+    gcudai_node_value_of(t, &now);
+    if (!gcudai_sched_is_placed_alike(s, i)) { return false; }
+    if (memcmp(&now, &key->node.value, sizeof(now)) == 0) { return true; }
+    if (!gcudai_sched_may_follow(s, i, &now)) { return false; }
+    if (item->t != t) {
+        memcpy(item->t->op_params, t->op_params, sizeof(t->op_params));
+        item->t->data = t->data;
+        item->t->buffer = t->buffer;
+        item->t->extra = t->extra;
+        item->t->view_offs = t->view_offs;
+    }
+    key->node.value = now;
+    *has_changed = key->has_changed = true;
+    return true;
+}
+
+static void gcudai_sched_forget_changes(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_items; ++i) { s->keys[i].has_changed = false; }
+}
+
+// What has changed can still be computed where it is. Who reorders nodes may have looked at what changed.
+static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
+    bool can = true;
+    for (int i = 0; i < s->n_nodes && can; ++i) {
+        const int32_t node = s->nodes[i];
+        if (!s->keys[node].has_changed || !gcudai_sched_is_work(s, node)) { continue; }
+        gcuda_backend_t backend = s->backends[gcudai_sched_backend_of(s, node)].backend;
+        can = backend->iface.graph_optimize == NULL && gcuda_backend_supports_op(backend, s->items[node].t);
+    }
+    gcudai_sched_forget_changes(s);
+    return can;
+}
+
+// Owners come before their views: from the last item on, each is named by the graph, or by one that has been found to be as it was.
+static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
+    for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
+    return is_same && (!has_changed || gcudai_sched_can_follow(s));
+}
+
+// Leafs of the allocated graph that the scheduler has placed may have been set for this run, and may be placed elsewhere now.
+static bool gcudai_sched_is_kept(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
+    const size_t i = t != NULL && t->view_src == NULL && t->op == GCUDA_OP_NONE ? gcudai_map_get(&s->map, t) : GCUDAI_NONE;
+    if (i == GCUDAI_NONE || s->items[i].is_node || s->items[i].is_placed || s->keys[i].has_changed) { return false; }
+    const struct gcudai_node_value * was = &s->keys[i].node.value;
+    return t->data != NULL && t->data == was->data && t->buffer == was->buffer;
+}
+
+// That of which t is a view, if it is one.
+static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor * t, struct gcudai_sched_kept * all, int * n, size_t * n_bytes) {
+    t = t != NULL && t->view_src != NULL ? t->view_src : t;
+    if (!gcudai_sched_is_kept(s, t)) { return; }
+    struct gcudai_sched_key * key = &s->keys[gcudai_map_get(&s->map, t)];
+    struct gcuda_tensor was = *t;
+    was.type = (enum gcuda_type) key->node.kind.type;
+    memcpy(was.ne, key->node.kind.ne, sizeof(was.ne));
+    memcpy(was.nb, key->node.kind.nb, sizeof(was.nb));
+    all[*n].t = t;
+    all[*n].at = *n_bytes;
+    all[*n].size = GCUDAI_MIN(gcuda_nbytes(&was), gcuda_nbytes(t));
+    *n_bytes += all[(*n)++].size;
+    key->has_changed = true; // not twice
+}
+
+static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcudai_sched_kept * all, size_t * n_bytes) {
+    int n = 0;
+    gcudai_sched_forget_changes(s);
+    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_note_kept(s, graph->leafs[i], all, &n, n_bytes); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC && graph->nodes[i] != NULL; ++k) {
+            gcudai_sched_note_kept(s, graph->nodes[i]->src[k], all, &n, n_bytes);
+        }
+    }
+    return n;
+}
+
+static gcuda_status gcudai_sched_alloc_around(
+    gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const struct gcudai_sched_kept * all, int n, char * bytes) {
+    GCUDAI_TRY(n > 0 ? gcudai_sched_sync(s) : GCUDA_STATUS_SUCCESS);
+    for (int i = 0; i < n; ++i) { GCUDAI_TRY(gcuda_backend_tensor_get(all[i].t, bytes + all[i].at, 0, all[i].size)); }
+    GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph));
+    for (int i = 0; i < n; ++i) {
+        const size_t item = gcudai_map_get(&s->map, all[i].t);
+        if (item == GCUDAI_NONE || s->items[item].is_node) { continue; }
+        GCUDAI_TRY(gcuda_backend_tensor_set(all[i].t, bytes + all[i].at, 0, all[i].size));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_alloc_again(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
+    size_t n_bytes = 0;
+    if (!s->is_allocated) { return gcuda_backend_sched_alloc_graph(s, graph); }
+    struct gcudai_sched_kept * all = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*all));
+    const int n = all != NULL ? gcudai_sched_note_all_kept(s, graph, all, &n_bytes) : 0;
+    char * bytes = all != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
+    const gcuda_status st = bytes != NULL ? gcudai_sched_alloc_around(s, graph, all, n, bytes) : GCUDA_STATUS_ALLOC_FAILED;
+    gcudai_free(bytes);
+    gcudai_free(all);
+    return st;
 }
 
 gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_graph_compute"));
     if (graph == NULL) { return gcudai_null_fail("sched_graph_compute", "graph"); }
-    if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph)); }
+    if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcudai_sched_alloc_again(s, graph)); }
     s->graph->no_fusion = graph->no_fusion;
     // What the caller may have enqueued since the last run (a result that is fetched) is work that others have to wait for, too.
     for (int i = 0; i < s->n_backends; ++i) { s->backends[i].given += s->backends[i].is_async; }

@@ -560,4 +560,207 @@ TEST_UNUSED static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CH
     return is_ok;
 }
 
+// =====================================================================================================================
+// >>changes   a graph that is allocated once and changed in place, then one that is built again where another one was
+// =====================================================================================================================
+enum { CHANGE_N = 16, CHANGE_M = 6 };
+enum change {
+    CHANGE_NOTHING, CHANGE_PARAMS, CHANGE_OTHER_PARAMS, CHANGE_SRC, CHANGE_SRC_ORDER, CHANGE_VIEW_OFFS, CHANGE_NB, CHANGE_DATA, CHANGE_TYPE,
+    CHANGE_FLAGS, CHANGE_OP, CHANGE_NE, CHANGE_COUNT
+};
+
+struct changing {
+    struct gcuda_context *ctx, *own_ctx; // own: tensors that the test places
+    gcuda_backend_buffer_t weights, own, buffer;
+    struct gcuda_cgraph * graph;
+    struct gcuda_tensor *x, *z, *z2, *w, *k, *k2, *a, *p, *c, *v, *d, *m, *sum, *diff;
+};
+
+static struct gcuda_tensor * changing_input(struct gcuda_context * ctx, const char * name) {
+    struct gcuda_tensor * t = gcuda_set_name(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, CHANGE_N, CHANGE_M), name);
+    gcuda_set_input(t);
+    gcuda_set_output(t); // is set once
+    return t;
+}
+
+static bool changing_begin(struct changing * g, gcuda_backend_buffer_type_t for_weights) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(g, 0, sizeof *g);
+    struct gcuda_context * ctx = g->ctx = gcuda_init(params), * weights = gcuda_init(params);
+    g->own_ctx = weights;
+    g->w = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, CHANGE_N), "w");
+    g->weights = net_place(weights, for_weights);
+    g->k = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, 3), "k");
+    g->k2 = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, 3), "k2");
+    g->own = gcuda_backend_alloc_ctx_tensors_from_buft(weights, gcuda_backend_cpu_buffer_type());
+    g->x = changing_input(ctx, "x"), g->z = changing_input(ctx, "z"), g->z2 = changing_input(ctx, "z2");
+    g->a = gcuda_set_name(gcuda_scale(ctx, g->x, 2.0f), "a");
+    g->p = gcuda_mul_mat(ctx, g->w, g->a);
+    gcuda_mul_mat_set_prec(g->p, GCUDA_PREC_F32);
+    g->c = gcuda_set_name(gcuda_add(ctx, g->p, g->z), "c");
+    g->v = gcuda_view_2d(ctx, g->c, CHANGE_N, 3, g->c->nb[1], 0);
+    g->d = gcuda_set_name(gcuda_scale(ctx, gcuda_cont(ctx, g->v), 0.5f), "d");
+    g->m = gcuda_mul(ctx, g->d, g->k);
+    g->sum = gcuda_add(ctx, gcuda_add(ctx, g->m, g->m), g->d);
+    g->diff = gcuda_sub(ctx, g->z, gcuda_mul(ctx, g->z2, g->c));
+    gcuda_set_output(g->sum);
+    gcuda_set_output(g->diff);
+    g->graph = gcuda_new_graph(ctx);
+    return g->weights != NULL && g->own != NULL && fill_tensor(g->k, 1.0) && fill_tensor(g->k2, 1.0) &&
+           gcuda_build_forward_expand(g->graph, g->sum) == GCUDA_STATUS_SUCCESS &&
+           gcuda_build_forward_expand(g->graph, g->diff) == GCUDA_STATUS_SUCCESS;
+}
+
+static void changing_end(struct changing * g) {
+    gcuda_backend_buffer_free(g->buffer);
+    gcuda_backend_buffer_free(g->own);
+    gcuda_backend_buffer_free(g->weights);
+    gcuda_free(g->own_ctx);
+    gcuda_free(g->ctx);
+}
+
+static bool changing_set(struct changing * g) { return fill_tensor(g->x, 1.0) && fill_tensor(g->z, 1.0) && fill_tensor(g->z2, 1.0); }
+
+static void changing_factor(struct gcuda_tensor * scale, float factor) { memcpy(scale->op_params, &factor, sizeof factor); }
+
+static void changing_strides(struct gcuda_tensor * t) {
+    t->nb[0] = gcuda_type_size(t->type);
+    t->nb[1] = t->nb[0] * (size_t) t->ne[0];
+    t->nb[2] = t->nb[3] = t->nb[1] * (size_t) t->ne[1];
+}
+
+static void changing_columns(struct changing * g, int64_t n) {
+    struct gcuda_tensor * const all[] = { g->x, g->z, g->z2, g->a, g->p, g->c, g->diff, g->diff->src[g->diff->src[0] == g->z] };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        all[i]->ne[1] = n;
+        changing_strides(all[i]);
+    }
+}
+
+static void changing_apply(struct changing * g, enum change what) {
+    struct gcuda_tensor * first = g->diff->src[0];
+    switch (what) {
+        case CHANGE_PARAMS: changing_factor(g->a, 3.0f); break;
+        case CHANGE_OTHER_PARAMS: changing_factor(g->d, -1.5f); break;
+        case CHANGE_SRC: g->c->src[1] = g->z2; break;
+        case CHANGE_SRC_ORDER: g->diff->src[0] = g->diff->src[1], g->diff->src[1] = first; break;
+        case CHANGE_VIEW_OFFS: CHECK_OK(gcuda_graph_move_view(g->graph, g->v, g->c->nb[1])); break;
+        case CHANGE_NB: // every other column, or backwards to every one
+            CHECK_OK(gcuda_graph_move_view(g->graph, g->v, 0));
+            g->v->nb[1] *= 2;
+            g->v->nb[2] = g->v->nb[3] = 3 * g->v->nb[1];
+            memcpy(g->v->op_params, &g->v->view_offs, sizeof g->v->view_offs);
+            break;
+        case CHANGE_DATA: g->k->data = g->k2->data; break;
+        case CHANGE_TYPE:
+            g->w->type = GCUDA_TYPE_F16;
+            changing_strides(g->w);
+            CHECK(fill_tensor(g->w, 0.5));
+            break;
+        case CHANGE_FLAGS: gcuda_set_output(g->a); break;
+        case CHANGE_OP: g->c->op = GCUDA_OP_MUL; break;
+        case CHANGE_NE: changing_columns(g, CHANGE_M - 1); break;
+        default: break;
+    }
+}
+
+static void changing_compare(const struct gcuda_tensor * got, const struct gcuda_tensor * want, double most, enum change what, int run) {
+    float a[CHANGE_N * CHANGE_M], b[CHANGE_N * CHANGE_M];
+    const int64_t n = gcuda_nelements(want);
+    CHECK_OK(gcuda_backend_tensor_get(got, a, 0, gcuda_nbytes(got)));
+    CHECK_OK(gcuda_backend_tensor_get(want, b, 0, gcuda_nbytes(want)));
+    CHECK_MSG(nmse(a, b, n) <= most, "after change %d, run %d: '%s' is not what the CPU gives, error %g", (int) what, run, want->name, nmse(a, b, n));
+}
+
+// Twice, for the second run finds all as it was; side by side where there are copies for it.
+static void changing_run(gcuda_backend_sched_t sched, gcuda_backend_t cpu, struct changing * g, struct changing * ref, double most, enum change what) {
+    CHECK_OK(gcuda_backend_graph_compute(cpu, ref->graph));
+    for (int run = 0; run < 2; ++run) {
+        for (int i = 0; i < gcuda_backend_sched_get_n_copies(sched); ++i) { CHECK_OK(gcuda_backend_sched_graph_compute_async(sched, g->graph)); }
+        CHECK_OK(gcuda_backend_sched_synchronize(sched));
+        changing_compare(g->sum, ref->sum, most, what, run);
+        changing_compare(g->diff, ref->diff, most, what, run);
+        if (g->a->flags & GCUDA_TENSOR_FLAG_OUTPUT) { changing_compare(g->a, ref->a, most, what, run); }
+    }
+}
+
+// Changes [first, end), one after the other, of one graph. The scheduler's last backend is the CPU.
+static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most, int first, int end) {
+    gcuda_backend_t cpu = gcuda_backend_sched_get_backend(sched, gcuda_backend_sched_get_n_backends(sched) - 1);
+    struct changing g, ref;
+    gcuda_backend_sched_reset(sched);
+    REQUIRE(changing_begin(&g, weights) && changing_begin(&ref, gcuda_backend_cpu_buffer_type()));
+    ref.buffer = gcuda_backend_alloc_ctx_tensors(ref.ctx, cpu);
+    CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, g.d, cpu));
+    CHECK_OK(gcuda_backend_sched_alloc_graph(sched, g.graph));
+    REQUIRE(ref.buffer != NULL && changing_set(&ref) && changing_set(&g));
+    changing_run(sched, cpu, &g, &ref, most, CHANGE_NOTHING);
+    for (int what = first; what < end; ++what) {
+        changing_apply(&g, (enum change) what);
+        changing_apply(&ref, (enum change) what);
+        changing_run(sched, cpu, &g, &ref, most, (enum change) what);
+    }
+    gcuda_backend_sched_reset(sched);
+    changing_end(&ref);
+    changing_end(&g);
+}
+
+TEST_UNUSED static void changing_check_all(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most) {
+    for (int what = CHANGE_NOTHING + 1; what < CHANGE_COUNT; ++what) { changing_check(sched, weights, most, what, what + 1); }
+    changing_check(sched, weights, most, CHANGE_NOTHING + 1, CHANGE_COUNT);
+}
+
+// y = f x + x of `x`, all placed by the test, the nodes and the graph at the addresses of those before, without a reset in between.
+struct again {
+    char * memory; // of the context of nodes
+    gcuda_backend_buffer_t buffer, results;
+    struct gcuda_context *ctx, *leafs;
+    struct gcuda_tensor *x, *y;
+    struct gcuda_cgraph * graph;
+};
+enum { AGAIN_BYTES = 1 << 20 };
+
+static bool again_build(struct again * g, int step, int64_t n) {
+    const struct gcuda_init_params grows = { 0, NULL, true }, fixed = { AGAIN_BYTES, g->memory, true };
+    struct gcuda_context * leafs = gcuda_init(grows); // before the last one goes, so that it is elsewhere
+    gcuda_free(g->ctx);
+    gcuda_free(g->leafs);
+    g->leafs = leafs;
+    g->ctx = gcuda_init(fixed);
+    g->x = gcuda_new_tensor_1d(leafs, GCUDA_TYPE_F32, n);
+    struct gcuda_tensor * scaled = gcuda_scale(g->ctx, g->x, (float) (step / 2));
+    g->y = gcuda_add(g->ctx, scaled, g->x);
+    g->graph = gcuda_new_graph(g->ctx);
+    char * base = (char *) gcuda_backend_buffer_get_base(g->buffer), * results = (char *) gcuda_backend_buffer_get_base(g->results);
+    return gcuda_backend_tensor_alloc(g->buffer, g->x, base + 1024 * (step % 3)) == GCUDA_STATUS_SUCCESS &&
+           gcuda_backend_tensor_alloc(g->results, scaled, results) == GCUDA_STATUS_SUCCESS &&
+           gcuda_backend_tensor_alloc(g->results, g->y, results + 1024) == GCUDA_STATUS_SUCCESS &&
+           gcuda_build_forward_expand(g->graph, g->y) == GCUDA_STATUS_SUCCESS;
+}
+
+TEST_UNUSED static void again_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t leafs, gcuda_backend_buffer_type_t results) {
+    struct again g;
+    memset(&g, 0, sizeof g);
+    g.memory = (char *) malloc(AGAIN_BYTES);
+    g.buffer = gcuda_backend_buft_alloc_buffer(leafs, 4096);
+    g.results = gcuda_backend_buft_alloc_buffer(results, 4096);
+    REQUIRE(g.memory != NULL && g.buffer != NULL && g.results != NULL);
+    for (int step = 0; step < 12; ++step) {
+        const int64_t n = step < 8 ? 64 : 64 - step;
+        float v[64], got[64];
+        REQUIRE(again_build(&g, step, n));
+        for (int i = 0; i < 64; ++i) { v[i] = (float) (100 * step + i); }
+        CHECK_OK(gcuda_backend_tensor_set(g.x, v, 0, gcuda_nbytes(g.x)));
+        CHECK_OK(gcuda_backend_sched_graph_compute(sched, g.graph));
+        CHECK_OK(gcuda_backend_tensor_get(g.y, got, 0, gcuda_nbytes(g.y)));
+        for (int i = 0; i < (int) n; ++i) { CHECK_MSG(got[i] == v[i] * (float) (step / 2 + 1), "step %d: [%d] is %g", step, i, got[i]); }
+    }
+    gcuda_backend_sched_reset(sched);
+    gcuda_free(g.ctx);
+    gcuda_free(g.leafs);
+    gcuda_backend_buffer_free(g.results);
+    gcuda_backend_buffer_free(g.buffer);
+    free(g.memory);
+}
+
 #endif // GCUDA_TEST_SCHED_H

@@ -653,6 +653,30 @@ TEST(a_graph_that_is_not_the_allocated_one) {
     setup_end(&s);
 }
 
+TEST(changes_in_place_are_seen) {
+    for (int n_copies = 1; n_copies <= 4; n_copies += 3) {
+        for (int n_toys = 0; n_toys <= 2; ++n_toys) {
+            struct setup s;
+            REQUIRE(setup_begin(&s, n_toys, n_copies));
+            gcuda_backend_buffer_type_t cpu = gcuda_backend_cpu_buffer_type();
+            changing_check_all(s.sched, n_toys > 0 ? &toys[n_toys - 1].buft : cpu, 0.0);
+            setup_end(&s);
+        }
+    }
+    CHECK_EQ_I(toy_calls.n_buffers, 0);
+}
+
+TEST(a_graph_built_where_another_one_was_is_another) {
+    for (int n_copies = 1; n_copies <= 4; n_copies += 3) {
+        struct setup s;
+        REQUIRE(setup_begin(&s, 1, n_copies));
+        again_check(s.sched, gcuda_backend_cpu_buffer_type(), gcuda_backend_cpu_buffer_type());
+        again_check(s.sched, gcuda_backend_cpu_buffer_type(), &toys[0].buft);
+        again_check(s.sched, &toys[0].buft, &toys[0].buft);
+        setup_end(&s);
+    }
+}
+
 TEST(bad_indices_do_not_end_a_run) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct setup s;

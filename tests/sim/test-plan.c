@@ -299,6 +299,101 @@ TEST(another_kernel_is_captured_as_a_whole) {
     clean();
 }
 
+// ---- sources behind an absent one: sinks without a mask ----
+
+enum { SINKS_HEADS = 4, SINKS_PLACES = 8 };
+struct sinks_graph {
+    struct gcuda_context * ctx;
+    struct gcuda_cgraph * graph;
+    struct gcuda_tensor *sinks, *y;
+    gcuda_backend_buffer_t buffer; // of y
+};
+
+// soft_max or flash_attn_ext of what is in `data`, with those of the places' sinks.
+static bool sinks_make(struct sinks_graph * g, gcuda_backend_t backend, struct gcuda_tensor * const * data,
+    struct gcuda_tensor * places, int place, bool is_attention) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(g, 0, sizeof *g);
+    g->ctx = gcuda_init(params);
+    g->sinks = gcuda_view_1d(g->ctx, places, SINKS_HEADS, (size_t) place * places->nb[1]);
+    g->y = is_attention ? gcuda_flash_attn_ext(g->ctx, data[0], data[1], data[2], NULL, 0.25f, 0.0f, 0.0f)
+                        : gcuda_soft_max_ext(g->ctx, data[0], NULL, 0.25f, 0.0f);
+    if (is_attention) {
+        CHECK_OK(gcuda_flash_attn_ext_add_sinks(g->y, g->sinks));
+    } else {
+        CHECK_OK(gcuda_soft_max_add_sinks(g->y, g->sinks));
+    }
+    gcuda_set_output(g->y);
+    g->graph = gcuda_new_graph(g->ctx);
+    g->buffer = gcuda_build_forward_expand(g->graph, g->y) == GCUDA_STATUS_SUCCESS ? gcuda_backend_alloc_ctx_tensors(g->ctx, backend) : NULL;
+    return g->buffer != NULL;
+}
+
+static void sinks_end(struct sinks_graph * g) {
+    gcuda_backend_buffer_free(g->buffer);
+    gcuda_free(g->ctx);
+}
+
+static void expect_same_sinks(struct sinks_graph * g, gcuda_backend_t plain, gcuda_backend_t planned, int run) {
+    static float want[16 * 32 * SINKS_HEADS], got[16 * 32 * SINKS_HEADS];
+    CHECK_OK(gcuda_backend_graph_compute(plain, g->graph));
+    CHECK_OK(gcuda_backend_tensor_get(g->y, want, 0, gcuda_nbytes(g->y)));
+    CHECK_OK(gcuda_backend_tensor_memset(g->y, 0xff, 0, gcuda_nbytes(g->y)));
+    CHECK_OK(gcuda_backend_graph_compute(planned, g->graph));
+    CHECK_OK(gcuda_backend_tensor_get(g->y, got, 0, gcuda_nbytes(g->y)));
+    CHECK_MSG(memcmp(want, got, gcuda_nbytes(g->y)) == 0, "run %d: %s of other sinks", run, gcuda_op_desc(g->y));
+}
+
+static void check_sinks(gcuda_backend_t plain, gcuda_backend_t planned, bool is_attention) {
+    struct place p = place_begin();
+    struct gcuda_tensor * data[3], * places = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, SINKS_PLACES);
+    for (int i = 0; i < 3; ++i) { data[i] = gcuda_new_tensor_3d(p.ctx, i == 0 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16, 16, 32, SINKS_HEADS); }
+    REQUIRE(place_alloc(&p, plain));
+    float v[16 * 32 * SINKS_HEADS], logits[64 * SINKS_PLACES];
+    for (int i = 0; i < 16 * 32 * SINKS_HEADS; ++i) { v[i] = (float) (i * 37 % 23) / 7.0f - 1.5f; }
+    for (int i = 0; i < 64 * SINKS_PLACES; ++i) { logits[i] = (float) (i / 64) - 3.0f + (float) (i % 64) / 8.0f; }
+    CHECK_OK(gcuda_backend_tensor_set(places, logits, 0, sizeof logits));
+    for (int i = 0; i < 3; ++i) {
+        uint16_t halves[16 * 32 * SINKS_HEADS];
+        gcuda_fp32_to_fp16_row(v, halves, 16 * 32 * SINKS_HEADS);
+        CHECK_OK(gcuda_backend_tensor_set(data[i], i == 0 ? (void *) v : (void *) halves, 0, gcuda_nbytes(data[i])));
+    }
+    for (int run = 0; run < 24; ++run) { // built again each time, and changed in place
+        struct sinks_graph g;
+        REQUIRE(sinks_make(&g, plain, data, places, run * 3 % SINKS_PLACES, is_attention));
+        expect_same_sinks(&g, plain, planned, run);
+        g.sinks->data = (char *) places->data + (size_t) ((run + 1) % SINKS_PLACES) * places->nb[1];
+        expect_same_sinks(&g, plain, planned, run);
+        sinks_end(&g);
+    }
+    struct sinks_graph g; // declared to change, they may, but have to fit
+    REQUIRE(sinks_make(&g, plain, data, places, 0, is_attention));
+    gcuda_set_dynamic(g.sinks);
+    expect_same_sinks(&g, plain, planned, 0);
+    g.sinks->ne[0] = SINKS_HEADS - 1;
+    CHECK(gcuda_backend_graph_compute(plain, g.graph) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_graph_compute(planned, g.graph) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), is_attention ? "3 sinks for 4 heads" : "one sink for each of 4 heads");
+    g.sinks->ne[0] = SINKS_HEADS;
+    expect_same_sinks(&g, plain, planned, 1);
+    sinks_end(&g);
+    place_end(&p);
+}
+
+TEST(a_plan_follows_sources_behind_an_absent_one) {
+    for (int graphs = 0; graphs < 2; ++graphs) {
+        for (int is_attention = 0; is_attention < 2; ++is_attention) {
+            gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF);
+            gcuda_backend_t planned = backend_with(0, graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
+            REQUIRE(plain != NULL && planned != NULL);
+            check_sinks(plain, planned, is_attention != 0);
+            gcuda_backend_free(planned);
+            gcuda_backend_free(plain);
+        }
+    }
+    clean();
+}
+
 TEST(a_plan_that_cannot_be_made_says_why) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
     struct model m, on_cpu;

@@ -346,6 +346,20 @@ TEST(random_graphs_over_gpus_toys_and_cpu) {
 }
 
 // A view that only another backend reads belongs to no split, and still what it views has to be written.
+TEST(changes_in_place_are_seen) {
+    for (int n_copies = 1; n_copies <= 4; n_copies += 3) {
+        struct gpus g;
+        fresh(2, MEMORY, (uint64_t) n_copies);
+        REQUIRE(gpus_begin(&g, 2, n_copies, false));
+        changing_check_all(g.sched, gcuda_backend_cuda_buffer_type(1), 1e-6);
+        changing_check_all(g.sched, gcuda_backend_cpu_buffer_type(), 1e-6);
+        again_check(g.sched, gcuda_backend_cpu_buffer_type(), gcuda_backend_cuda_buffer_type(0));
+        again_check(g.sched, gcuda_backend_cuda_buffer_type(0), gcuda_backend_cuda_buffer_type(0));
+        gpus_end(&g);
+        clean();
+    }
+}
+
 TEST(what_is_viewed_elsewhere_is_written) {
     enum { N = 8 };
     const struct gcuda_init_params params = { 0, NULL, true };
