@@ -6359,6 +6359,12 @@ static inline __device__ float d_warp_scan(float v) {
     }
     return v;
 }
+// Of an inclusive scan, what comes before each lane. Never "inclusive minus own": a large element, or an infinite one, would reach
+// sums that do not depend on it.
+static inline __device__ float d_warp_before(float inclusive) {
+    const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return threadIdx.x % 32 > 0 ? before : 0.0f;
+}
 
 template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
     static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
@@ -6464,13 +6470,13 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             }
             __syncthreads();
             if (warp == 0) {
-                const float own = sums[lane], all = d_warp_scan(own);
-                sums[lane] = all - own;
+                const float all = d_warp_scan(sums[lane]);
+                sums[lane] = d_warp_before(all);
                 if (lane == 31) { total = all; }
             }
             __syncthreads();
             for (int k = 0; k < 4; ++k) {
-                const float left = scan[k] - s.v[k][stretch::N - 1] + sums[k * (SCAN_THREADS / 32) + warp];
+                const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
                 for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
             }
             s.template store<MAY_MISS>(q.p.y, y, n);

@@ -222,6 +222,29 @@ TEST(cumsum) { // >>op:cumsum
     op_test_run(&t);
 }
 
+static void fill_growing(struct rng * r, const struct op_case * c, int k, struct arr * a) { // ones, a large one, an infinite end
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const int64_t at = i % a->ne[0], row = i / a->ne[0];
+        a->d[i] = at == a->ne[0] - 1 ? -HUGE_VAL : at == a->ne[0] * (2 + row % 3) / 5 ? 1e9 : 1.0;
+    }
+}
+static const char * judge_growing(const struct op_case * c, const struct arr * got) { // each sum by the elements up to its own
+    const struct arr * a = c->in[0];
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const double want = c->out->d[i], bound = (c->types[0] == GCUDA_TYPE_BF16 ? 1.0 / 128.0 : 1e-6) * fabs(want);
+        if (isinf(want) ? got->d[i] != want : !(fabs(got->d[i] - want) <= bound)) {
+            return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]);
+        }
+    }
+    return NULL;
+}
+TEST(cumsum_large) { // no element reaches a sum before it
+    const struct op_test t = { .types = "F32 BF16", .shapes = "8 33,2 1000,3 4096 20481,4 242004", .n_in = 1,
+        .build = build_cumsum, .ref = ref_cumsum, .judge = judge_growing, .in = { { .fill = fill_growing, .layouts = LAYOUT_ROWS } } };
+    op_test_run(&t);
+}
+
 static void ref_argmax(const struct op_case * c) { // the last of equal ones
     const struct arr * a = c->in[0];
     arr_new(c->out, a->ne[1], 1, 1, 1);
