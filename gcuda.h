@@ -2380,7 +2380,8 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]).
+// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 loses nothing, also where its logit is -inf (0 ln 0 = 0),
+// and a row of such labels nothing at all; a logit of -inf with another label loses infinitely much.
 //
 //   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
 //   returns  F32 [1]; 0 without rows
@@ -15854,7 +15855,7 @@ static double gcudai_entropy_of_row(const struct gcudai_entropy_part * parts, in
         dot += parts[k].dot;
         labels += parts[k].labels;
     }
-    return labels * log(exp_sum) - dot;
+    return (labels != 0.0 ? labels * log(exp_sum) : 0.0) - dot;
 }
 
 static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const struct gcudai_task * t) {

@@ -4284,8 +4284,10 @@ static __device__ float d_log_sum_exp(const gcuda_array & a, const char * x) {
     return max + logf(d_block_sum(sum));
 }
 
-// Rows in turn; a block leaves what its rows lose in scratch, unless it is alone.
+// Rows in turn; a block leaves what its rows lose in scratch, unless it is alone. A label of 0 loses nothing, whatever its logit is:
+// 0 ln 0 is 0, as on the CPU.
 //   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes
+static inline __device__ double d_loss_term(float label, float by) { return label != 0.0f ? (double) (label * by) : 0.0; }
 static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double loss) {
     loss = d_block_sum(loss);
     if (threadIdx.x == 0 && gridDim.x > 1) {
@@ -4302,8 +4304,7 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
         const char * x = d_row(p.logits, r), * b = d_row(p.labels, r);
         const float norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
-            loss -= (double) ((d_load(p.logits.type, x + i * p.logits.nb[0]) - norm) *
-                              d_load(p.labels.type, b + i * p.labels.nb[0]));
+            loss -= d_loss_term(d_load(p.labels.type, b + i * p.labels.nb[0]), d_load(p.logits.type, x + i * p.logits.nb[0]) - norm);
         }
     }
     d_loss_end(p, loss);
@@ -4350,11 +4351,11 @@ template <typename T> static __global__ void __launch_bounds__(512) k_cross_entr
             float u[N];
             d_unpack<T>(d_load_raw(b + at, n - at), u);
             UNROLL for (int j = 0; j < N; ++j) {
-                bx += (double) u[j] * (double) v[j]; // both 0 behind the end
+                bx += u[j] != 0.0f ? (double) u[j] * (double) v[j] : 0.0; // both 0 behind the end
                 sum += (double) u[j];
             }
         });
-        loss -= bx - sum * (double) norm;
+        loss -= bx - (sum != 0.0 ? sum * (double) norm : 0.0);
     }
     d_loss_end(p, loss);
 }
@@ -4411,7 +4412,7 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const 
     max = d_span_reduce<d_max_op>(max, span);
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { sum += i + k * span < n ? d_exp(x[k] - max) : 0.0f; }
     const float norm = max + logf(d_span_reduce<d_sum_op>(sum, span));
-    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss -= i + k * span < n ? (double) ((x[k] - norm) * b[k]) : 0.0; }
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss -= d_loss_term(b[k], x[k] - norm); } // behind the end b is 0
     d_loss_end(p, loss);
 }
 
@@ -6359,6 +6360,12 @@ static inline __device__ float d_warp_scan(float v) {
     }
     return v;
 }
+// Of an inclusive scan, what comes before each lane. Never "inclusive minus own": a large element, or an infinite one, would reach
+// sums that do not depend on it.
+static inline __device__ float d_warp_before(float inclusive) {
+    const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return threadIdx.x % 32 > 0 ? before : 0.0f;
+}
 
 template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
     static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
@@ -6464,13 +6471,13 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             }
             __syncthreads();
             if (warp == 0) {
-                const float own = sums[lane], all = d_warp_scan(own);
-                sums[lane] = all - own;
+                const float all = d_warp_scan(sums[lane]);
+                sums[lane] = d_warp_before(all);
                 if (lane == 31) { total = all; }
             }
             __syncthreads();
             for (int k = 0; k < 4; ++k) {
-                const float left = scan[k] - s.v[k][stretch::N - 1] + sums[k * (SCAN_THREADS / 32) + warp];
+                const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
                 for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
             }
             s.template store<MAY_MISS>(q.p.y, y, n);

@@ -222,6 +222,29 @@ TEST(cumsum) { // >>op:cumsum
     op_test_run(&t);
 }
 
+static void fill_growing(struct rng * r, const struct op_case * c, int k, struct arr * a) { // ones, a large one, an infinite end
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const int64_t at = i % a->ne[0], row = i / a->ne[0];
+        a->d[i] = at == a->ne[0] - 1 ? -HUGE_VAL : at == a->ne[0] * (2 + row % 3) / 5 ? 1e9 : 1.0;
+    }
+}
+static const char * judge_growing(const struct op_case * c, const struct arr * got) { // each sum by the elements up to its own
+    const struct arr * a = c->in[0];
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const double want = c->out->d[i], bound = (c->types[0] == GCUDA_TYPE_BF16 ? 1.0 / 128.0 : 1e-6) * fabs(want);
+        if (isinf(want) ? got->d[i] != want : !(fabs(got->d[i] - want) <= bound)) {
+            return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]);
+        }
+    }
+    return NULL;
+}
+TEST(cumsum_large) { // no element reaches a sum before it
+    const struct op_test t = { .types = "F32 BF16", .shapes = "8 33,2 1000,3 4096 20481,4 242004", .n_in = 1,
+        .build = build_cumsum, .ref = ref_cumsum, .judge = judge_growing, .in = { { .fill = fill_growing, .layouts = LAYOUT_ROWS } } };
+    op_test_run(&t);
+}
+
 static void ref_argmax(const struct op_case * c) { // the last of equal ones
     const struct arr * a = c->in[0];
     arr_new(c->out, a->ne[1], 1, 1, 1);
@@ -479,6 +502,38 @@ TEST(cross_entropy_loss) { // >>op:cross_entropy_loss
     op_test_run(&t);
 }
 
+// Logits of -inf, and whole rows of them, whose labels are 0; the other labels are a distribution.
+static void fill_masked_logits(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    FOR_ARR(a) {
+        const bool is_masked = a->ne[1] > 2 ? i1 == 1 : false;
+        AT(a, i0, i1, i2, i3) = is_masked || i0 % 3 == 1 ? -HUGE_VAL : rng_between(r, -4, 4);
+    }
+}
+static void fill_masked_labels(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const struct arr * x = c->in[k - 1];
+    (void) r;
+    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = isinf(AT(x, i0, i1, i2, i3)) ? 0.0 : 1.0 / (double) (a->ne[0] - (a->ne[0] + 1) / 3); }
+}
+static void ref_cross_entropy_masked(const struct op_case * c) {
+    const struct arr * a = c->in[0];
+    const double rows = (double) (a->ne[1] * a->ne[2] * a->ne[3]);
+    arr_new(c->out, 1, 1, 1, 1);
+    FOR_ROWS(a) {
+        const double l = row_log_sum_exp(&AT(a, 0, i1, i2, i3), a->ne[0]);
+        for (int64_t i = 0; i < a->ne[0]; ++i) {
+            const double b = AT(c->in[1], i, i1, i2, i3);
+            c->out->d[0] -= b != 0.0 ? (AT(a, i, i1, i2, i3) - l) * b / rows : 0.0;
+        }
+    }
+}
+TEST(cross_entropy_loss_masked) { // one row, few, many, in all types: 0 ln 0 is 0
+    struct op_test t = { .types = "F32 F16>F32 F32,BF16>F32", .shapes = "4 10,5,4,3 257,3 7,400 5000,3 4096,2 3,1030",
+        .n_in = 2, .build = build_cross_entropy, .ref = ref_cross_entropy_masked, .max_nmse = 1e-5,
+        .in = { { .fill = fill_masked_logits, .layouts = LAYOUT_OFFSET }, { .fill = fill_masked_labels, .layouts = LAYOUT_OFFSET } } };
+    op_test_run(&t);
+}
+
 static void ref_cross_entropy_back(const struct op_case * c) { // grad, logits, labels
     const struct arr * x = c->in[1];
     const double rows = (double) (x->ne[1] * x->ne[2] * x->ne[3]);
@@ -504,6 +559,9 @@ TEST(cross_entropy_loss_back) { // >>op:cross_entropy_loss_back
         { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
     t.types = "F32,F16>F16 F32,BF16>BF16 F32,F16,F32>F16 F32,F32,BF16>F32", t.shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3";
+    op_test_run(&t);
+    t.types = "F32 F32,F16>F16 F32,F32,BF16>F32", t.shapes = "1|4|4 1|10,2,4,3|10,2,4,3 1|257,2|257,2", t.tag = "masked";
+    t.in[1].fill = fill_masked_logits, t.in[2].fill = fill_masked_labels;
     op_test_run(&t);
 }
 
