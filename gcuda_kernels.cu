@@ -5594,19 +5594,73 @@ template <int KIND> static inline __device__ float d_norm_scale(float squares, i
     const float length = sqrtf(KIND == NORM_L2 ? squares : squares / (float) n + eps);
     return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
 }
+template <int KIND> static inline __device__ double d_norm_scale(double squares, int64_t n, float eps) {
+    const double length = sqrt(KIND == NORM_L2 ? squares : squares / (double) n + (double) eps);
+    return 1.0 / (KIND == NORM_L2 && length < (double) eps ? (double) eps : length);
+}
+
+// Squares end where elements of F32 do not: above 1.8e19, and below 2e-19 they lose digits. So a sum of squares that is infinite,
+// or so small that what squares have lost may count, is found again from the elements times a power of two. 2^-150 is what a square
+// loses at most: a 2^50th of the least sum that is taken as it is.
+#define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
+#define F32_MOST 3.402823466e38f
+template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
+    const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
+    return !(m >= SQUARES_LEAST && m <= F32_MOST); // NaN too: the mean of elements whose sum is infinite
+}
+
+// The power of two that brings a number into [1, 2), as far as F32 has it; 1 for 0 and what is infinite.
+static inline __device__ float d_unit(float largest) {
+    if (!(largest > 0.0f && largest <= F32_MOST)) { return 1.0f; }
+    const int e = ilogbf(largest);
+    return ldexpf(1.0f, e < -126 ? 126 : e > 126 ? -126 : -e);
+}
+// That of a row with this largest element, or of eps where that counts for more; eps becomes that of the scaled row.
+template <int KIND> static inline __device__ float d_norm_unit(float largest, float * eps) {
+    const float unit = d_unit(fmaxf(largest, KIND == NORM_L2 ? *eps : sqrtf(*eps)));
+    *eps = KIND == NORM_L2 ? *eps * unit : *eps * unit * unit;
+    return unit;
+}
+
+template <typename ROW> static inline __device__ float d_largest(ROW & x) { // of what a thread holds
+    float largest = 0.0f;
+    x.all([&](float v) { largest = fmaxf(largest, fabsf(v)); });
+    return largest;
+}
+
+template <int KIND, int THREADS, typename ROW>
+static inline __device__ float d_norm_squares(ROW & x, int n, int64_t n_row, float * mean) {
+    float m = 0.0f, sum = 0.0f;
+    if (KIND == NORM_MEAN) {
+        x.all([&](float v) { m += v; });
+        m = d_row_sum<THREADS>(m) / (float) n_row;
+    }
+    x.each(n, [&](float v, int) { sum += (v - m) * (v - m); });
+    *mean = m;
+    return d_row_sum<THREADS>(sum);
+}
+
+// What (x - mean) is to be multiplied by; x itself is scaled first where squares leave F32. Rows of one warp go together, and those
+// that need no scale get 1 and the bits that they had.
+template <int KIND, int THREADS, typename ROW>
+static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float eps, float * mean) {
+    float squares = d_norm_squares<KIND, THREADS>(x, n, n_row, mean);
+    const bool is_beyond = d_norm_is_beyond<KIND>(squares, n_row, eps);
+    if (THREADS > 32 ? is_beyond : __any_sync(0xffffffffu, is_beyond)) {
+        const float largest = d_row_max<THREADS>(d_largest(x)), unit = is_beyond ? d_norm_unit<KIND>(largest, &eps) : 1.0f;
+        x.all([&](float & v) { v *= unit; });
+        squares = d_norm_squares<KIND, THREADS>(x, n, n_row, mean);
+    }
+    return d_norm_scale<KIND>(squares, n_row, eps);
+}
 
 template <int KIND, typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const gcuda_norm_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
-        float mean = 0.0f, sum = 0.0f;
-        if (KIND == NORM_MEAN) {
-            x.all([&](float v) { mean += v; });
-            mean = d_row_sum<H::THREADS>(mean) / (float) p.x.ne[0];
-        }
-        x.each(n, [&](float v, int) { sum += (v - mean) * (v - mean); });
-        const float scale = d_norm_scale<KIND>(d_row_sum<H::THREADS>(sum), p.x.ne[0], p.eps);
+        float mean;
+        const float scale = d_norm_find<KIND, H::THREADS>(x, n, p.x.ne[0], p.eps, &mean);
         x.all([&](float & v) { v = (v - mean) * scale; });
         x.store(d_row(p.y, r), n);
     });
@@ -5629,7 +5683,8 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
     return { d_warp_reduce<d_sum_op>(has ? part[0][lane] : 0.0), d_warp_reduce<d_sum_op>(has ? part[1][lane] : 0.0) };
 }
 
-// Long rows: each part's mean and its sum of squares around it; then every part adds up those of its row, in double.
+// Long rows: each part's mean and its sum of squares around it; then every part adds up those of its row, in double. Where squares
+// leave F32 it is the root of their mean, with a minus before it.
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
@@ -5638,13 +5693,13 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         const d_part q = d_part_of<T>(p.x, b);
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
-        float mean = 0.0f, sum = 0.0f;
-        if (KIND == NORM_MEAN) {
-            x.all([&](float v) { mean += v; });
-            mean = d_block_sum(mean) / (float) q.n;
+        float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+        if (d_norm_is_beyond<KIND>(sum, q.n, p.eps)) {
+            const float unit = d_unit(d_row_max<H::THREADS>(d_largest(x)));
+            x.all([&](float & v) { v *= unit; });
+            sum = -sqrtf(d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean) / (float) q.n) / unit;
+            mean /= unit;
         }
-        x.each(q.n, [&](float v, int) { sum += (v - mean) * (v - mean); });
-        sum = d_block_sum(sum);
         if (threadIdx.x == 0) { d_leave_found(p.scratch, b, make_float2(mean, sum)); }
     }
 
@@ -5663,14 +5718,21 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
             const float2 part = d_found<float2>(found + i, &is_missing);
             const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most), d = (double) part.x - first;
             sum.x += n * d;
-            sum.y += n * d * d + (double) part.y;
+            sum.y += n * d * d + (part.y < 0.0f ? n * (double) part.y * (double) part.y : (double) part.y);
         }
         if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
         sum = d_block_sums(sum);
         const double mean = sum.x / (double) p.x.ne[0];
-        const float shift = (float) (first + mean), scale = d_norm_scale<KIND>((float) (sum.y - sum.x * mean), p.x.ne[0], p.eps);
+        const double all = sum.y - sum.x * mean;
+        const float shift = (float) (first + mean), squares = (float) all;
         x.unpack(words);
-        x.all([&](float & v) { v = (v - shift) * scale; });
+        if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
+            const double scale = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
+            x.all([&](float & v) { v = (float) (((double) v - (first + mean)) * scale); });
+        } else {
+            const float scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
+            x.all([&](float & v) { v = (v - shift) * scale; });
+        }
         x.template store<true>(d_part_at(p.y, q), q.n);
         return true;
     }
@@ -5744,9 +5806,8 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
             x.each(n, [&](float & v, int i) { v = d_add_rn(v, add[i]); });
             if (p.sum.data != nullptr) { x.store(d_row(p.sum, r), n); }
         }
-        float sum = 0.0f;
-        x.each(n, [&](float v, int) { sum += v * v; });
-        const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), p.x.ne[0], p.eps);
+        float mean;
+        const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, p.x.ne[0], p.eps, &mean);
         const float * w = (const float *) d_repeated_row(p.w, p.x, r);
         x.each(n, [&](float & v, int i) { v = d_mul_rn(d_mul_rn(v, scale), w[i]); });
         if (p.b.data != nullptr) {
@@ -5804,9 +5865,8 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
         x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
         if (p.sum.data != nullptr) { x.store((char *) p.sum.data, n); }
     }
-    float sum = 0.0f;
-    x.each(n, [&](float v, int) { sum += v * v; });
-    const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), n, p.eps);
+    float mean;
+    const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, n, p.eps, &mean);
     x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
     if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
     if (p.form != 0) {
@@ -5862,23 +5922,51 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
     d_back_scale s = { xd / (xx + (float) n * eps), 1.0f / sqrtf(xx / (float) n + eps) };
     return s;
 }
+// As d_norm_is_beyond, for both sums and their quotient. The gradient of many rows is 0, which is no such sum.
+static inline __device__ bool d_back_is_beyond(float xx, float xd, float k, int64_t n, float eps) {
+    const float m = xx + (float) n * eps;
+    const bool is_within = m >= SQUARES_LEAST && m <= F32_MOST && fabsf(xd) >= SQUARES_LEAST;
+    return !(is_within && fabsf(k) >= 1.175494351e-38f && fabsf(k) <= F32_MOST);
+}
+
+template <typename ROW> static inline __device__ void d_back_sums(const ROW & x, const ROW & dy, float * xx, float * xd) {
+    *xx = *xd = 0.0f;
+    for (int k = 0; k < x.PARTS; ++k) {
+        for (int j = 0; j < x.N; ++j) {
+            *xx += x.v[k][j] * x.v[k][j]; // 0 beyond the row
+            *xd += x.v[k][j] * dy.v[k][j];
+        }
+    }
+}
 
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
-        float xx = 0.0f, xd = 0.0f;
-        for (int k = 0; k < x.PARTS; ++k) {
-            for (int j = 0; j < x.N; ++j) {
-                xx += x.v[k][j] * x.v[k][j]; // 0 beyond the row
-                xd += x.v[k][j] * dy.v[k][j];
-            }
-        }
+        float xx, xd;
+        d_back_sums(x, dy, &xx, &xd);
         xx = d_row_sum<H::THREADS>(xx);
-        const d_back_scale s = d_rms_norm_back(xx, d_row_sum<H::THREADS>(xd), p.x.ne[0], p.eps);
+        xd = d_row_sum<H::THREADS>(xd);
+        d_back_scale s = d_rms_norm_back(xx, xd, p.x.ne[0], p.eps);
+        const bool is_beyond = d_back_is_beyond(xx, xd, s.k, p.x.ne[0], p.eps);
+        double back = 1.0; // what the result of scaled rows is to be multiplied by
+        if (H::THREADS > 32 ? is_beyond : __any_sync(0xffffffffu, is_beyond)) {
+            float eps = p.eps;
+            const float of_x = d_row_max<H::THREADS>(d_largest(x)), of_dy = d_row_max<H::THREADS>(d_largest(dy));
+            const float unit = is_beyond ? d_norm_unit<NORM_RMS>(of_x, &eps) : 1.0f, unit_dy = is_beyond ? d_unit(of_dy) : 1.0f;
+            x.all([&](float & v) { v *= unit; });
+            dy.all([&](float & v) { v *= unit_dy; });
+            back = (double) unit / (double) unit_dy;
+            d_back_sums(x, dy, &xx, &xd);
+            xx = d_row_sum<H::THREADS>(xx);
+            s = d_rms_norm_back(xx, d_row_sum<H::THREADS>(xd), p.x.ne[0], eps);
+        }
         for (int k = 0; k < x.PARTS; ++k) {
             for (int j = 0; j < x.N; ++j) { dy.v[k][j] = (dy.v[k][j] - x.v[k][j] * s.k) * s.scale; }
+        }
+        if (back != 1.0) {
+            dy.all([&](float & v) { v = (float) ((double) v * back); });
         }
         dy.store(d_row(p.dx, r), n);
     });
@@ -5890,16 +5978,20 @@ static __global__ void __launch_bounds__(1024) k_rms_norm_back(const gcuda_rms_n
         char * dx = d_row(p.dx, r);
         double xx = 0.0, xd = 0.0;
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
-            xx += (double) (v * v);
-            xd += (double) (v * d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]));
+            const double v = (double) d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
+            xx += v * v;
+            xd += v * (double) d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]);
         }
         xx = d_block_sum(xx);
-        const d_back_scale s = d_rms_norm_back((float) xx, (float) d_block_sum(xd), p.x.ne[0], p.eps);
+        xd = d_block_sum(xd);
+        const double n = (double) p.x.ne[0], k = xd / (xx + n * (double) p.eps), scale = 1.0 / sqrt(xx / n + (double) p.eps);
+        const d_back_scale s = d_rms_norm_back((float) xx, (float) xd, p.x.ne[0], p.eps);
+        const bool is_beyond = d_back_is_beyond((float) xx, (float) xd, s.k, p.x.ne[0], p.eps);
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
             const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
             const float d = d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]);
-            d_store(p.dx.type, dx + i * (int64_t) p.dx.nb[0], (d - v * s.k) * s.scale);
+            const float y = is_beyond ? (float) (((double) d - (double) v * k) * scale) : (d - v * s.k) * s.scale;
+            d_store(p.dx.type, dx + i * (int64_t) p.dx.nb[0], y);
         }
     }
 }
@@ -5932,17 +6024,17 @@ static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_no
             const d_index x = d_unravel(ne, i);
             mean += (double) d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3));
         }
-        const float shift = (float) (d_block_sum(mean) / (double) n);
+        mean = d_block_sum(mean) / (double) n;
         FOR_ROW_ELEMENTS(i, n) {
             const d_index x = d_unravel(ne, i);
-            const float v = d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3)) - shift;
-            sum += (double) (v * v);
+            const double v = (double) d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3)) - mean;
+            sum += v * v;
         }
-        const float scale = d_norm_scale<NORM_MEAN>((float) d_block_sum(sum), n, p.eps);
+        const double scale = d_norm_scale<NORM_MEAN>(d_block_sum(sum), n, p.eps);
         FOR_ROW_ELEMENTS(i, n) {
             const d_index x = d_unravel(ne, i);
             const float v = d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3));
-            d_store(p.y.type, d_at(p.y, x.i0, x.i1, c0 + x.i2, i3), (v - shift) * scale);
+            d_store(p.y.type, d_at(p.y, x.i0, x.i1, c0 + x.i2, i3), (float) (((double) v - mean) * scale));
         }
     }
 }

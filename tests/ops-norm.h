@@ -110,6 +110,49 @@ TEST(rms_norm_back) { // >>op:rms_norm_back
     }
 }
 
+// Near both ends of F32, where squares and sums leave it and results do not. Rows of 4 are those of a report: 1 2 3 4 times 5e18.
+struct ends_p { struct norm_p norm; double eps, size[2]; bool is_positive; }; // rms_norm_back: size[0] of the gradient
+static void fill_ends(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const struct ends_p * p = (const struct ends_p *) c->p;
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const double v = rng_between(r, p->is_positive ? 0.5 : -1.0, 1.0);
+        a->d[i] = p->size[k] * (a->ne[0] == 4 && k == 0 ? 0.25 * (double) (i + 1) : v);
+    }
+}
+static void ref_ends_back(const struct op_case * c) {
+    struct op_case plain = *c;
+    const struct ends_p * p = (const struct ends_p *) c->p;
+    plain.p = &p->eps;
+    ref_rms_norm_back(&plain);
+}
+static struct gcuda_tensor * build_ends_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    return build_rms_norm_back(ctx, in, &((const struct ends_p *) p)->eps);
+}
+
+TEST(norm_ends) {
+    static const double sizes[] = { 2e19, 3e38, 1e30, 4e-22, 1e-15, 1e-20, 1e-30, 4e-38 };
+    for (int i = 0; i < 3 * 8; ++i) {
+        const char kind = "mrl"[i % 3];
+        const double size = sizes[i / 3], eps = i / 3 % 4 < 2 ? 0.0 : size > 1.0 ? 1e-5 : kind == 'l' ? 8.0 * size : 0.5 * size * size;
+        const struct ends_p p = { { kind, (double) (float) eps }, 0.0, { size, size }, i / 3 % 2 != 0 };
+        struct op_test t = { .types = "F32 BF16", .shapes = "4 33,3 255,2 300,3 516 1000,2 2050 5000 16384 16383 20000,2 20001", .n_in = 1,
+            .build = build_norm, .inplace = build_norm_inplace, .ref = ref_norm, .p = &p, .max_nmse = 1e-7,
+            .tag = tagf("%c,size=%g,eps=%g", kind, size, p.norm.eps), .in = { { .fill = fill_ends } } };
+        op_test_run(&t);
+    }
+}
+TEST(rms_norm_back_ends) {
+    static const double sizes[][2] = { { 1, 2e19 }, { 1, 3e38 }, { 3e38, 3e37 }, { 1, 1e-22 }, { 1e-30, 1e-10 }, { 1e-38, 1e19 }, { 1e10, 1e35 },
+        { 1e-37, 1e-37 } };
+    for (int i = 0; i < 8; ++i) {
+        const struct ends_p p = { { 'r', 0.0 }, 0.0, { sizes[i][0], sizes[i][1] }, i % 2 != 0 };
+        struct op_test t = { .types = "F32 BF16", .shapes = "4 33,3 255,2 300,3 516 1000,2 5000 16384 20000 20001", .n_in = 2,
+            .build = build_ends_back, .ref = ref_ends_back, .p = &p, .max_nmse = 1e-7,
+            .tag = tagf("sizes=%g,%g", sizes[i][0], sizes[i][1]), .in = { { .fill = fill_ends }, { .fill = fill_ends } } };
+        op_test_run(&t);
+    }
+}
+
 struct group_p { int n_groups; double eps; };
 static void ref_group_norm(const struct op_case * c) {
     const struct group_p * p = (const struct group_p *) c->p;
@@ -132,6 +175,19 @@ static struct gcuda_tensor * build_group_norm_inplace(struct gcuda_context * ctx
     const void * p) {
     const struct group_p * g = (const struct group_p *) p;
     return gcuda_group_norm_inplace(ctx, in[0], g->n_groups, (float) g->eps);
+}
+static void fill_group_ends(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = rng_between(r, -1, 1) * (((const struct group_p *) c->p)->n_groups == 3 ? 3e38 : 1e-25); }
+}
+TEST(group_norm_ends) { // as norm_ends; groups that are rows and others
+    static const struct group_p all[] = { { 3, 0.0 }, { 2, 0.0 } };
+    for (int i = 0; i < 2; ++i) {
+        const struct op_test t = { .types = "F32 BF16", .shapes = "5,3,9,2 5,3,10,2 7,5,7 60,40,27", .n_in = 1, .build = build_group_norm,
+            .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[i], .tag = i == 0 ? "large" : "small", .max_nmse = 1e-7,
+            .in = { { .fill = fill_group_ends, .layouts = LAYOUT_ROWS } } };
+        op_test_run(&t);
+    }
 }
 TEST(group_norm) { // >>op:group_norm; channels need not divide
     static const struct group_p all[] = { { 1, 1e-6f }, { 4, 1e-6f }, { 3, 1e-5f }, { 32, 1e-6f }, { 7, 0.1f } };

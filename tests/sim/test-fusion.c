@@ -2285,6 +2285,56 @@ TEST(groups_of_floats_have_the_bits_of_each) {
     clean();
 }
 
+// Rows whose squares leave F32: with eps 0 a power of two on the source changes no bit of the result, alone and in front of a product
+// that has it rounded. Nodes one by one are held to float64 in test-ops (norm_ends).
+static void scale_leaf(struct gcuda_tensor * t, float factor) {
+    float * v = floats_of(t);
+    for (int64_t i = 0; i < gcuda_nelements(t); ++i) { v[i] *= factor; }
+    CHECK_OK(gcuda_backend_tensor_set(t, v, 0, gcuda_nbytes(t)));
+    free(v);
+}
+static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add, bool has_product) {
+    static const float factors[4] = { 1.0f, 18446744073709551616.0f, 1.0f / 1208925819614629174706176.0f, 1.329227995784916e36f };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, rows), * a = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n), * q = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, n / 32 * 32, 24);
+    struct gcuda_tensor * y = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, has_add ? gcuda_add(p.ctx, x, a) : x, 0.0f), w);
+    if (has_product) { y = gcuda_mul_mat(p.ctx, q, y); }
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    char * want = NULL;
+    for (int i = 0; i < 4; ++i) {
+        fill(x, 1), fill(a, 2), fill(w, 3), fill(q, 4);
+        scale_leaf(x, factors[i]);
+        scale_leaf(a, factors[i]);
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        char * got = (char *) floats_of(y);
+        if (i == 0) {
+            want = got;
+            CHECK(((float *) (void *) want)[0] != 0.0f && ((float *) (void *) want)[1] != 0.0f);
+            continue;
+        }
+        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y)) == 0, "%d elements, %d rows, times %g: other bits", (int) n, (int) rows, (double) factors[i]);
+        free(got);
+    }
+    free(want);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+TEST(rms_norm_and_mul_near_the_ends_of_f32) {
+    static const int64_t shapes[][2] = { { 4, 1 }, { 64, 40 }, { 67, 3 }, { 300, 5 }, { 1024, 1 }, { 1024, 3 }, { 4096, 1 }, { 16384, 1 }, { 5001, 2 } };
+    for (int i = 0; i < 9; ++i) {
+        for (int k = 0; k < 4; ++k) {
+            const bool has_product = k > 1 && shapes[i][0] % 32 == 0;
+            norm_mul_of_scaled(shapes[i][0], shapes[i][1], k % 2 == 1, has_product);
+        }
+    }
+    norm_mul_of_scaled(1024, 128, false, true); // columns for large products
+    clean();
+}
+
 // One column that norms leave as bytes, in the form that a type's products take, gives them the bits of the same column in floats.
 // Types of one form share a column.
 static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_shared) {
