@@ -76,7 +76,9 @@ THREADS
     Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
     one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
     n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
-    for any number of threads. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
+    for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
+    nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and leaves the
+    caller's rounding mode, flush-to-zero mode and traps as they were. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
     read need names (gcuda_set_name) before: building a graph names what has none.
 
 EMBEDDING IN AN ENGINE
@@ -3392,9 +3394,11 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
-// GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). Results differ between sets within the
-// documented accuracy, never within one. Set it for tests or for equal results on unequal machines, while no graph
-// runs and before graph_plan; it holds until gcuda_shutdown.
+// GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
+// Results differ between sets within the documented accuracy, in matrix products only; within one they have the same bits on
+// every machine of a kind (x86-64, arm64), whatever the compiler's -O, -march and -ffp-contract are (clang's
+// -ffp-contract=fast and -ffast-math excepted), as far as the C library's expf and the like have. Set it for tests or for equal
+// results on unequal machines, while no graph runs and before graph_plan; it holds until gcuda_shutdown.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
@@ -4407,6 +4411,19 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 // =====================================================================================================
 // >>impl-blocks   codebooks and quantizers of the block formats, for the host and for kernels
 // =====================================================================================================
+#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
+// a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
+// target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#elif defined(_MSC_VER)
+#pragma fp_contract(off)
+#endif
+#endif
+
 #if defined(GCUDA_IMPLEMENTATION) || defined(GCUDAI_KERNELS)
 #ifndef GCUDAI_BLOCKS_DONE
 #define GCUDAI_BLOCKS_DONE
@@ -5830,8 +5847,8 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #include <string.h>
 #include <time.h>
 
-// -- SIMD: functions carry a target attribute and are called only behind gcudai_cpu_has(), so that a plain -O2 build
-// -- uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack to 16 bytes and
+// -- SIMD: functions carry a target attribute and are called only where gcuda_cpu_get_isa() has their set, so that a plain -O2
+// -- build uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack to 16 bytes and
 // -- spills 32-byte registers with aligned moves all the same (GCC bug 54412): off there.
 #define GCUDAI_HAVE_X86_SIMD 0
 #define GCUDAI_HAVE_NEON 0
@@ -5878,6 +5895,42 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #define GCUDAI_TARGET_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
 #else
 #define GCUDAI_TARGET_DOTPROD
+#endif
+
+// -- floating-point environment of the calling thread: rounding, flush to zero, traps. gcudai_fp_enter sets the default one (to
+// -- nearest, subnormal numbers kept, no traps) and returns what gcudai_fp_leave brings back.
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+typedef unsigned gcudai_fp_env;
+static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+    const gcudai_fp_env before = _mm_getcsr();
+    _mm_setcsr(0x1f80u); // all exceptions masked, nothing else
+    return before;
+}
+static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { _mm_setcsr(before); }
+#elif defined(__aarch64__) && GCUDAI_GNU_LIKE
+typedef uint64_t gcudai_fp_env;
+static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+    gcudai_fp_env before;
+    const gcudai_fp_env usual = 0;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(before) : : "memory");
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(usual) : "memory");
+    return before;
+}
+static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { __asm__ __volatile__("msr fpcr, %0" : : "r"(before) : "memory"); }
+#else
+#include <fenv.h>
+typedef fenv_t gcudai_fp_env;
+static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+    gcudai_fp_env before;
+    memset(&before, 0, sizeof(before));
+    (void) fegetenv(&before);
+#if defined(FE_DFL_ENV)
+    (void) fesetenv(FE_DFL_ENV);
+#endif
+    return before;
+}
+static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { (void) fesetenv(&before); }
 #endif
 
 // -- atomics, all sequentially consistent. Zero-filled means 0. `add` returns the value before.
@@ -6421,6 +6474,7 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 }
 
 // True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. Threads that find nothing noted all note the same.
+// What the machine has: kernels ask what gcuda_cpu_set_isa leaves of it, by gcudai_simd_now or gcudai_isa_has_avx2.
 static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
     if (f == 0) {
@@ -6429,6 +6483,9 @@ static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     }
     return (f & features) == features;
 }
+
+// May AVX2, FMA and F16C be used? AVX2 and the sets after it come with all three.
+static GCUDAI_UNUSED bool gcudai_isa_has_avx2(void) { return gcuda_cpu_get_isa() >= GCUDA_CPU_ISA_AVX2; }
 
 int gcuda_version(void) { return GCUDA_VERSION; }
 
@@ -6637,15 +6694,16 @@ static float gcudai_bits_f32(uint32_t bits) {
     return x;
 }
 
-// Exact. A subnormal is an integer times 2^-24; made that way it survives flush-to-zero modes of the caller.
+// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24; made that way it survives flush-to-zero modes of the caller.
 static float gcudai_fp16_to_fp32(gcuda_fp16_t h) {
     const uint32_t mag = h & 0x7fffu;
     const uint32_t tiny = gcudai_f32_bits((float) (int) mag * (1.0f / 16777216.0f));
-    const uint32_t bits = (mag << 13) + (mag < 0x7c00u ? 112u << 23 : 224u << 23);
+    const uint32_t bits = ((mag << 13) + (mag < 0x7c00u ? 112u << 23 : 224u << 23)) | (mag > 0x7c00u ? 0x400000u : 0u);
     return gcudai_bits_f32((mag < 0x0400u ? tiny : bits) | (uint32_t) (h & 0x8000u) << 16);
 }
 
-// Nearest, ties to even; 65520 and more become infinite; subnormals are kept; every NaN becomes 0x7e00 with its sign.
+// Nearest, ties to even; 65520 and more become infinite; subnormals are kept; a NaN becomes
+// quiet and keeps its sign and the upper bits of its payload, as in F16C.
 static gcuda_fp16_t gcudai_fp32_to_fp16(float f) {
     const uint32_t bits = gcudai_f32_bits(f);
     const uint32_t mag = bits & 0x7fffffffu;
@@ -6654,7 +6712,7 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float f) {
     const uint32_t normal = (mag - (112u << 23) + 0xfffu + ((mag >> 13) & 1u)) >> 13;
     uint32_t h = mag < 0x38800000u ? tiny : normal;
     h = mag < 0x477ff000u ? h : 0x7c00u;
-    h = mag > 0x7f800000u ? 0x7e00u : h;
+    h = mag > 0x7f800000u ? 0x7e00u | (mag >> 13 & 0x1ffu) : h;
     return (gcuda_fp16_t) (h | (bits >> 16 & 0x8000u));
 }
 
@@ -6674,8 +6732,7 @@ gcuda_fp16_t gcuda_fp32_to_fp16(float x) { return gcudai_fp32_to_fp16(x); }
 float gcuda_bf16_to_fp32(gcuda_bf16_t x) { return gcudai_bf16_to_fp32(x); }
 gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 
-// The first n elements rounded down to whole vectors; they return how many. A NaN keeps its payload here, the scalar
-// form makes the plain one.
+// The first n elements rounded down to whole vectors, with the bits of the scalar form; they return how many.
 #if GCUDAI_HAVE_X86_SIMD
 GCUDAI_SIMD_BEGIN
 GCUDAI_TARGET_AVX2 static int64_t gcudai_fp16_to_fp32_avx2(const gcuda_fp16_t * x, float * y, int64_t n) {
@@ -6716,7 +6773,7 @@ GCUDAI_TARGET_AVX2 static int64_t gcudai_fp32_to_bf16_avx2(const float * x, gcud
 }
 GCUDAI_SIMD_END
 #define GCUDAI_HALF_ROW(name, x, y, n) \
-    (gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_F16C) ? gcudai_##name##_avx2(x, y, n) : 0)
+    (gcudai_isa_has_avx2() ? gcudai_##name##_avx2(x, y, n) : 0)
 #else
 #define GCUDAI_HALF_ROW(name, x, y, n) 0
 #endif
@@ -16663,7 +16720,7 @@ static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcud
     gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
 }
 
-// Loops that a plain -O2 build turns into vector code because their counts are constant; again for AVX2.
+// Loops that a plain -O2 build turns into vector code because their counts are constant; again for AVX2, with the same bits.
 #define GCUDAI_LANES 16
 
 static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b,
@@ -16759,12 +16816,10 @@ GCUDAI_TARGET_AVX2 static void gcudai_lane_taps_avx2(float * y, const float * w,
     int64_t m) {
     gcudai_lane_taps_both(y, w, x, n, m);
 }
-static bool gcudai_lane_is_avx2(void) { return gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C); }
 #else
 #define gcudai_lane_dot_avx2 gcudai_lane_dot_any
 #define gcudai_lane_add4_avx2 gcudai_lane_add4_any
 #define gcudai_lane_taps_avx2 gcudai_lane_taps_any
-static bool gcudai_lane_is_avx2(void) { return false; }
 #endif
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
@@ -17161,8 +17216,8 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
     GCUDAI_ZERO(b);
     b.p = &args->flash_attn_ext;
     b.a = gcudai_attn_plan(b.p);
-    b.dot = gcudai_lane_is_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
-    b.add4 = gcudai_lane_is_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    b.dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    b.add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         if (t->phase == 1) {
             gcudai_attn_join(b.p, &b.a, item, t->shared);
@@ -17623,7 +17678,7 @@ static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, in
 
 static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
     const struct gcudai_task * t) {
-    const gcudai_lane_taps_fn add_taps = gcudai_lane_is_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
+    const gcudai_lane_taps_fn add_taps = gcudai_isa_has_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
     const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
     const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
     const int64_t image = item / c->n_oc_blocks / c->n_blocks;
@@ -17987,7 +18042,7 @@ static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p
 
 static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_transpose_args * p = &args->conv_transpose;
-    const gcudai_lane_add4_fn add4 = gcudai_lane_is_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    const gcudai_lane_add4_fn add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
     struct gcudai_phases f;
     float out[GCUDAI_PIECE];
     double spent = 0.0;
@@ -19027,7 +19082,7 @@ static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_R
 
 static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
-    const gcudai_lane_dot_fn dot = gcudai_lane_is_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    const gcudai_lane_dot_fn dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
     double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -22617,6 +22672,7 @@ static void gcudai_pool_worker_main(void * arg) {
     int64_t last_job = 0;
     gcudai_pool_place_worker(&pool->params, w->index);
     while (gcudai_pool_next_job(pool, w->index, &last_job)) {
+        (void) gcudai_fp_enter(); // as the caller's: neither its creator's nor what a custom operation left
         gcudai_pool_take_chunks(pool, w->index);
         gcudai_pool_leave(pool);
     }
@@ -23023,6 +23079,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     if (!gcudai_mutex_init(&run.lock)) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     }
+    const gcudai_fp_env before = gcudai_fp_enter();
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
@@ -23032,6 +23089,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
             }
         }
     }
+    gcudai_fp_leave(before);
     gcudai_mutex_destroy(&run.lock);
     if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
         st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node,
@@ -36049,6 +36107,12 @@ void gcuda_backend_sched_print(gcuda_backend_sched_t s) {
 
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT DEFAULT
+#elif defined(__GNUC__)
+#pragma GCC pop_options
 #endif
 
 #endif // GCUDA_IMPLEMENTATION_DONE

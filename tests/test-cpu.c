@@ -2,7 +2,11 @@
 // computing without a backend.
 #include "test.h"
 
+#include <fenv.h>
 #include <time.h>
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
 
 // The manual's 10 ms, of processor time because a busy machine may take any time to do nothing. Instrumented and emulated
 // builds take ten times as long. A machine that shares its cores slows processor time too: the best of some tries counts.
@@ -252,6 +256,60 @@ TEST(results_do_not_depend_on_threads_or_pools) {
     gcuda_threadpool_free(pool);
     free(first);
     gcuda_free(m.ctx);
+}
+
+static void fp_of_a_game(void) { // rounds up, and on x86-64 flushes subnormal numbers to zero on both ends
+    (void) fesetround(FE_UPWARD);
+#if defined(__x86_64__) || defined(_M_X64)
+    _mm_setcsr(_mm_getcsr() | 0x8040u);
+#endif
+}
+
+// A third of each subnormal number is one or nothing, and the sums of a product round.
+TEST(a_graph_has_a_floating_point_environment_of_its_own) {
+    enum { N = 1 << 20 };
+    const struct gcuda_init_params params = { 0, NULL, false };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * y = gcuda_scale(ctx, x, 1.0f / 3.0f);
+    struct gcuda_tensor * w = gcuda_reshape_2d(ctx, x, 1024, N / 1024), * z = gcuda_mul_mat(ctx, w, w);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    struct gcuda_threadpool_params wanted = gcuda_threadpool_params_default(4);
+    struct gcuda_threadpool * before = gcuda_threadpool_new(&wanted);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    fenv_t usual;
+    char * first = (char *) malloc(gcuda_nbytes(y) + gcuda_nbytes(z));
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    for (int i = 0; i < N; ++i) { ((float *) x->data)[i] = (float) (i % 1021) * (i % 2 == 0 ? 1e-40f : 0.37f); }
+    CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, 4));
+    CHECK(fegetenv(&usual) == 0);
+    for (int run = 0; run < 4; ++run) { // as usual; a pool from before; one made in it; the backend's own
+        struct gcuda_threadpool * after = NULL;
+        if (run > 0) { fp_of_a_game(); }
+        if (run == 2) { after = gcuda_threadpool_new(&wanted); }
+        CHECK_OK(gcuda_backend_cpu_set_threadpool(cpu, run < 2 ? before : after));
+        const gcuda_status st = gcuda_backend_graph_compute(cpu, graph);
+        const int rounding = fegetround();
+#if defined(__x86_64__) || defined(_M_X64)
+        CHECK((_mm_getcsr() & 0x8040u) == (run > 0 ? 0x8040u : 0u)); // the caller keeps its own
+#endif
+        CHECK(fesetenv(&usual) == 0);
+        CHECK_OK(st);
+        CHECK_EQ_I(rounding, run > 0 ? FE_UPWARD : FE_TONEAREST);
+        if (run == 0) {
+            CHECK(((float *) y->data)[2] > 0.0f);
+            memcpy(first, y->data, gcuda_nbytes(y));
+            memcpy(first + gcuda_nbytes(y), z->data, gcuda_nbytes(z));
+        }
+        CHECK_MSG(memcmp(first, y->data, gcuda_nbytes(y)) == 0, "run %d", run);
+        CHECK_MSG(memcmp(first + gcuda_nbytes(y), z->data, gcuda_nbytes(z)) == 0, "run %d", run);
+        CHECK_OK(gcuda_backend_cpu_set_threadpool(cpu, NULL));
+        gcuda_threadpool_free(after);
+    }
+    gcuda_backend_free(cpu);
+    gcuda_threadpool_free(before);
+    free(first);
+    gcuda_free(ctx);
 }
 
 TEST(computing_without_a_backend) {

@@ -145,6 +145,27 @@ def with_flags(cc, std, source, flags, link=tuple(LINK), prefix=(), name="progra
     return do
 
 
+def same_bits(*builds):
+    """With a set of instructions chosen, what the CPU computes has the same bits whatever a compiler may contract to fused products
+    and whatever the processor has: without SIMD code, the scalar set is all there is. The first build has every set."""
+    def do(case):
+        want = {}
+        for i, (cc, std, flags) in enumerate(builds):
+            exe = case.path(f"program-{i}")
+            case.program(cc, [case.compile(cc, std, "isa.c", flags, f"isa-{i}.o")], f"program-{i}")
+            lines = [line.rsplit(" ", 1) for line in case.call([exe], timeout=120).splitlines()]
+            if not lines or any("failed" in " ".join(line) for line in lines):
+                raise Bad("nothing was computed: " + "; ".join(" ".join(line) for line in lines if "failed" in " ".join(line)))
+            want = want or dict(lines)
+            other = [name for name, value in lines if want.get(name) != value]
+            # products are cut as a set likes; the rest has one order of sums for all
+            other += [f"{name}, unlike scalar" for name, value in lines if " product " not in name and
+                      want["scalar " + name.split(" ", 1)[1]] != value]
+            if other:
+                raise Bad(f"{cc} -std={std} {' '.join(flags)}: other bits in {len(other)} results: " + "; ".join(other[:10]))
+    return do
+
+
 def cross(cc, std, flags, link, prefix, name="program"):
     return with_flags(cc, std, "impl.c", flags, link, prefix, name)
 
@@ -323,6 +344,11 @@ def cases():
             add(f"implementation {cc} {std} front end", "ci", implementation(cc, std, "-fsyntax-only"))
     add("implementation gcc gnu17 -O3 -march=native", "full", with_flags("gcc", "gnu17", "impl.c", ["-O3", "-march=native"]))
     add("implementation gcc c99 -O0", "full", implementation("gcc", "c99", "-O0"))
+    # a plain -O2, as a user builds: gcc may contract then; instructions of the machine that runs this are not asked for at ci
+    add("same bits on other machines gcc", "ci", same_bits(("gcc", "gnu17", ["-O2"]), ("gcc", "gnu17", ["-O1", "-DGCUDA_NO_SIMD"])))
+    add("same bits on other machines, all compilers", "full", same_bits(
+        ("gcc", "gnu17", ["-O2"]), ("gcc", "gnu17", ["-O2", "-march=native"]), ("g++", "gnu++17", ["-O3", "-march=native"]),
+        ("clang", "c17", ["-O2", "-march=native"]), ("clang++", "c++20", ["-O2"]), ("gcc", "c99", ["-O2", "-ffp-contract=off"])))
     add("two units gcc c99", "user", two_units("gcc", "c99"))
     add("two units g++ c++11", "full", two_units("g++", "c++11"))
     add("implementation in C++, users in C", "ci", mixed_languages)
