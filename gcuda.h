@@ -30243,7 +30243,9 @@ static void ** gcudai_cuda_scratch_group(union gcudai_cuda_fused * args, size_t 
 }
 
 // ---- ssm_conv, a bias of its channels or none, SiLU ----
+// A pattern of operations that a switch leaves out goes with them: it names their launchers.
 
+#if GCUDAI_KERNEL_HAS(RECURRENT)
 static int gcudai_cuda_match_ssm_conv(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     struct gcuda_ssm_conv_args * p = &args->op.ssm_conv;
     if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_SSM_CONV)) { return 0; }
@@ -30265,6 +30267,7 @@ static int gcudai_cuda_match_ssm_conv(const struct gcudai_cuda_window * w, union
 static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_ssm_conv(&args->op.ssm_conv, stream);
 }
+#endif
 
 // ---- products of the same many columns, rounded once for all of them ----
 // One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, one that rounds to
@@ -30396,7 +30399,9 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
+#if GCUDAI_KERNEL_HAS(RECURRENT)
     { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL },
+#endif
     { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 

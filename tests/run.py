@@ -78,6 +78,7 @@ def plan(level, n_jobs=2):
 
     jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user",
                     5400 if level == "full" else 1800, True))
+    jobs.append(Job("switches of the kernels", [sys.executable, "tests/compile/switches.py"], "ci", 3600, True))
     jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 600, True))
     # at level ci the compile matrix builds and runs the others, by their own first lines but without optimisation
     examples = Job("gcc: build examples", [*MAKE, "build/digits" if level == "ci" else "examples"], "user", 600, is_build=True)
@@ -96,7 +97,7 @@ def plan(level, n_jobs=2):
     if n_jobs > 4:
         jobs.append(Job("simulated CUDA device", [*simulate, "--jobs", str(n_jobs)], "user", limit, True, is_long=True))
     else:
-        for group, lowest in (("plain", "user"), ("operations", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "ci")):
+        for group, lowest in (("plain", "user"), ("operations", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "ci"), ("switches", "ci")):
             jobs.append(Job(f"simulated CUDA device: {group}", [*simulate, "--group", group], lowest, limit, True, is_long=lowest == "user"))
 
     bench = Job("gcc: build bench", [*MAKE, "build/bench"], "full", 600, is_build=True)

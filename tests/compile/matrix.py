@@ -394,7 +394,7 @@ def cases():
     add("gcuda_kernels.cu prefixed, symbols", "ci", prefixed_kernels(7))
     no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS",
                                                        "ATTENTION", "CONV", "RECURRENT")]
-    add("gcuda_kernels.cu without all that can be left out", "ci", kernel_front_end(no_types))
+    # each of them and all, for g++ and for the implementation as well, are switches.py's
     # the parts, for one and for all architectures, are tests/cuda.py's
     add("gcuda_kernels.cu nvcc, without all that can be left out", "full", kernel_unit(["-O1", "-arch=sm_90", *no_types]))
     return found

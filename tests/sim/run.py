@@ -9,7 +9,8 @@
            AddressSanitizer and UBSan on a sample of the simulator's tests and on an eighth of all cases, in an order of threads of its
            own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but in kernels, on the tests with several threads;
            compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all cases. Which eighth,
-           order, capability and fortieth comes from --seed, which is printed
+           order, capability and fortieth comes from --seed, which is printed;
+           without all that the switches GCUDA_KERNEL_NO_... leave out, kernels and implementation alike
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
            cases, all families that ask for the capability and 100 orders for each
@@ -36,6 +37,8 @@ import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
+import switches  # noqa: E402
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 # line tables only: the kernels are compiled in a third of the time, and reports still name lines
 ASAN = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
@@ -212,13 +215,13 @@ def kernel_parts():
         return sorted(set(re.findall(r"^#if GCUDAI_PART\((\d+)\)", f.read(), re.M)), key=int)
 
 
-def same_kernels(definition):
-    """The parts of the kernels that are the same text with a definition as without it."""
+def same_kernels(*definitions):
+    """The parts of the kernels that are the same text with definitions as without them."""
     def text(part, *more):
         done = subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-DGCUDA_CUDA", *more, "-Itests/sim/include", "-I.", "-Itests",
                                f"-DGCUDA_KERNEL_PART={part}", "-x", "c++", "-E", "-P", "gcuda_kernels.cu"], cwd=ROOT, stdout=subprocess.PIPE)
         return done.stdout if done.returncode == 0 else None
-    return [part for part in kernel_parts() if (plain := text(part)) is not None and plain == text(part, definition)]
+    return [part for part in kernel_parts() if (plain := text(part)) is not None and plain == text(part, *definitions)]
 
 
 class Variant:
@@ -424,8 +427,21 @@ def older_tests(total, level):
         other.wait()
 
 
+def switch_tests(total, level):
+    """Built without all that a switch can leave out, implementation and kernels alike, linked and run."""
+    definitions = switches.defined(switches.switches())
+    # without optimisation: it takes longer to compile than to run
+    few = Variant(total, "-switches", " ".join(["-O0 -g1 -DTEST_ALL_SWITCHES", *definitions]))
+    if few.build(["test-switches", *(["test-ops"] if level == "full" else [])], same_kernels(*definitions)):
+        few.programs([("test-switches", "")])
+        if level == "full":
+            few.share(0, 10)
+    few.wait()
+
+
 # name: (what it runs, the lowest level that it belongs to)
-GROUPS = {"plain": (plain_tests, "user"), "operations": (operation_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "ci")}
+GROUPS = {"plain": (plain_tests, "user"), "operations": (operation_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "ci"),
+          "switches": (switch_tests, "ci")}
 LEVELS = ["user", "ci", "full"]
 
 
