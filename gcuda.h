@@ -3176,7 +3176,10 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
-GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer); // NULL is allowed
+// NULL is allowed. Tensors in it must not be used any more. Memory that gcuda asked for on a CUDA device, or page-locked, goes back when
+// the work that backends have been given on it is done, a call that waits; of memory of the caller's (buffer_from_ptr, imports) only the
+// buffer goes, and work on it may still run.
+GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer);
 GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0; an error of multi-buffers
 GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
@@ -3239,6 +3242,9 @@ GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_graph_compute(
     gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
+// Returns when all work is queued (CPU: done). Nothing looks at the graph, its tensors and their context afterwards: they may be freed or
+// changed before the backend is synchronized. Their memory may not be freed or used otherwise, see gcuda_backend_buffer_free; nor
+// what a custom operation's userdata points to.
 GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
 // A plan keeps its own node list; the tensors must outlive it. NULL on failure.
 GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
@@ -19248,6 +19254,7 @@ struct gcudai_node_value {
     int32_t params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
     const void * data;
     const void * buffer; // the owner's
+    const void * buffer_type; // for plans: another buffer may have the address of one that was freed, and its memory; else NULL
     size_t extra;        // as an address
     size_t view_offs;
 };
@@ -19275,6 +19282,7 @@ static void gcudai_node_value_of(const struct gcuda_tensor * t, struct gcudai_no
     memcpy(value->params, t->op_params, sizeof(value->params));
     value->data = t->data;
     value->buffer = gcudai_buffer_of(t);
+    value->buffer_type = NULL;
     value->extra = (size_t) (uintptr_t) t->extra;
     value->view_offs = t->view_offs;
 }
@@ -25894,6 +25902,13 @@ struct gcudai_cuda_buffer {
     cudaExternalMemory_t external;   // of an import, which goes with the buffer
 };
 static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
+static void gcudai_cuda_settle(void);
+
+// cudaFree and cudaFreeHost wait for what still uses a buffer, an allocator of the user's may not.
+static void gcudai_cuda_give_settled(struct gcudai_cuda_piece * piece) {
+    if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_settle(); }
+    gcudai_cuda_give(piece);
+}
 
 static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
 static struct gcudai_cuda_device * gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) {
@@ -25906,7 +25921,7 @@ static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_scope scope;
     if (b->piece.ptr != NULL || b->external != NULL) { // failing to enter is no reason to leak: CUDA finds the device
         (void) gcudai_cuda_enter_of(&scope, d);
-        gcudai_cuda_give(&b->piece);
+        gcudai_cuda_give_settled(&b->piece);
         gcudai_cuda_external_close(b);
         gcudai_cuda_leave(&scope);
     }
@@ -26144,7 +26159,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr
 static void gcudai_cuda_host_release(struct gcudai_cuda_piece * piece) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_here(&scope, "a host buffer"); // failing is no reason to leak
-    gcudai_cuda_give(piece);
+    gcudai_cuda_give_settled(piece);
     gcudai_cuda_leave(&scope);
     gcudai_free(piece);
 }
@@ -27414,7 +27429,7 @@ static void gcudai_cuda_settle(void) {
     }
 }
 
-// Whatever still reads the rows comes first: cudaFree waits for it, an allocator of the user's may not.
+// cudaFree waits for what still uses the rows, an allocator of the user's may not.
 static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
     bool is_callers = false;
@@ -29174,6 +29189,7 @@ static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
 
 static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_node_value * v) {
     gcudai_node_value_of(t, v);
+    v->buffer_type = gcudai_buffer_of(t) != NULL ? gcudai_buffer_of(t)->buft : NULL;
     v->extra = gcudai_cuda_where_parts_are(t);
 }
 

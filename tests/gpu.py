@@ -14,7 +14,8 @@ they are of the same sources and machine.
     build      kernels and programs for this GPU
     ops        every operation against its float64 reference, on the device; the same with 48 KiB of shared memory; a tenth node by node
     capture    every case twice more as a CUDA graph that is replayed on changed data: captured here, and the backend's own of a plan
-    programs   the digits; tests/hw/test-*.c; libraries that the programs need
+    programs   the digits; tests/hw/test-*.c, of these test-lifetimes (graphs that come and go) for a minute; libraries that the programs
+               need
     shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,

@@ -6,14 +6,15 @@
 
     user   without sanitizers, one seed, without what is slow
     ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
-           AddressSanitizer and UBSan on a sample of the simulator's tests and on an eighth of all cases, in an order of threads of its
-           own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but in kernels, on the tests with several threads;
+           AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
+           eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
+           in kernels, on the tests with several threads;
            compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all cases. Which eighth,
            order, capability and fortieth comes from --seed, which is printed;
            without all that the switches GCUDA_KERNEL_NO_... leave out, kernels and implementation alike
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
-           under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
-           cases, all families that ask for the capability and 100 orders for each
+           under AddressSanitizer, test-lifetimes for ten minutes, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and
+           8.0, with a third of all cases, all families that ask for the capability and 100 orders for each
 
 The groups (GROUPS below) can run side by side: each builds in folders of its own. --jobs: programs at a time. On a machine with
 many processors `--level full --jobs 16` runs the groups side by side and what goes over all cases in parts.
@@ -55,9 +56,9 @@ NOT_OLDER = ["test-strips"] # stands in for kernels of 9.0a; elsewhere the same 
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
-PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
+PROGRAMS += ["test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
-SLOW = ["test-chunks", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
+SLOW = ["test-chunks", "test-lifetimes", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
@@ -84,6 +85,7 @@ OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "
 
 # name of the program, and what of it
 ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", "")]
+LIFETIMES = {"ci": "30", "full": "600"}  # seconds of test-lifetimes under AddressSanitizer: graphs that come and go
 ASAN_PARTS = 8  # of all cases, of which level ci takes one
 UBSAN_PARTS = 3  # of the kernels, of which level ci has one checked by UBSan as well: it is a third of the time to compile
 TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"), ("test-plan", "threads"),
@@ -382,13 +384,15 @@ def asan_tests(total, level):
     print(f"seed {total.seed}: once more with --group asan --seed {total.seed}", flush=True)
     if level == "full":
         if asan.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
-            asan.programs(EVERYTHING)
+            asan.programs([(p, text) for p, text in EVERYTHING if p != "test-lifetimes"])
+            asan.test("test-lifetimes", timeout=3600, GCUDA_TEST_LIFETIMES_S=LIFETIMES[level])
             asan.operations(OPS["full"], GCUDA_SIM_SEED=str(total.seed))
             asan.captured()
             asan.shapes()
-    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"], (), "SIM_KERNEL_CFLAGS=" + ASAN_KERNELS,
+    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-lifetimes", "test-ops"], (), "SIM_KERNEL_CFLAGS=" + ASAN_KERNELS,
                     "SIM_DEFINED=" + " ".join(part for i, part in enumerate(kernel_parts()) if i % UBSAN_PARTS != turn)):
         asan.programs(ASAN_SAMPLE)
+        asan.test("test-lifetimes", GCUDA_TEST_LIFETIMES_S=LIFETIMES[level])
         asan.share(total.seed % ASAN_PARTS, ASAN_PARTS, GCUDA_SIM_SEED=str(total.seed))
     asan.wait()
 

@@ -544,6 +544,64 @@ TEST(the_example_of_the_readme) { // as written there
     clean();
 }
 
+// ---- a buffer that is freed while work on it has only been queued ----
+
+struct waiting { // an allocator that asks whether a stream is done when it gets memory back
+    struct counting counting;
+    cudaStream_t stream;
+    int n_busy, n_idle;
+};
+
+static void * waiting_alloc(void * user, int device, size_t size) {
+    struct waiting * w = (struct waiting *) user;
+    return counting_alloc(&w->counting, device, size);
+}
+
+static void waiting_free(void * user, int device, void * ptr, size_t size) {
+    struct waiting * w = (struct waiting *) user;
+    const bool is_idle = w->stream == NULL || cudaStreamQuery(w->stream) == cudaSuccess;
+    w->n_idle += is_idle;
+    w->n_busy += !is_idle;
+    (void) cudaGetLastError();
+    counting_free(&w->counting, device, ptr, size);
+}
+
+TEST(a_callers_allocator_gets_memory_back_when_all_work_on_it_is_done) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        struct waiting device = { counting_new(false), NULL, 0, 0 }, pinned = { counting_new(true), NULL, 0, 0 };
+        struct gcuda_cuda_memory_params mine;
+        memset(&mine, 0, sizeof mine);
+        fresh(1, 64 * MB, seed);
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+        REQUIRE(backend != NULL);
+        mine.device.alloc = mine.pinned.alloc = waiting_alloc;
+        mine.device.free = mine.pinned.free = waiting_free;
+        mine.device.user = &device;
+        mine.pinned.user = &pinned;
+        CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+        struct place p = place_begin();
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1000), * y = gcuda_sqr(p.ctx, gcuda_scale(p.ctx, x, 2.0f));
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        REQUIRE(place_alloc(&p, backend));
+        gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 4000);
+        REQUIRE(gcuda_backend_buffer_get_type(host) == gcuda_backend_cuda_host_buffer_type());
+        device.stream = pinned.stream = (cudaStream_t) gcuda_backend_cuda_get_stream(backend);
+        const bool is_host = seed % 2 == 0; // freed first
+        CHECK_OK(gcuda_backend_tensor_set_async(backend, x, gcuda_backend_buffer_get_base(host), 0, 4000));
+        for (int i = 0; i < 8; ++i) { CHECK_OK(gcuda_backend_graph_compute_async(backend, graph)); }
+        CHECK_OK(gcuda_backend_tensor_get_async(backend, y, gcuda_backend_buffer_get_base(host), 0, 4000));
+        if (is_host) { gcuda_backend_buffer_free(host); }
+        place_end(&p);
+        if (!is_host) { gcuda_backend_buffer_free(host); }
+        CHECK(device.n_busy == 0 && pinned.n_busy == 0 && device.n_idle == 1 && pinned.n_idle == 1);
+        device.stream = pinned.stream = NULL;
+        gcuda_backend_free(backend);
+        CHECK(device.counting.live == 0 && pinned.counting.live == 0);
+    }
+    clean();
+}
+
 TEST(a_backend_with_allocators_of_its_own) {
     struct counting device = counting_new(false), pinned = counting_new(true);
     struct gcuda_cuda_params p = params_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
