@@ -1992,7 +1992,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
     X(GELU_QUICK,   9) /* x S(1.702 x)                                   the same paper */                     \
     X(SILU,        10) /* x S(x)                                         the same; Swish in 1710.05941 */      \
     X(HARDSWISH,   11) /* x hardsigmoid(x)                               Howard et al. 2019, 1905.02244 */     \
-    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)) */                                                         \
+    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all without a word about it */       \
     X(EXP,         13)                                                                                         \
     X(EXPM1,       14) /* exp(x) - 1 without cancellation */                                                   \
     X(SOFTPLUS,    15) /* ln(1 + exp(x)); x where x > 20 */                                                    \
@@ -2152,7 +2152,7 @@ GCUDA_API struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcu
 GCUDA_API struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:clamp ------------------------------------------------------------------------------------------
-// min(max(a, min), max) in a's own memory: the result is always a view of a. min <= max; either may be infinite.
+// min(max(a, min), max) in a's own memory: the result is always a view of a. min <= max; either may be infinite. NaN stays NaN.
 GCUDA_API struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max);
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
@@ -2246,7 +2246,7 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Index of the largest element of each row, the last one among equals; NaN counts as smaller than anything.
+// Index of the largest element of each row, the last one among equals; NaN only where the row has no number, again the last.
 // a: matrix of F32, F16 or BF16, ne0 < 2^31. Returns I32 [ne1]; -1 for a row without elements.
 GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
@@ -2260,8 +2260,9 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. The order of equal elements is
-// unspecified; NaN sorts as if beyond infinity, on the side of its sign.
+// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. NaN comes after every number in
+// both orders, whatever its sign; equal elements (all NaN are, and both zeros) by their index, the smaller first. The same on
+// every backend, in top_k and in the choice of experts.
 enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
@@ -2275,7 +2276,8 @@ GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, 
 
 // >>op:top_k ------------------------------------------------------------------------------------------
 // Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as
-// for gcuda_argsort. Cheaper than sorting.
+// for gcuda_argsort, and the same k as are first in its descending order: of equal ones those with smaller indices, NaN only
+// where fewer than k are numbers. Cheaper than sorting.
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
@@ -13974,7 +13976,7 @@ static void gcudai_glu_args(const struct gcuda_tensor * y, union gcudai_args * a
 }
 
 static inline float gcudai_swiglu_oai(float x, float g, float alpha, float limit) {
-    const float a = x < limit ? x : limit, b = g < -limit ? -limit : g > limit ? limit : g;
+    const float a = x > limit ? limit : x, b = g < -limit ? -limit : g > limit ? limit : g;
     return a * gcudai_sigmoid(alpha * a) * (b + 1.0f);
 }
 
@@ -14747,7 +14749,7 @@ static void gcudai_argmax_span(const union gcudai_args * args, const struct gcud
     const struct gcuda_array * x = &args->reduce.x;
     const char * row = gcudai_row(x, s->row);
     float buf[GCUDAI_PIECE], best = -INFINITY;
-    int64_t at = s->i1 > s->i0 ? s->i0 : -1;
+    int64_t at = -1; // no number yet
     if (phase == 0) {
         for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
             const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
@@ -14762,9 +14764,9 @@ static void gcudai_argmax_span(const union gcudai_args * args, const struct gcud
         return;
     }
     double max = -INFINITY;
-    int32_t index = (int32_t) s->slots[0];
+    int32_t index = (int32_t) (x->ne[0] - 1);
     for (int64_t k = 0; k < s->n_parts; ++k) {
-        if (s->slots[s->n_parts + k] >= max) {
+        if (s->slots[k] >= 0.0 && s->slots[s->n_parts + k] >= max) {
             max = s->slots[s->n_parts + k];
             index = (int32_t) s->slots[k];
         }
@@ -14837,11 +14839,12 @@ static void gcudai_count_equal_cpu(const union gcudai_args * args, const struct 
 
 // >>op:argsort ----------------------------------------------------------------------------------------
 // A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
-// are complemented, so is everything for a descending order. No comparison ever meets a NaN.
+// are complemented, so is everything for a descending order; both zeros are one, NaN is last. No comparison ever meets a NaN.
 static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
-    const uint32_t bits = gcudai_f32_bits(x);
+    const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
     const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
-    return (uint64_t) (is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return (uint64_t) (is_nan ? 0xffffffffu : is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
 }
 
 static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
@@ -15152,12 +15155,12 @@ static void gcudai_top_k_work(const struct gcuda_tensor * y, struct gcudai_work 
     w->local_bytes = (size_t) y->ne[0] * sizeof(uint64_t);
 }
 
-// The smallest key is at the top; at may be too large for its place.
+// The largest key is at the top, the last in descending order; at may be too small for its place.
 static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
     const uint64_t key = heap[at];
     for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
-        child += child + 1 < n && heap[child + 1] < heap[child];
-        if (heap[child] >= key) {
+        child += child + 1 < n && heap[child + 1] > heap[child];
+        if (heap[child] <= key) {
             break;
         }
         heap[at] = heap[child];
@@ -15172,16 +15175,16 @@ static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint
     const double step = 4.0 + 10.0 * gcudai_log2_steps(k); // of an element that goes into the heap
     uint64_t keys[GCUDAI_PIECE];
     double spent = 0.0;
-    gcudai_sort_keys(p, row, 0, k, false, heap);
+    gcudai_sort_keys(p, row, 0, k, true, heap);
     for (int64_t at = k / 2; at-- > 0;) {
         gcudai_key_heap_down(heap, at, k);
         if (gcudai_stops(t, &spent, 40.0)) { return; }
     }
     for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
         const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
-        gcudai_sort_keys(p, row, i, i + m, false, keys);
+        gcudai_sort_keys(p, row, i, i + m, true, keys);
         for (int64_t j = 0; j < m; ++j) {
-            if (keys[j] > heap[0]) {
+            if (keys[j] < heap[0]) {
                 heap[0] = keys[j];
                 gcudai_key_heap_down(heap, 0, k);
             }

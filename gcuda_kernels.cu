@@ -552,11 +552,14 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
-// A float as a number that sorts like it: negative ones are complemented. As on the CPU, NaN beyond infinity.
+// A float as a number that sorts like it: negative ones are complemented, both zeros are one. NaN is 0, below all numbers.
 static inline __device__ uint32_t d_sort_key(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    const uint32_t raw = __float_as_uint(x), bits = raw == 0x80000000u ? 0 : raw;
+    const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0 : key;
 }
+// The same as a place in either order, NaN at the end of both.
+static inline __device__ uint32_t d_sort_place(uint32_t key, bool is_descending) { return is_descending ? ~key : key - 1; }
 
 // On the special-function unit, one instruction each; what is below 2^-126 counts as 0.
 static inline __device__ float d_exp2(float x) {
@@ -632,7 +635,7 @@ static inline __device__ void d_glus(gcuda_glu_op op, float (&x)[N], const float
         UNROLL for (int k = 0; k < N; ++k) { logit[k] = d_gelu_logit(x[k]); }
     } else if (op == GCUDA_GLU_OP_SWIGLU_OAI) {
         UNROLL for (int k = 0; k < N; ++k) {
-            x[k] = x[k] < limit ? x[k] : limit;
+            x[k] = x[k] > limit ? limit : x[k]; // NaN stays
             factor[k] = (g[k] < -limit ? -limit : g[k] > limit ? limit : g[k]) + 1.0f;
             logit[k] = alpha * x[k];
         }
@@ -3318,7 +3321,11 @@ gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream
 }
 
 // >>op:unary ------------------------------------------------------------------------------------------
-static __device__ float d_hardsigmoid(float x) { return fminf(1.0f, fmaxf(0.0f, (x + 3.0f) / 6.0f)); }
+// Comparisons, not fminf and fmaxf, which drop NaN.
+static __device__ float d_hardsigmoid(float x) {
+    const float v = (x + 3.0f) / 6.0f;
+    return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v;
+}
 
 static __device__ float d_xielu(float x, const float * p) {
     return x > 0.0f ? p[2] * x * x + p[3] * x : (expm1f(fminf(x, p[4])) - x) * p[1] + p[3] * x;
@@ -4159,7 +4166,7 @@ gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stre
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Of equal maxima the last one, and of a row without any number above -inf the last element.
+// Of equal maxima the last one, and of a row without any number the last element: index -1 until there is one.
 //   floor   x read once
 struct d_best {
     float value;
@@ -4183,7 +4190,7 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
     const int64_t n = p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.x), THREADS) {
         const T * x = (const T *) d_row(p.x, r);
-        d_best best = { -INFINITY, (int32_t) (n - 1) };
+        d_best best = { -INFINITY, -1 };
         if (WIDE) {
             d_each_wide<T, THREADS>(x, n, [&](const float * v, int64_t i) {
                 for (int j = 0; j < d_wide<T>::N; ++j) {
@@ -4196,14 +4203,14 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
                 if (v >= best.value) { best = { v, (int32_t) i }; }
             }
         }
-        best = d_warp_best(best.value == -INFINITY ? d_best{ -INFINITY, (int32_t) (n - 1) } : best);
+        best = d_warp_best(best);
         if (THREADS > 32) {
             __syncthreads(); // the last use of part is over
             if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = best; }
             __syncthreads();
             best = d_warp_best(part[threadIdx.x % 32 < THREADS / 32 ? threadIdx.x % 32 : 0]);
         }
-        if (threadIdx.x % THREADS == 0) { ((int32_t *) p.y.data)[r] = best.index; }
+        if (threadIdx.x % THREADS == 0) { ((int32_t *) p.y.data)[r] = best.index < 0 ? (int32_t) (n - 1) : best.index; }
     }
 }
 
@@ -8518,7 +8525,9 @@ static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_
                     float eight[8];
                     UNROLL for (int k = 0; k < 8; ++k) { eight[k] = w[k]; }
                     UNROLL for (int j = 0; j < N; ++j) {
-                        UNROLL for (int k = 0; k < 8; ++k) { sum[j][k] += v[j] * eight[k]; }
+                        UNROLL for (int k = 0; k < 8; ++k) {
+                            if (is_in[j]) { sum[j][k] += v[j] * eight[k]; } // an infinite weight reaches only what it is part of
+                        }
                     }
                 };
                 auto load = [&](int c, float * v) {
@@ -10648,7 +10657,7 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
             key[j] = ~0ULL;
             if (r < n_rows && at < p.x.ne[0]) {
                 const uint32_t k = d_sort_load(p, d_row(p.x, r), at);
-                key[j] = (unsigned long long) (is_descending ? ~k : k) << 32 | (unsigned) at;
+                key[j] = (unsigned long long) d_sort_place(k, is_descending) << 32 | (unsigned) at;
             }
         }
         for (int size = 2; size <= 1 << bits; size *= 2) {
@@ -10700,7 +10709,7 @@ static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args 
         UNROLL for (int k = 0; k < 2; ++k) {
             const int i = lane + 32 * k;
             const uint32_t v = i < n ? d_sort_load(p, x, i) : 0;
-            key[k] = i >= n ? 0xffffffffu : is_descending ? ~v : v; // behind the row: before none of it
+            key[k] = i >= n ? 0xffffffffu : d_sort_place(v, is_descending); // behind the row: before none of it
         }
         for (int j0 = 0; j0 < n; j0 += 8) {
             UNROLL for (int j = j0; j < j0 + 8; ++j) {
@@ -10778,8 +10787,7 @@ static inline __device__ uint32_t d_sort_key_at(const d_sort & s, const char * x
     if (!s.is_first) {
         return s.keys[0][row * s.n + i];
     }
-    const uint32_t key = d_sort_load(s.p, x, i);
-    return s.is_descending ? ~key : key;
+    return d_sort_place(d_sort_load(s.p, x, i), s.is_descending);
 }
 
 template <int TILE> static __global__ void __launch_bounds__(256) k_sort_count(const d_sort s) {

@@ -882,6 +882,26 @@ static struct gcuda_tensor * build_conv_transpose_2d(
     return gcuda_conv_transpose_2d_p0(ctx, in[0], in[1], ((const struct p_conv *) p)->s0);
 }
 
+static void fill_weights_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) { // the first and the last of a kernel
+    const int64_t n = a->ne[0] * (((const struct p_conv *) c->p)->is_2d ? a->ne[1] : 1);
+    (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = i % n == 0 || i % n == n - 1 ? HUGE_VAL : rng_between(r, 0.5, 1); }
+}
+TEST(conv_transpose_infinite) { // a weight without bounds reaches the results that it is part of, and no other
+    for (int i = 0; i < 2; ++i) {
+        struct p_conv p = conv_params(1 + i, 0, 0, 0, 1, 1);
+        p.is_2d = true;
+        struct op_test t = conv_test("F32 F16,F32>F32", "3,3,3,4|7,5,4 3,2,9,33|29,5,33 40,30,1,2|5,4,2", "2d", &p, build_conv_transpose_2d,
+            ref_conv_transpose_2d, 5e-4);
+        t.in[0].fill = fill_weights_infinite, t.in[1].lo = 0.5, t.in[1].hi = 1;
+        op_test_run(&t);
+        p.is_2d = false;
+        t = conv_test("F32", "3,9,7|13,7 33,2,5|197,5", "1d", &p, build_conv_transpose_1d, ref_conv_transpose_1d, 1e-7);
+        t.in[0].fill = fill_weights_infinite, t.in[1].lo = 0.5, t.in[1].hi = 1;
+        op_test_run(&t);
+    }
+}
+
 TEST(conv_transpose_2d) {
     for (int s = 1; s <= 3; ++s) {
         char tag[16];

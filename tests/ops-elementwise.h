@@ -279,6 +279,15 @@ TEST(unary_nan) { // where the definition is a comparison, NaN is on its false s
         op_test_run(&t);
     }
 }
+static void ref_nan(const struct op_case * c) { arr_copy(c->out, c->in[0]); }
+TEST(unary_nan_stays) { // in all others
+    for (int op = 0; op < 22; ++op) {
+        if (op == GCUDA_UNARY_OP_SGN || op == GCUDA_UNARY_OP_STEP || op == GCUDA_UNARY_OP_RELU) { continue; }
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "9", .n_in = 1, .build = build_unary, .ref = ref_nan, .p = &op,
+            .tag = unary_names[op], .expect_nan = true, .in = { { .fill = fill_nan } } };
+        op_test_run(&t);
+    }
+}
 
 typedef struct gcuda_tensor * (*unary_fn)(struct gcuda_context *, struct gcuda_tensor *);
 struct named_p { int op; unary_fn fn; };
@@ -402,6 +411,17 @@ TEST(reglu_is_zero_left_of_zero) { // even when the gate is infinite or NaN, and
     op_test_run(&t);
 }
 
+static void fill_x_nan(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = k == 0 ? (double) NAN : 1.0; }
+}
+TEST(swiglu_oai_nan) { // its limit hides no NaN
+    static const struct glu_p p = { GCUDA_GLU_OP_SWIGLU_OAI, false, 1.702, 7.0 };
+    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "12", .n_in = 2, .build = build_glu_split, .ref = ref_nan,
+        .p = &p, .expect_nan = true, .in = { { .fill = fill_x_nan }, { .fill = fill_x_nan } } };
+    op_test_run(&t);
+}
+
 // =====================================================================================================================
 // >>functions with parameters   scale, sqr, sqrt, sin, cos, log, clamp, leaky_relu, silu_back
 // =====================================================================================================================
@@ -522,6 +542,16 @@ TEST(leaky_relu) { // >>op:leaky_relu
             .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
+}
+
+TEST(clamp_nan) { // NaN stays NaN, in leaky_relu as well
+    static const struct two_p p = { -0.5, 0.5 };
+    static const double slope = 0.125;
+    struct op_test t = { .types = "F32 F16 BF16", .shapes = "9", .n_in = 1, .build = build_clamp, .ref = ref_nan, .p = &p, .tag = "clamp",
+        .aliases = true, .expect_nan = true, .in = { { .fill = fill_nan } } };
+    op_test_run(&t);
+    t.build = build_leaky, t.p = &slope, t.tag = "leaky_relu", t.aliases = false;
+    op_test_run(&t);
 }
 
 static void ref_silu_back(const struct op_case * c) { // dy first, then x

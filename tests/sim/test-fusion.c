@@ -657,7 +657,7 @@ static gcuda_backend_t without_plans(void) {
 
 // Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all logits are read
 // first. Results that lie in the way of each other are what they are with all nodes by themselves.
-static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused) {
+static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused, bool has_nan) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
@@ -679,6 +679,11 @@ static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fus
     for (int i = 0; i < 2; ++i) {
         fill(logits, 1);
         fill(bias, 2);
+        for (int k = 1; k < EXPERTS_HERE && has_nan; k += 2) { // fewer numbers than there are places in the first token alone
+            const float bad = k % 4 == 1 ? NAN : -NAN;
+            CHECK_OK(gcuda_backend_tensor_set(bias, &bad, sizeof(float) * (size_t) k, sizeof(float)));
+            CHECK_OK(gcuda_backend_tensor_set(bias, &bad, sizeof(float) * (size_t) (k < 61 ? k - 1 : k), sizeof(float)));
+        }
         w->data = base + 4096 * (i == 0 && at_weights == 2 ? 5 : at_weights); // get_rows by itself does read probabilities
         CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
         CHECK_OK(gcuda_backend_tensor_get(w, got[i], 0, gcuda_nbytes(w)));
@@ -695,13 +700,14 @@ static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fus
 
 TEST(routing_does_not_write_over_what_it_reads) {
     for (int64_t tokens = 1; tokens <= 3; tokens += 2) {
-        route_once(tokens, 4, 5, true);
-        route_once(tokens, 0, 5, tokens == 1); // on the logits
-        route_once(tokens, 4, 0, tokens == 1);
-        route_once(tokens, 1, 5, false); // on the biases
-        route_once(tokens, 4, 1, false);
-        route_once(tokens, 4, 4, false); // weights on the ids
-        route_once(tokens, 3, 2, true);  // on what is not there
+        route_once(tokens, 4, 5, true, false);
+        route_once(tokens, 0, 5, tokens == 1, false); // on the logits
+        route_once(tokens, 4, 0, tokens == 1, false);
+        route_once(tokens, 1, 5, false, false); // on the biases
+        route_once(tokens, 4, 1, false, false);
+        route_once(tokens, 4, 4, false, false); // weights on the ids
+        route_once(tokens, 3, 2, true, false);  // on what is not there
+        route_once(tokens, 4, 5, true, true);   // two experts with a number, four chosen: the rest by index
     }
     clean();
 }
