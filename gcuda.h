@@ -2694,8 +2694,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
     struct gcuda_tensor * b, int stride);
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
-// Largest value or mean of windows along rows. The mean divides by k0 also where padding is counted; a window with
-// nothing but padding gives -FLT_MAX or 0.
+// Largest value or mean of windows along rows. The mean divides by the number of elements that a window has inside the row (that of
+// pool_2d by k0 * k1, padding too); a window with nothing but padding gives -FLT_MAX or 0.
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2705,14 +2705,15 @@ struct gcuda_pool_args { // pool_1d: k1, s1 are 1, p1 is 0
     struct gcuda_array dy; // pool_2d_back only: gradient of the pooled image
     enum gcuda_op_pool op;
     int32_t k0, k1, s0, s1, p0, p1;
+    int32_t counts_inside; // 1: the mean divides by what lies inside the row. pool_1d, whose launcher sets it; else 0
     void * scratch; // launcher of pool_2d_back: gcuda_pool_2d_back_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// The same for windows of k0 x k1 in dimensions 0 and 1. Output extents are computed with p0, p1 as given, positions
-// with their integer parts.
+// The same for windows of k0 x k1 in dimensions 0 and 1, with means of k0 * k1. Output extents are computed with p0, p1 as given,
+// positions with their integer parts; op_params keep those in slots 5 and 6, and what was cut off (F32) in 7 and 8.
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
@@ -18146,19 +18147,30 @@ static void gcudai_pool_args(const struct gcuda_tensor * y, union gcudai_args * 
     p->s1 = is_1d ? 1 : gcudai_param_i32(y, 4);
     p->p0 = gcudai_param_i32(y, is_1d ? 3 : 5);
     p->p1 = is_1d ? 0 : gcudai_param_i32(y, 6);
+    p->counts_inside = is_1d;
 }
 
-// Stored paddings are whole numbers: what was cut off may have added outputs.
+// A padding of pool_2d as it was given: slots 5 and 6 have its integer part, where windows begin, 7 and 8 the rest.
+static float gcudai_pool_padding(const struct gcuda_tensor * y, int axis) {
+    return (float) gcudai_param_i32(y, 5 + axis) + gcudai_param_f32(y, 7 + axis);
+}
+
+static void gcudai_set_pool_2d_params(struct gcuda_tensor * y, const int32_t * op_k_s, float p0, float p1) {
+    gcudai_set_params_i32(y, op_k_s, 5);
+    gcudai_set_param_i32(y, 5, (int32_t) p0);
+    gcudai_set_param_i32(y, 6, (int32_t) p1);
+    gcudai_set_param_f32(y, 7, p0 - (float) (int32_t) p0);
+    gcudai_set_param_f32(y, 8, p1 - (float) (int32_t) p1);
+}
+
 static gcuda_status gcudai_want_pool_axis(const struct gcuda_tensor * y, int axis, int64_t in, int64_t out, int32_t k,
-    int32_t s, int32_t p) {
-    GCUDAI_WANT(y, k >= 1 && s >= 1 && p >= 0,
-        "axis %d: window %d, stride %d, padding %d; want window and stride >= 1, padding >= 0", axis, (int) k, (int) s,
-        (int) p);
-    const int64_t least = gcudai_pool_extent(in, k, s, (float) p);
-    const int64_t most = gcudai_pool_extent(in, k, s, (float) p + 1.0f);
-    GCUDAI_WANT(y, out >= 1 && out >= least && out <= most,
-        "axis %d: %lld elements, window %d, stride %d and padding %d cannot give %lld outputs", axis, (long long) in,
-        (int) k, (int) s, (int) p, (long long) out);
+    int32_t s, float p) {
+    GCUDAI_WANT(y, k >= 1 && s >= 1 && p >= 0.0f,
+        "axis %d: window %d, stride %d, padding %g; want window and stride >= 1, padding >= 0", axis, (int) k, (int) s,
+        (double) p);
+    GCUDAI_WANT(y, out >= 1 && out == gcudai_pool_extent(in, k, s, p),
+        "axis %d: %lld elements, window %d, stride %d and padding %g cannot give %lld outputs", axis, (long long) in,
+        (int) k, (int) s, (double) p, (long long) out);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -18167,12 +18179,15 @@ static gcuda_status gcudai_want_pool(const struct gcuda_tensor * y, const struct
     GCUDAI_WANT(y, p->op == GCUDA_OP_POOL_MAX || p->op == GCUDA_OP_POOL_AVG, "pooling %d does not exist", (int) p->op);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, p->p0));
     if (y->op == GCUDA_OP_POOL_1D) {
-        const int64_t n = gcudai_pool_extent(p->x.ne[0], p->k0, p->s0, (float) p->p0);
-        GCUDAI_WANT(y, pooled[0] == n && pooled[1] == p->x.ne[1], "result must have the rows of the source, shortened");
+        GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, (float) p->p0));
+        GCUDAI_WANT(y, pooled[1] == p->x.ne[1], "result must have the rows of the source, shortened");
     } else {
-        GCUDAI_TRY(gcudai_want_pool_axis(y, 1, p->x.ne[1], pooled[1], p->k1, p->s1, p->p1));
+        const float rest0 = gcudai_param_f32(y, 7), rest1 = gcudai_param_f32(y, 8);
+        GCUDAI_WANT(y, rest0 >= 0.0f && rest0 < 1.0f && rest1 >= 0.0f && rest1 < 1.0f && p->p0 >= 0 && p->p1 >= 0,
+            "paddings are %d + %g and %d + %g, want whole numbers >= 0 and parts of one", (int) p->p0, (double) rest0, (int) p->p1, (double) rest1);
+        GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, gcudai_pool_padding(y, 0)));
+        GCUDAI_TRY(gcudai_want_pool_axis(y, 1, p->x.ne[1], pooled[1], p->k1, p->s1, gcudai_pool_padding(y, 1)));
     }
     GCUDAI_WANT(y, pooled[2] == p->x.ne[2] && pooled[3] == p->x.ne[3], "dimensions 2 and 3 must be those of the image");
     return GCUDA_STATUS_SUCCESS;
@@ -18214,14 +18229,15 @@ static struct gcudai_pool_window gcudai_pool_window_of(const struct gcuda_pool_a
     return w;
 }
 
-static double gcudai_pool_sum(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w) {
+static float gcudai_pool_mean(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w) {
+    const double n = p->counts_inside ? (double) GCUDAI_MAX(w->x1 - w->x0, 1) : (double) p->k0 * (double) p->k1;
     double sum = 0.0;
     for (int64_t y = w->y0; y < w->y1; ++y) {
         for (int64_t x = w->x0; x < w->x1; ++x) {
             sum += (double) gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
         }
     }
-    return sum;
+    return (float) (sum / n);
 }
 
 // The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
@@ -18242,7 +18258,6 @@ static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcud
 
 static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_pool_args * p = &args->pool;
-    const double scale = 1.0 / ((double) p->k0 * (double) p->k1);
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_cost(p), item);
@@ -18250,7 +18265,7 @@ static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcud
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
             int64_t at = 0;
             const bool is_max = p->op == GCUDA_OP_POOL_MAX;
-            buf[i] = is_max ? gcudai_pool_max(p, &w, &at) : (float) (gcudai_pool_sum(p, &w) * scale);
+            buf[i] = is_max ? gcudai_pool_max(p, &w, &at) : gcudai_pool_mean(p, &w);
         }
         gcudai_stretch_store(&p->y, &c, buf);
     }
@@ -18263,11 +18278,11 @@ struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_ten
     if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D, src, 1, p0, p1)) {
         return NULL;
     }
-    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1 };
+    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1 };
     const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, p0), gcudai_pool_extent(a->ne[1], k1, s1, p1),
         a->ne[2], a->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D, GCUDA_TYPE_F32, ne, src, 1);
-    gcudai_set_params_i32(y, params, 7);
+    gcudai_set_pool_2d_params(y, params, p0, p1);
     return gcudai_op_finish(ctx, y);
 }
 
@@ -18283,9 +18298,9 @@ struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcud
     if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2, p0, p1)) {
         return NULL;
     }
-    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1 };
+    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D_BACK, GCUDA_TYPE_F32, af->ne, src, 2);
-    gcudai_set_params_i32(y, params, 7);
+    gcudai_set_pool_2d_params(y, params, p0, p1);
     return gcudai_op_finish(ctx, y);
 }
 
@@ -20317,8 +20332,8 @@ static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor 
     const struct gcuda_tensor * y = b->node;
     gcudai_grad_add(b, 0,
         gcuda_pool_2d_back(b->ctx, g, y->src[0], (enum gcuda_op_pool) gcudai_param_i32(y, 0), gcudai_param_i32(y, 1),
-            gcudai_param_i32(y, 2), gcudai_param_i32(y, 3), gcudai_param_i32(y, 4), (float) gcudai_param_i32(y, 5),
-            (float) gcudai_param_i32(y, 6)));
+            gcudai_param_i32(y, 2), gcudai_param_i32(y, 3), gcudai_param_i32(y, 4), gcudai_pool_padding(y, 0),
+            gcudai_pool_padding(y, 1)));
 }
 
 // ---- the table: operations that have a derivative, and the sources it never reaches (a bit each) ----

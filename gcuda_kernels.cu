@@ -499,6 +499,8 @@ static inline __device__ float d_slope(float max_bias, int64_t n_head, int64_t h
                     : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
 }
 
+#define F32_MOST 3.402823466e38f
+
 struct d_sum_op {
     template <typename T> static inline __device__ T apply(T a, T b) { return a + b; }
 };
@@ -4084,6 +4086,13 @@ template <typename T, int THREADS, typename F> static inline __device__ void d_e
     }
 }
 
+// The sum again, in double on each thread: in F32 it was not finite. Of a warp's or a block's threads, all of them.
+template <typename T, int THREADS> static NO_INLINE __device__ double d_row_sum_double(const T * x, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = threadIdx.x % THREADS; i < n; i += THREADS) { sum += (double) d_f32(x[i]); }
+    return THREADS == 32 ? d_warp_reduce<d_sum_op>(sum) : d_block_sum(sum);
+}
+
 //   floor   x read once: ne0 * n_rows * sizeof(T) bytes
 // Long rows are cut into n_parts, whose sums in double go to scratch; a second launch adds them.
 template <typename T, int THREADS>
@@ -4091,20 +4100,20 @@ static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce
     FOR_HELD_ROWS(r, d_rows(p.x) * n_parts, THREADS) {
         const int64_t row = n_parts > 1 ? r / n_parts : r, i0 = n_parts > 1 ? (r - row * n_parts) * part : 0;
         const T * x = (const T *) d_row(p.x, row) + i0;
+        const int64_t n = p.x.ne[0] - i0 < part ? p.x.ne[0] - i0 : part;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        d_each_wide<T, THREADS>(x, p.x.ne[0] - i0 < part ? p.x.ne[0] - i0 : part, [&](const float * v, int64_t) {
+        d_each_wide<T, THREADS>(x, n, [&](const float * v, int64_t) {
             for (int j = 0; j < d_wide<T>::N; ++j) { sum[j % 4] += v[j]; }
         });
         const float own = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-        if (THREADS == 32) {
-            const float all = d_warp_reduce<d_sum_op>(own);
-            if (threadIdx.x % 32 == 0) { d_store(p.y.type, d_row(p.y, r), all / divisor); }
-        } else if (n_parts == 1) {
-            const float all = d_block_sum(own);
-            if (threadIdx.x == 0) { d_store(p.y.type, d_row(p.y, r), all / divisor); }
-        } else {
-            const double all = d_block_sum((double) own);
-            if (threadIdx.x == 0) { ((double *) p.scratch)[r] = all; }
+        const bool is_part = THREADS > 32 && n_parts > 1;
+        const double all = is_part ? d_block_sum((double) own) : (double) (THREADS == 32 ? d_warp_reduce<d_sum_op>(own) : d_block_sum(own));
+        const bool is_lost = !(fabs(all) <= 1.7976931348623157e308); // an infinite sum in F32, or NaN from two of them
+        const double sum_again = is_lost ? d_row_sum_double<T, THREADS>(x, n) : 0.0;
+        if (threadIdx.x % THREADS == 0 && is_part) {
+            ((double *) p.scratch)[r] = is_lost ? sum_again : all;
+        } else if (threadIdx.x % THREADS == 0) {
+            d_store(p.y.type, d_row(p.y, r), is_lost ? (float) (sum_again / (double) divisor) : (float) all / divisor);
         }
     }
 }
@@ -5610,7 +5619,6 @@ template <int KIND> static inline __device__ double d_norm_scale(double squares,
 // or so small that what squares have lost may count, is found again from the elements times a power of two. 2^-150 is what a square
 // loses at most: a 2^50th of the least sum that is taken as it is.
 #define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
-#define F32_MOST 3.402823466e38f
 template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
     const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
     return !(m >= SQUARES_LEAST && m <= F32_MOST); // NaN too: the mean of elements whose sum is infinite
@@ -8728,8 +8736,30 @@ static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w
     return max;
 }
 
-static __global__ void k_pool(const gcuda_pool_args p, const tiles t) {
-    const float divisor = (float) p.k0 * (float) p.k1;
+// What the sum over a window of row ox is divided by; of nothing the mean is 0.
+static inline __device__ float d_pool_divisor(const gcuda_pool_args & p, int64_t ox) {
+    if (!p.counts_inside) { return (float) p.k0 * (float) p.k1; }
+    const int64_t x = ox * p.s0 - p.p0, x0 = x > 0 ? x : 0, x1 = x + p.k0 < p.x.ne[0] ? x + p.k0 : p.x.ne[0];
+    return x1 > x0 ? (float) (x1 - x0) : 1.0f;
+}
+
+// The mean again, in double: its sum in F32 was not finite.
+static NO_INLINE __device__ float d_pool_mean(const gcuda_pool_args & p, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
+    const d_window w = d_window_of(p, ox, oy);
+    const char * plane = d_at(p.x, 0, 0, i2, i3);
+    double sum = 0.0;
+    for (int64_t y = w.y0; y < w.y1; ++y) {
+        for (int64_t x = w.x0; x < w.x1; ++x) { sum += (double) d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]); }
+    }
+    const double divisor = p.counts_inside ? (double) d_pool_divisor(p, ox) : (double) p.k0 * (double) p.k1;
+    return (float) (sum / divisor);
+}
+// The mean of a window from its sum in F32, which may have left it.
+static inline __device__ float d_pool_mean_of(const gcuda_pool_args & p, float sum, float divisor, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
+    return fabsf(sum) <= F32_MOST ? sum / divisor : d_pool_mean(p, ox, oy, i2, i3);
+}
+
+static __global__ void k_pool(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
         if (i.i0 >= p.y.ne[0]) {
@@ -8747,7 +8777,7 @@ static __global__ void k_pool(const gcuda_pool_args p, const tiles t) {
                     v += d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
                 }
             }
-            v /= divisor;
+            v = d_pool_mean_of(p, v, d_pool_divisor(p, i.i0), i.i0, i.i1, i.i2, i.i3);
         }
         *(float *) d_at(p.y, i) = v;
     }
@@ -8756,8 +8786,8 @@ static __global__ void k_pool(const gcuda_pool_args p, const tiles t) {
 // Packed elements and windows K wide: POOL_AHEAD results a thread, the rows of their windows read together.
 #define POOL_AHEAD 4
 template <typename T, int K, bool IS_MAX>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const gcuda_pool_args p, const tiles t) {
-    const float divisor = (float) p.k0 * (float) p.k1;
+static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
+    const float whole = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, POOL_AHEAD);
         const int64_t y = i.i1 * p.s1 - p.p1, step = d_tile_step(t, 1) * p.s0, x = i.i0 * p.s0 - p.p0;
@@ -8796,14 +8826,17 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const gcuda_poo
         }
         UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
-            if (at < p.y.ne[0]) { *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : v[k] / divisor; }
+            if (at < p.y.ne[0]) {
+                const float divisor = IS_MAX || is_inside ? whole : d_pool_divisor(p, at);
+                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
+            }
         }
     }
 }
 
 // The same where windows touch: as many results a thread as sixteen bytes of x have elements, from K of these a row.
 template <typename T, int K, bool IS_MAX>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const gcuda_pool_args p, bool is_wide_y, const tiles t) {
+static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRID_CONSTANT gcuda_pool_args p, bool is_wide_y, const tiles t) {
     const int N = d_wide<T>::N;
     const float divisor = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
@@ -8835,7 +8868,9 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const gcuda
             }
         }
         float * to = (float *) d_at(p.y, i.i0, i.i1, i.i2, i.i3);
-        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? v[k] : v[k] / divisor; }
+        UNROLL for (int k = 0; k < N; ++k) {
+            if (!IS_MAX && k < n) { v[k] = d_pool_mean_of(p, v[k], divisor, i.i0 + k, i.i1, i.i2, i.i3); }
+        }
         UNROLL for (int k = 0; k < N; k += 4) {
             if (is_wide_y && k + 4 <= n) {
                 d_store16(to + k, v + k);
@@ -8851,7 +8886,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const gcuda
 template <int K> static gcuda_status pool_wide(const gcuda_pool_args & p, gcuda_stream stream) {
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        if (is_wide(p.x) && p.s0 == K && p.p0 == 0) {
+        if (is_wide(p.x) && p.s0 == K && p.p0 == 0 && p.y.ne[0] <= p.x.ne[0] / K) { // half an element of padding may add an output
             const tiles touching = tiles_of(p.y, d_wide<T>::N, 1);
             return launch_tiles(p.op == GCUDA_OP_POOL_MAX ? k_pool_touching<T, K, true> : k_pool_touching<T, K, false>, touching, stream, p,
                 is_wide(p.y));
@@ -8870,7 +8905,9 @@ gcuda_status gcuda_launch_pool_2d(const gcuda_pool_args * args, gcuda_stream str
     return launch_tiles(k_pool, tiles_of(args->y, 1, 1), stream, *args);
 }
 gcuda_status gcuda_launch_pool_1d(const gcuda_pool_args * args, gcuda_stream stream) {
-    return gcuda_launch_pool_2d(args, stream);
+    gcuda_pool_args p = *args;
+    p.counts_inside = true;
+    return gcuda_launch_pool_2d(&p, stream);
 }
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
@@ -8899,7 +8936,18 @@ static __device__ int64_t d_pool_first(int64_t x, int32_t k, int32_t s, int32_t 
     return x + p >= k ? (x + p - k) / s + 1 : 0;
 }
 
-template <bool FINDS> static __global__ void k_pool_2d_back(const gcuda_pool_args p, const tiles t) {
+// The sum of a place's gradients of means, in double, divided: in F32 it was not finite.
+static NO_INLINE __device__ float d_pool_back_mean(const gcuda_pool_args & p, const d_index & i) {
+    double sum = 0.0;
+    for (int64_t oy = d_pool_first(i.i1, p.k1, p.s1, p.p1); oy <= (i.i1 + p.p1) / p.s1 && oy < p.dy.ne[1]; ++oy) {
+        for (int64_t ox = d_pool_first(i.i0, p.k0, p.s0, p.p0); ox <= (i.i0 + p.p0) / p.s0 && ox < p.dy.ne[0]; ++ox) {
+            sum += (double) d_load(p.dy.type, d_at(p.dy, ox, oy, i.i2, i.i3));
+        }
+    }
+    return (float) (sum / ((double) p.k0 * (double) p.k1));
+}
+
+template <bool FINDS> static __global__ void k_pool_2d_back(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     const float divisor = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
@@ -8922,7 +8970,8 @@ template <bool FINDS> static __global__ void k_pool_2d_back(const gcuda_pool_arg
                 }
             }
         }
-        *(float *) d_at(p.y, i) = p.op == GCUDA_OP_POOL_MAX ? sum : sum / divisor;
+        const bool is_lost = p.op == GCUDA_OP_POOL_AVG && !(fabsf(sum) <= F32_MOST);
+        *(float *) d_at(p.y, i) = is_lost ? d_pool_back_mean(p, i) : p.op == GCUDA_OP_POOL_MAX ? sum : sum / divisor;
     }
 }
 

@@ -273,29 +273,32 @@ static void ref_conv_transpose_2d(const struct op_case * c) {
 struct p_pool {
     int op; // 0 maximum, 1 average
     int k0, k1, s0, s1, p0, p1;
+    float rest; // of both paddings: counts for extents alone
+    bool is_1d; // the average divides by what lies inside
 };
 
 static double ref_pool_window(const struct p_pool * p, const struct arr * a, const int64_t * o) {
-    double max = -(double) FLT_MAX, sum = 0.0;
+    double max = -(double) FLT_MAX, sum = 0.0, n = 0.0;
     for (int64_t y = o[1] * p->s1 - p->p1; y < o[1] * p->s1 - p->p1 + p->k1; ++y) {
         for (int64_t x = o[0] * p->s0 - p->p0; x < o[0] * p->s0 - p->p0 + p->k0; ++x) {
             if (x < 0 || x >= a->ne[0] || y < 0 || y >= a->ne[1]) { continue; }
             max = fmax(max, AT(a, x, y, o[2], o[3]));
             sum += AT(a, x, y, o[2], o[3]);
+            n += 1.0;
         }
     }
-    return p->op == 0 ? max : sum / (double) (p->k0 * p->k1);
+    return p->op == 0 ? max : sum / (p->is_1d ? fmax(n, 1.0) : (double) (p->k0 * p->k1));
 }
 
-static int64_t ref_pool_out(int64_t in, int k, int s, int p) {
-    return (int64_t) ((float) (in + 2 * p - k) / (float) s + 1.0f);
+static int64_t ref_pool_out(int64_t in, int k, int s, int p, float rest) {
+    return (int64_t) (((float) (in + 2 * p - k) + 2.0f * rest) / (float) s + 1.0f);
 }
 
 static void ref_pool_2d(const struct op_case * c) {
     const struct p_pool * p = (const struct p_pool *) c->p;
     const int64_t * a = c->in[0]->ne;
     struct arr * y = c->out;
-    arr_new(y, ref_pool_out(a[0], p->k0, p->s0, p->p0), ref_pool_out(a[1], p->k1, p->s1, p->p1), a[2], a[3]);
+    arr_new(y, ref_pool_out(a[0], p->k0, p->s0, p->p0, p->rest), p->is_1d ? a[1] : ref_pool_out(a[1], p->k1, p->s1, p->p1, p->rest), a[2], a[3]);
     for (int64_t i = 0; i < y->ne[0] * y->ne[1] * y->ne[2] * y->ne[3]; ++i) {
         const int64_t o[4] = { i % y->ne[0], i / y->ne[0] % y->ne[1], i / y->ne[0] / y->ne[1] % y->ne[2],
                                i / y->ne[0] / y->ne[1] / y->ne[2] };
@@ -303,7 +306,7 @@ static void ref_pool_2d(const struct op_case * c) {
     }
 }
 
-// >>op:pool_1d   windows along rows; p->k1 = p->s1 = 1 and p->p1 = 0
+// >>op:pool_1d   windows along rows; p->k1 = p->s1 = 1, p->p1 = 0 and p->is_1d
 static void ref_pool_1d(const struct op_case * c) { ref_pool_2d(c); }
 
 // >>op:pool_2d_back   sources: gradient of the pooled image, the image. All values of the image are different.
@@ -924,8 +927,8 @@ TEST(conv_transpose_2d) {
 
 // >>op:pool_2d
 #define POOL_ARGS(p)                                                                                                   \
-    (p)->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, (p)->k0, (p)->k1, (p)->s0, (p)->s1, (float) (p)->p0,         \
-        (float) (p)->p1
+    (p)->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, (p)->k0, (p)->k1, (p)->s0, (p)->s1, (float) (p)->p0 + (p)->rest, \
+        (float) (p)->p1 + (p)->rest
 
 static struct gcuda_tensor * build_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_pool * p = (const struct p_pool *) params;
@@ -952,13 +955,13 @@ static void fill_all_distinct(struct rng * r, const struct op_case * c, int k, s
 static void pool_2d_case(struct p_pool p) {
     char tag[96], shape[96];
     snprintf(
-        tag, sizeof tag, "%s,k=%d.%d,s=%d.%d,p=%d.%d", p.op == 0 ? "max" : "avg", p.k0, p.k1, p.s0, p.s1, p.p0, p.p1);
+        tag, sizeof tag, "%s,k=%d.%d,s=%d.%d,p=%d.%d%s", p.op == 0 ? "max" : "avg", p.k0, p.k1, p.s0, p.s1, p.p0, p.p1, p.rest > 0 ? ",rest" : "");
     struct op_test t = conv_test("F32 F16>F32", "10,10,3,1 9,12,2,3", tag, &p, build_pool_2d, ref_pool_2d, 1e-7);
     t.n_in = 1, t.name = "pool_2d";
     t.in[0].layouts = p.k0 == 3 && p.s0 == 1 ? LAYOUT_OFFSET : 0;
     op_test_run(&t);
-    snprintf(shape, sizeof shape, "%d,%d,2,3|9,12,2,3", (int) ref_pool_out(9, p.k0, p.s0, p.p0),
-        (int) ref_pool_out(12, p.k1, p.s1, p.p1));
+    snprintf(shape, sizeof shape, "%d,%d,2,3|9,12,2,3", (int) ref_pool_out(9, p.k0, p.s0, p.p0, p.rest),
+        (int) ref_pool_out(12, p.k1, p.s1, p.p1, p.rest));
     t = conv_test("F32", shape, tag, &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
     t.name = "pool_2d/back", t.in[1].fill = fill_all_distinct;
     op_test_run(&t);
@@ -967,17 +970,45 @@ static void pool_2d_case(struct p_pool p) {
 TEST(pool_2d) {
     for (int i = 0; i < 128; ++i) {
         const struct p_pool p = { i & 1, i & 2 ? 3 : 1, i & 4 ? 3 : 1, i & 8 ? 2 : 1, i & 16 ? 2 : 1, i & 32 ? 1 : 0,
-            i & 64 ? 1 : 0 };
+            i & 64 ? 1 : 0, 0, 0 };
         pool_2d_case(p);
     }
-    const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1 }, { 0, 5, 5, 1, 1, 2, 2 },
-        { 1, 9, 10, 1, 1, 0, 0 }, { 0, 6, 5, 2, 2, 1, 1 } };
+    const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1, 0, 0 }, { 0, 5, 5, 1, 1, 2, 2, 0, 0 },
+        { 1, 9, 10, 1, 1, 0, 0, 0, 0 }, { 0, 6, 5, 2, 2, 1, 1, 0, 0 } };
     for (int i = 0; i < 5; ++i) { pool_2d_case(more[i]); }
+    // half an element of padding: one more output, whose window lies partly or altogether outside
+    const struct p_pool halves[] = { { 1, 3, 3, 3, 3, 0, 0, 0.5f, 0 }, { 0, 2, 2, 2, 2, 0, 0, 0.75f, 0 }, { 1, 3, 2, 1, 2, 1, 0, 0.5f, 0 },
+        { 1, 1, 1, 1, 1, 0, 0, 0.5f, 0 } };
+    for (int i = 0; i < 4; ++i) { pool_2d_case(halves[i]); }
+    struct op_test t = conv_test("F32 F16>F32", "8,8,2,2 16,40,2", "touching,rest", &halves[0], build_pool_2d, ref_pool_2d, 1e-7);
+    t.n_in = 1, t.name = "pool_2d";
+    op_test_run(&t);
+}
+
+// The mean of what F32 holds is something that it holds, the sum need not be.
+static void fill_pool_large(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 3e38 * rng_between(r, 0.5, 1.0); }
+}
+TEST(pool_ends) {
+    static const struct p_pool sets[] = { { 1, 3, 3, 1, 1, 1, 1, 0, 0 }, { 1, 2, 2, 2, 2, 0, 0, 0, 0 }, { 1, 3, 3, 3, 3, 0, 0, 0, 0 },
+        { 1, 5, 2, 3, 3, 1, 1, 0, 0 } };
+    for (int i = 0; i < 4; ++i) {
+        const struct p_pool * p = &sets[i];
+        char shape[96];
+        struct op_test t = conv_test("F32 BF16>F32", "48,13,2 19,7", tagf("k=%d.%d,s=%d", p->k0, p->k1, p->s0), p, build_pool_2d, ref_pool_2d, 1e-7);
+        t.n_in = 1, t.in[0].fill = fill_pool_large, t.name = "pool_ends";
+        op_test_run(&t);
+        snprintf(shape, sizeof shape, "%d,%d,2|48,13,2", (int) ref_pool_out(48, p->k0, p->s0, p->p0, 0.0f), (int) ref_pool_out(13, p->k1, p->s1, p->p1, 0.0f));
+        t = conv_test("F32", shape, t.tag, p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
+        t.in[0].fill = fill_pool_large, t.name = "pool_ends/back";
+        op_test_run(&t);
+    }
 }
 
 TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, touch, or leave some out
-    static const struct p_pool sets[] = { { 0, 3, 3, 1, 1, 1, 1 }, { 1, 3, 3, 2, 2, 1, 1 }, { 1, 2, 2, 2, 2, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0 },
-        { 0, 2, 5, 5, 3, 1, 2 }, { 1, 31, 2, 32, 2, 3, 0 } };
+    static const struct p_pool sets[] = { { 0, 3, 3, 1, 1, 1, 1, 0, 0 }, { 1, 3, 3, 2, 2, 1, 1, 0, 0 }, { 1, 2, 2, 2, 2, 0, 0, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0, 0, 0 },
+        { 0, 2, 5, 5, 3, 1, 2, 0, 0 }, { 1, 31, 2, 32, 2, 3, 0, 0, 0 } };
     for (int i = 0; i < 6; ++i) {
         const struct p_pool * p = &sets[i];
         char tag[96];
@@ -989,7 +1020,7 @@ TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, to
 }
 
 TEST(pool_2d_pairs) { // windows of 2 x 2 that cover the image, by two: rows of one piece, of several, and what lies otherwise
-    const struct p_pool p = { 0, 2, 2, 2, 2, 0, 0 }, q = { 1, 2, 2, 2, 2, 0, 0 };
+    const struct p_pool p = { 0, 2, 2, 2, 2, 0, 0, 0, 0 }, q = { 1, 2, 2, 2, 2, 0, 0, 0, 0 };
     for (int i = 0; i < 2; ++i) {
         struct op_test t = conv_test("F32", "2,1|4,2 6,5,2,3|12,10,2,3 514,3,2|1028,6,2 2050,2|4100,4 5,4|10,8 6,5|13,10 6,5|12,11",
             i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
@@ -1005,7 +1036,7 @@ static struct gcuda_tensor * build_pool_1d(struct gcuda_context * ctx, struct gc
 }
 
 TEST(pool_2d_layouts) {
-    const struct p_pool p = { 0, 3, 2, 2, 1, 1, 1 }, q = { 1, 3, 2, 2, 1, 1, 1 };
+    const struct p_pool p = { 0, 3, 2, 2, 1, 1, 1, 0, 0 }, q = { 1, 3, 2, 2, 1, 1, 1, 0, 0 };
     for (int i = 0; i < 2; ++i) {
         struct op_test t = conv_test(
             "F32 F16>F32 BF16>F32", "11,7,2,3", i ? "avg" : "max", i ? &q : &p, build_pool_2d, ref_pool_2d, 1e-7);
@@ -1026,13 +1057,38 @@ TEST(pool_1d) { // the field's kernels know only windows that touch, without pad
     for (int i = 0; i < 6; ++i) {
         char tag[64];
         const int k = i / 2 + 1;
-        const struct p_pool p = { i % 2, k, 1, k, 1, 0, 0 };
+        const struct p_pool p = { i % 2, k, 1, k, 1, 0, 0, 0, 1 };
         snprintf(tag, sizeof tag, "%s,k=%d", p.op == 0 ? "max" : "avg", k);
         struct op_test t =
             conv_test("F32 F16>F32 BF16>F32", "10 12,5 13,2,3,2 10,0", tag, &p, build_pool_1d, ref_pool_1d, 1e-7);
         t.n_in = 1, t.in[0].layouts = k == 2 ? LAYOUT_ANY : LAYOUT_OFFSET;
         op_test_run(&t);
     }
+    // padding: the mean is of what lies inside the row
+    const struct p_pool padded[] = { { 1, 2, 1, 2, 1, 1, 0, 0, 1 }, { 1, 3, 1, 1, 1, 1, 0, 0, 1 }, { 1, 5, 1, 2, 1, 2, 0, 0, 1 },
+        { 1, 2, 1, 1, 1, 3, 0, 0, 1 }, { 0, 3, 1, 2, 1, 2, 0, 0, 1 } };
+    for (int i = 0; i < 5; ++i) {
+        const struct p_pool * p = &padded[i];
+        struct op_test t = conv_test("F32 F16>F32", "4 1 12,5 600,3", tagf("%s,k=%d,s=%d,p=%d", p->op == 0 ? "max" : "avg", p->k0, p->s0, p->p0), p,
+            build_pool_1d, ref_pool_1d, 1e-7);
+        t.n_in = 1, t.in[0].layouts = LAYOUT_OFFSET;
+        op_test_run(&t);
+    }
+}
+
+static void fill_one_to_four(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = (double) (i + 1); }
+}
+static void ref_one_to_four(const struct op_case * c) {
+    arr_new(c->out, 3, 1, 1, 1);
+    c->out->d[0] = 1.0, c->out->d[1] = 2.5, c->out->d[2] = 4.0;
+}
+TEST(pool_1d_numbers) { // as the field has them
+    const struct p_pool p = { 1, 2, 1, 2, 1, 1, 0, 0, 1 };
+    struct op_test t = conv_test("F32", "4", "1 2 3 4", &p, build_pool_1d, ref_one_to_four, 0.0);
+    t.n_in = 1, t.in[0].fill = fill_one_to_four;
+    op_test_run(&t);
 }
 
 // >>op:upscale

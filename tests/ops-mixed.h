@@ -265,7 +265,7 @@ TEST(mixed_conv) {
     mixed_run("*,*>F32", "3,9,7|13,7 2,32,5|97,5", "conv_transpose_1d", t);
     t = conv_test(NULL, NULL, NULL, &p, build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
     mixed_run("*,*>F32", "2,3,4,3|5,4,3,3 3,3,7,40|9,7,40", "conv_transpose_2d", t);
-    static const struct p_pool pools[] = { { 0, 3, 2, 2, 1, 1, 0 }, { 1, 3, 2, 2, 1, 1, 0 } };
+    static const struct p_pool pools[] = { { 0, 3, 2, 2, 1, 1, 0, 0, 0 }, { 1, 3, 2, 2, 1, 1, 0, 0, 0 } };
     for (int i = 0; i < 2; ++i) {
         t = conv_test(NULL, NULL, NULL, &pools[i], build_pool_2d_back, ref_pool_2d_back, 1e-7);
         t.in[1].fill = fill_all_distinct;

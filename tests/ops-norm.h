@@ -255,6 +255,25 @@ TEST(mean) { // >>op:mean
     op_test_run(&t);
 }
 
+static void fill_cancelling(struct rng * r, const struct op_case * c, int k, struct arr * a) { // each half of a row has a sum beyond F32
+    (void) r, (void) c, (void) k;
+    const int64_t n = a->ne[0];
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const int64_t at = i % n;
+        a->d[i] = at == 0 ? 1e38 : n % 2 != 0 && at == n - 1 ? 0.0 : at < n / 2 ? 3e38 : -3e38;
+    }
+}
+TEST(sums_beyond_f32) { // of rows, whose sum or mean F32 holds
+    static const struct rows_p all[] = { { false }, { true } };
+    for (int i = 0; i < 2; ++i) {
+        const struct op_test t = { .types = "F32>F32 BF16>F32", .shapes = "4 33,4 256,3 1000,2 2048,3 5000,2 40000 262144", .n_in = 1, .build = build_sum_rows,
+            .ref = ref_sum_rows, .p = &all[i], .tag = i ? "mean" : "sum", .max_nmse = 1e-7, .in = { { .fill = fill_cancelling } } };
+        struct op_test u = t;
+        if (i == 0) { u.types = "F32 BF16"; }
+        op_test_run(&u);
+    }
+}
+
 static void ref_cumsum(const struct op_case * c) {
     arr_like(c->out, c->in[0]);
     FOR_ARR(c->out) {

@@ -2304,7 +2304,7 @@ static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add, bool has_p
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, rows), * a = gcuda_dup_tensor(p.ctx, x);
-    struct gcuda_tensor * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n), * q = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, n / 32 * 32, 24);
+    struct gcuda_tensor * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n), * q = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, n % 32 == 0 ? n : 32, 24);
     struct gcuda_tensor * y = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, has_add ? gcuda_add(p.ctx, x, a) : x, 0.0f), w);
     if (has_product) { y = gcuda_mul_mat(p.ctx, q, y); }
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
