@@ -565,15 +565,15 @@ TEST_UNUSED static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CH
 // =====================================================================================================================
 enum { CHANGE_N = 16, CHANGE_M = 6 };
 enum change {
-    CHANGE_NOTHING, CHANGE_PARAMS, CHANGE_OTHER_PARAMS, CHANGE_SRC, CHANGE_SRC_ORDER, CHANGE_VIEW_OFFS, CHANGE_NB, CHANGE_DATA, CHANGE_TYPE,
-    CHANGE_FLAGS, CHANGE_OP, CHANGE_NE, CHANGE_COUNT
+    CHANGE_NOTHING, CHANGE_PARAMS, CHANGE_OTHER_PARAMS, CHANGE_SRC, CHANGE_SRC_ORDER, CHANGE_VIEW_OFFS, CHANGE_NB, CHANGE_DATA, CHANGE_BUFFER,
+    CHANGE_TYPE, CHANGE_FLAGS, CHANGE_OP, CHANGE_NE, CHANGE_COUNT
 };
 
 struct changing {
     struct gcuda_context *ctx, *own_ctx; // own: tensors that the test places
     gcuda_backend_buffer_t weights, own, buffer;
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor *x, *z, *z2, *w, *k, *k2, *a, *p, *c, *v, *d, *m, *sum, *diff;
+    struct gcuda_tensor *x, *z, *z2, *w, *k, *k2, *k3, *a, *p, *c, *v, *d, *m, *sum, *diff;
 };
 
 static struct gcuda_tensor * changing_input(struct gcuda_context * ctx, const char * name) {
@@ -589,6 +589,7 @@ static bool changing_begin(struct changing * g, gcuda_backend_buffer_type_t for_
     struct gcuda_context * ctx = g->ctx = gcuda_init(params), * weights = gcuda_init(params);
     g->own_ctx = weights;
     g->w = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, CHANGE_N), "w");
+    g->k3 = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, 3), "k3");
     g->weights = net_place(weights, for_weights);
     g->k = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, 3), "k");
     g->k2 = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, 3), "k2");
@@ -637,6 +638,19 @@ static void changing_columns(struct changing * g, int64_t n) {
     }
 }
 
+static void changing_move(struct changing * g, const struct gcuda_tensor * to) {
+    g->k->data = to->data;
+    g->k->buffer = to->buffer;
+}
+
+// The view takes columns first, first + step and first + 2 step.
+static void changing_view(struct changing * g, size_t first, size_t step) {
+    CHECK_OK(gcuda_graph_move_view(g->graph, g->v, 0));
+    g->v->nb[1] = step * g->c->nb[1];
+    g->v->nb[2] = g->v->nb[3] = 3 * g->v->nb[1];
+    CHECK_OK(gcuda_graph_move_view(g->graph, g->v, first * g->c->nb[1]));
+}
+
 static void changing_apply(struct changing * g, enum change what) {
     struct gcuda_tensor * first = g->diff->src[0];
     switch (what) {
@@ -644,14 +658,10 @@ static void changing_apply(struct changing * g, enum change what) {
         case CHANGE_OTHER_PARAMS: changing_factor(g->d, -1.5f); break;
         case CHANGE_SRC: g->c->src[1] = g->z2; break;
         case CHANGE_SRC_ORDER: g->diff->src[0] = g->diff->src[1], g->diff->src[1] = first; break;
-        case CHANGE_VIEW_OFFS: CHECK_OK(gcuda_graph_move_view(g->graph, g->v, g->c->nb[1])); break;
-        case CHANGE_NB: // every other column, or backwards to every one
-            CHECK_OK(gcuda_graph_move_view(g->graph, g->v, 0));
-            g->v->nb[1] *= 2;
-            g->v->nb[2] = g->v->nb[3] = 3 * g->v->nb[1];
-            memcpy(g->v->op_params, &g->v->view_offs, sizeof g->v->view_offs);
-            break;
-        case CHANGE_DATA: g->k->data = g->k2->data; break;
+        case CHANGE_VIEW_OFFS: changing_view(g, 1, 1); break;
+        case CHANGE_NB: changing_view(g, 0, 2); break;
+        case CHANGE_DATA: changing_move(g, g->k2); break;
+        case CHANGE_BUFFER: changing_move(g, g->k3); break; // to where another backend computes, perhaps
         case CHANGE_TYPE:
             g->w->type = GCUDA_TYPE_F16;
             changing_strides(g->w);
@@ -684,9 +694,29 @@ static void changing_run(gcuda_backend_sched_t sched, gcuda_backend_t cpu, struc
     }
 }
 
-// Changes [first, end), one after the other, of one graph. The scheduler's last backend is the CPU.
-static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most, int first, int end) {
+// There and back again, by chance.
+static void changing_step(struct changing * g, enum change what, struct rng r) {
+    const size_t step = 1 + (size_t) rng_below(&r, 2);
+    const float factor = (float) rng_between(&r, -2.0, 2.0);
+    struct gcuda_tensor * const places[] = { g->k2, g->k3 };
+    switch (what) {
+        case CHANGE_PARAMS: changing_factor(g->a, factor); break;
+        case CHANGE_OTHER_PARAMS: changing_factor(g->d, factor); break;
+        case CHANGE_SRC: g->c->src[1] = factor < 0.0f ? g->z : g->z2; break;
+        case CHANGE_VIEW_OFFS: changing_view(g, (size_t) rng_below(&r, 5 - 2 * (int64_t) step), step); break;
+        case CHANGE_NB: changing_view(g, 0, step); break;
+        case CHANGE_DATA:
+        case CHANGE_BUFFER: changing_move(g, places[rng_below(&r, 2)]); break;
+        case CHANGE_FLAGS: g->a->flags ^= GCUDA_TENSOR_FLAG_OUTPUT; break;
+        case CHANGE_OP: g->c->op = factor < 0.0f ? GCUDA_OP_MUL : GCUDA_OP_ADD; break;
+        default: changing_apply(g, what); break;
+    }
+}
+
+// Changes [first, end), one after the other, of one graph; or as many by chance. The scheduler's last backend is the CPU.
+static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most, int first, int end, uint64_t seed) {
     gcuda_backend_t cpu = gcuda_backend_sched_get_backend(sched, gcuda_backend_sched_get_n_backends(sched) - 1);
+    struct rng r = { seed };
     struct changing g, ref;
     gcuda_backend_sched_reset(sched);
     REQUIRE(changing_begin(&g, weights) && changing_begin(&ref, gcuda_backend_cpu_buffer_type()));
@@ -695,10 +725,16 @@ static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_typ
     CHECK_OK(gcuda_backend_sched_alloc_graph(sched, g.graph));
     REQUIRE(ref.buffer != NULL && changing_set(&ref) && changing_set(&g));
     changing_run(sched, cpu, &g, &ref, most, CHANGE_NOTHING);
-    for (int what = first; what < end; ++what) {
-        changing_apply(&g, (enum change) what);
-        changing_apply(&ref, (enum change) what);
-        changing_run(sched, cpu, &g, &ref, most, (enum change) what);
+    for (int i = first; i < end; ++i) {
+        const enum change what = (enum change) (seed == 0 ? i : 1 + rng_below(&r, CHANGE_COUNT - 1));
+        if (seed == 0) {
+            changing_apply(&g, what);
+            changing_apply(&ref, what);
+        } else {
+            changing_step(&g, what, r);
+            changing_step(&ref, what, r);
+        }
+        changing_run(sched, cpu, &g, &ref, most, what);
     }
     gcuda_backend_sched_reset(sched);
     changing_end(&ref);
@@ -706,8 +742,9 @@ static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_typ
 }
 
 TEST_UNUSED static void changing_check_all(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most) {
-    for (int what = CHANGE_NOTHING + 1; what < CHANGE_COUNT; ++what) { changing_check(sched, weights, most, what, what + 1); }
-    changing_check(sched, weights, most, CHANGE_NOTHING + 1, CHANGE_COUNT);
+    for (int what = CHANGE_NOTHING + 1; what < CHANGE_COUNT; ++what) { changing_check(sched, weights, most, what, what + 1, 0); }
+    changing_check(sched, weights, most, CHANGE_NOTHING + 1, CHANGE_COUNT, 0);
+    for (uint64_t seed = 1; seed <= (test_full() ? 200u : 4u); ++seed) { changing_check(sched, weights, most, 0, 30, seed); }
 }
 
 // y = f x + x of `x`, all placed by the test, the nodes and the graph at the addresses of those before, without a reset in between.
