@@ -119,8 +119,18 @@ ADDING AN OPERATION
        GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
+    7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
+    8. on CUDA, for a graph that may be stopped: a row of gcudai_cuda_cuts, which says along which dimensions a node is cut into
+       slices; without one it is never cut, and the comment behind the table lists those. If it works element by element and
+       should run in one launch with its neighbours: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
+       gcuda_kernels.cu d_chain_map or d_chain_binary and is_chain_step, which refuses a step that has no kernel
     The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
     list and the README's table.
+    A new kind of GCUDA_OP_UNARY: a line of GCUDA_UNARY_OPS with the next number; its GCUDAI_MAP(ID, f(x)) in >>op:unary of
+    >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu, which the compiler asks for; a derivative in
+    gcudai_unary_slope, until then refused by name; its function in f_unary of tests/ops-elementwise.h, and 7. Chains, cut
+    rules and gcuda_unary take it from the list. A new gate: the same with GCUDA_GLU_OPS, GCUDAI_GLU and d_glus,
+    gcudai_glu_act for its derivative and gcudai_cuda_gate_of if a unary kind times 1 is the same.
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
@@ -1977,7 +1987,8 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
 
 // >>op:unary ------------------------------------------------------------------------------------------
 // y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
-// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed: models hold them.
+// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed: models hold them, and a new kind
+// gets the next one: its line here makes the compiler ask for GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -2076,13 +2087,11 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct g
 //
 //   a, b     F32, F16 or BF16, rows packed; split: the same shape
 //   returns  [ne0/2, ...], split [ne0, ...], type of a, contiguous. An odd ne0 leaves the last element unused
+#define GCUDA_GLU_OPS(X) X(REGLU, 0) X(GEGLU, 1) X(SWIGLU, 2) X(SWIGLU_OAI, 3) X(GEGLU_ERF, 4) X(GEGLU_QUICK, 5)
 enum gcuda_glu_op {
-    GCUDA_GLU_OP_REGLU = 0,
-    GCUDA_GLU_OP_GEGLU = 1,
-    GCUDA_GLU_OP_SWIGLU = 2,
-    GCUDA_GLU_OP_SWIGLU_OAI = 3,
-    GCUDA_GLU_OP_GEGLU_ERF = 4,
-    GCUDA_GLU_OP_GEGLU_QUICK = 5,
+#define X(ID, value) GCUDA_GLU_OP_##ID = value,
+    GCUDA_GLU_OPS(X)
+#undef X
     GCUDA_GLU_OP_COUNT
 };
 struct gcuda_glu_args {
@@ -10389,6 +10398,8 @@ static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
 
 static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
     static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
+    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDA_CPU_ISA_COUNT ? 1 : -1];
+    (void) sizeof(all_have_names);
     return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
 }
 
@@ -13698,35 +13709,41 @@ typedef void (*gcudai_map_fn)(float * GCUDAI_RESTRICT v, int64_t n, const float 
             v[i] = (expr);                                                                                      \
         }                                                                                                       \
     }
-GCUDAI_MAP(abs, fabsf(x))
-GCUDAI_MAP(sgn, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f)
-GCUDAI_MAP(neg, -x)
-GCUDAI_MAP(step, x > 0.0f ? 1.0f : 0.0f)
-GCUDAI_MAP(tanh, gcudai_tanh(x))
-GCUDAI_MAP(elu, x > 0.0f ? x : expm1f(x))
-GCUDAI_MAP(relu, gcudai_relu(x))
-GCUDAI_MAP(sigmoid, gcudai_sigmoid(x))
-GCUDAI_MAP(gelu, gcudai_gelu(x))
-GCUDAI_MAP(gelu_quick, gcudai_gelu_quick(x))
-GCUDAI_MAP(silu, gcudai_silu(x))
-GCUDAI_MAP(hardswish, x * gcudai_hardsigmoid(x))
-GCUDAI_MAP(hardsigmoid, gcudai_hardsigmoid(x))
-GCUDAI_MAP(exp, gcudai_exp(x))
-GCUDAI_MAP(expm1, expm1f(x))
-GCUDAI_MAP(softplus, gcudai_softplus(x))
-GCUDAI_MAP(gelu_erf, gcudai_gelu_erf(x))
-GCUDAI_MAP(xielu, gcudai_xielu(x, p))
-GCUDAI_MAP(floor, floorf(x))
-GCUDAI_MAP(ceil, ceilf(x))
-GCUDAI_MAP(round, roundf(x))
-GCUDAI_MAP(trunc, truncf(x))
+GCUDAI_MAP(ABS, fabsf(x))
+GCUDAI_MAP(SGN, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f)
+GCUDAI_MAP(NEG, -x)
+GCUDAI_MAP(STEP, x > 0.0f ? 1.0f : 0.0f)
+GCUDAI_MAP(TANH, gcudai_tanh(x))
+GCUDAI_MAP(ELU, x > 0.0f ? x : expm1f(x))
+GCUDAI_MAP(RELU, gcudai_relu(x))
+GCUDAI_MAP(SIGMOID, gcudai_sigmoid(x))
+GCUDAI_MAP(GELU, gcudai_gelu(x))
+GCUDAI_MAP(GELU_QUICK, gcudai_gelu_quick(x))
+GCUDAI_MAP(SILU, gcudai_silu(x))
+GCUDAI_MAP(HARDSWISH, x * gcudai_hardsigmoid(x))
+GCUDAI_MAP(HARDSIGMOID, gcudai_hardsigmoid(x))
+GCUDAI_MAP(EXP, gcudai_exp(x))
+GCUDAI_MAP(EXPM1, expm1f(x))
+GCUDAI_MAP(SOFTPLUS, gcudai_softplus(x))
+GCUDAI_MAP(GELU_ERF, gcudai_gelu_erf(x))
+GCUDAI_MAP(XIELU, gcudai_xielu(x, p))
+GCUDAI_MAP(FLOOR, floorf(x))
+GCUDAI_MAP(CEIL, ceilf(x))
+GCUDAI_MAP(ROUND, roundf(x))
+GCUDAI_MAP(TRUNC, truncf(x))
 
-static const gcudai_map_fn gcudai_unary_fns[GCUDA_UNARY_OP_COUNT] = { // in the order of GCUDA_UNARY_OPS
-    gcudai_map_abs, gcudai_map_sgn, gcudai_map_neg, gcudai_map_step, gcudai_map_tanh, gcudai_map_elu, gcudai_map_relu,
-    gcudai_map_sigmoid, gcudai_map_gelu, gcudai_map_gelu_quick, gcudai_map_silu, gcudai_map_hardswish,
-    gcudai_map_hardsigmoid,
-    gcudai_map_exp, gcudai_map_expm1, gcudai_map_softplus, gcudai_map_gelu_erf, gcudai_map_xielu, gcudai_map_floor,
-    gcudai_map_ceil, gcudai_map_round, gcudai_map_trunc
+// Numbers count up from 0 as the lines do: tables made from the list are indexed by them.
+#define X(ID, value) GCUDAI_UNARY_LINE_##ID,
+enum { GCUDA_UNARY_OPS(X) GCUDAI_UNARY_LINES };
+#undef X
+#define X(ID, value) && GCUDAI_UNARY_LINE_##ID == value
+typedef char gcudai_unary_numbers_count_up[1 GCUDA_UNARY_OPS(X) ? 1 : -1];
+#undef X
+
+static const gcudai_map_fn gcudai_unary_fns[GCUDA_UNARY_OP_COUNT] = {
+#define X(ID, value) gcudai_map_##ID,
+    GCUDA_UNARY_OPS(X)
+#undef X
 };
 
 static const char * const gcudai_unary_names[GCUDA_UNARY_OP_COUNT] = {
@@ -13867,7 +13884,9 @@ static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
 
 // >>op:glu --------------------------------------------------------------------------------------------
 const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
-    static const char * const names[] = { "REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK" };
+#define X(ID, value) #ID,
+    static const char * const names[] = { GCUDA_GLU_OPS(X) };
+#undef X
     return (int) op >= 0 && op < GCUDA_GLU_OP_COUNT ? names[op] : "invalid";
 }
 
@@ -13993,16 +14012,25 @@ typedef void (*gcudai_glu_fn)(float * GCUDAI_RESTRICT v, const float * GCUDAI_RE
             v[i] = (expr);                                                                               \
         }                                                                                                \
     }
-GCUDAI_GLU(reglu, x > 0.0f ? x * g : 0.0f)
-GCUDAI_GLU(geglu, gcudai_gelu(x) * g)
-GCUDAI_GLU(swiglu, gcudai_silu(x) * g)
-GCUDAI_GLU(swiglu_oai, gcudai_swiglu_oai(x, g, p->alpha, p->limit))
-GCUDAI_GLU(geglu_erf, gcudai_gelu_erf(x) * g)
-GCUDAI_GLU(geglu_quick, gcudai_gelu_quick(x) * g)
+GCUDAI_GLU(REGLU, x > 0.0f ? x * g : 0.0f)
+GCUDAI_GLU(GEGLU, gcudai_gelu(x) * g)
+GCUDAI_GLU(SWIGLU, gcudai_silu(x) * g)
+GCUDAI_GLU(SWIGLU_OAI, gcudai_swiglu_oai(x, g, p->alpha, p->limit))
+GCUDAI_GLU(GEGLU_ERF, gcudai_gelu_erf(x) * g)
+GCUDAI_GLU(GEGLU_QUICK, gcudai_gelu_quick(x) * g)
 
-static const gcudai_glu_fn gcudai_glu_fns[GCUDA_GLU_OP_COUNT] = { // in the order of enum gcuda_glu_op
-    gcudai_glu_reglu, gcudai_glu_geglu, gcudai_glu_swiglu, gcudai_glu_swiglu_oai, gcudai_glu_geglu_erf,
-    gcudai_glu_geglu_quick
+// as of GCUDA_UNARY_OPS
+#define X(ID, value) GCUDAI_GLU_LINE_##ID,
+enum { GCUDA_GLU_OPS(X) GCUDAI_GLU_LINES };
+#undef X
+#define X(ID, value) && GCUDAI_GLU_LINE_##ID == value
+typedef char gcudai_glu_numbers_count_up[1 GCUDA_GLU_OPS(X) ? 1 : -1];
+#undef X
+
+static const gcudai_glu_fn gcudai_glu_fns[GCUDA_GLU_OP_COUNT] = {
+#define X(ID, value) gcudai_glu_##ID,
+    GCUDA_GLU_OPS(X)
+#undef X
 };
 
 static void gcudai_glu_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -26916,6 +26944,8 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
 static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
     static const char * const names[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
     const int n = (int) (sizeof(names) / sizeof(names[0]));
+    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDAI_CUDA_PRODUCT_BYTES + 2 ? 1 : -1];
+    (void) sizeof(all_have_names);
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
     for (*wanted = 0; *wanted < n; ++*wanted) {
@@ -36077,6 +36107,8 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
         "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
         "preferred, in the same memory", "is read there", "is read nowhere" };
+    typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
+    (void) sizeof(all_have_words);
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {

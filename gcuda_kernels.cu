@@ -617,7 +617,9 @@ static inline __device__ float d_one_plus_erf(float x) {
 }
 static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * d_one_plus_erf(x); }
 
-// What a gate does, of N x and g, side by side: see gcuda_glu_args for alpha and limit.
+// What a gate does, of N x and g, side by side: see gcuda_glu_args for alpha and limit. Gates share what they can, and the last one has
+// no question of its own: a new one stands here first, and is then counted.
+static_assert(GCUDA_GLU_OP_COUNT == 6, "d_glus computes another gate as GEGLU_QUICK: give the new one its lines there");
 template <int N>
 static inline __device__ void d_glus(gcuda_glu_op op, float (&x)[N], const float (&g)[N], float alpha, float limit) {
     float logit[N], factor[N];
@@ -3333,31 +3335,42 @@ static __device__ float d_xielu(float x, const float * p) {
     return x > 0.0f ? p[2] * x * x + p[3] * x : (expm1f(fminf(x, p[4])) - x) * p[1] + p[3] * x;
 }
 
+// One for each line of GCUDA_UNARY_OPS: one that is missing does not compile.
+#define D_UNARY(ID, expr)                                                      \
+    static inline __device__ float d_unary_##ID(float x, const float * p) {    \
+        (void) p;                                                              \
+        return (expr);                                                         \
+    }
+D_UNARY(ABS, fabsf(x))
+D_UNARY(SGN, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f)
+D_UNARY(NEG, -x)
+D_UNARY(STEP, x > 0.0f ? 1.0f : 0.0f)
+D_UNARY(TANH, tanhf(x))
+D_UNARY(ELU, x > 0.0f ? x : expm1f(x))
+D_UNARY(RELU, x > 0.0f ? x : 0.0f)
+D_UNARY(SIGMOID, d_sigmoid(x))
+D_UNARY(GELU, d_gelu(x))
+D_UNARY(GELU_QUICK, x * d_sigmoid(1.702f * x))
+D_UNARY(SILU, x * d_sigmoid(x))
+D_UNARY(HARDSWISH, x * d_hardsigmoid(x))
+D_UNARY(HARDSIGMOID, d_hardsigmoid(x))
+D_UNARY(EXP, expf(x))
+D_UNARY(EXPM1, expm1f(x))
+D_UNARY(SOFTPLUS, x > 20.0f ? x : log1pf(expf(x)))
+D_UNARY(GELU_ERF, d_gelu_erf(x))
+D_UNARY(XIELU, d_xielu(x, p))
+D_UNARY(FLOOR, floorf(x))
+D_UNARY(CEIL, ceilf(x))
+D_UNARY(ROUND, roundf(x))
+D_UNARY(TRUNC, truncf(x))
+
 static __device__ float d_unary(gcuda_unary_op op, float x, const float * p) {
     switch (op) {
-        case GCUDA_UNARY_OP_ABS: return fabsf(x);
-        case GCUDA_UNARY_OP_SGN: return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f;
-        case GCUDA_UNARY_OP_NEG: return -x;
-        case GCUDA_UNARY_OP_STEP: return x > 0.0f ? 1.0f : 0.0f;
-        case GCUDA_UNARY_OP_TANH: return tanhf(x);
-        case GCUDA_UNARY_OP_ELU: return x > 0.0f ? x : expm1f(x);
-        case GCUDA_UNARY_OP_RELU: return x > 0.0f ? x : 0.0f;
-        case GCUDA_UNARY_OP_SIGMOID: return d_sigmoid(x);
-        case GCUDA_UNARY_OP_GELU: return d_gelu(x);
-        case GCUDA_UNARY_OP_GELU_QUICK: return x * d_sigmoid(1.702f * x);
-        case GCUDA_UNARY_OP_SILU: return x * d_sigmoid(x);
-        case GCUDA_UNARY_OP_HARDSWISH: return x * d_hardsigmoid(x);
-        case GCUDA_UNARY_OP_HARDSIGMOID: return d_hardsigmoid(x);
-        case GCUDA_UNARY_OP_EXP: return expf(x);
-        case GCUDA_UNARY_OP_EXPM1: return expm1f(x);
-        case GCUDA_UNARY_OP_SOFTPLUS: return x > 20.0f ? x : log1pf(expf(x));
-        case GCUDA_UNARY_OP_GELU_ERF: return d_gelu_erf(x);
-        case GCUDA_UNARY_OP_XIELU: return d_xielu(x, p);
-        case GCUDA_UNARY_OP_FLOOR: return floorf(x);
-        case GCUDA_UNARY_OP_CEIL: return ceilf(x);
-        case GCUDA_UNARY_OP_ROUND: return roundf(x);
-        case GCUDA_UNARY_OP_TRUNC: return truncf(x);
-        default: return x;
+#define X(ID, value) \
+    case GCUDA_UNARY_OP_##ID: return d_unary_##ID(x, p);
+        GCUDA_UNARY_OPS(X)
+#undef X
+        default: return NAN; // launchers refuse it
     }
 }
 
@@ -3506,12 +3519,10 @@ template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream
 
 gcuda_status gcuda_launch_glu(const gcuda_glu_args * args, gcuda_stream stream) {
     switch (args->op) {
-        case GCUDA_GLU_OP_REGLU: return glu<GCUDA_GLU_OP_REGLU>(*args, stream);
-        case GCUDA_GLU_OP_GEGLU: return glu<GCUDA_GLU_OP_GEGLU>(*args, stream);
-        case GCUDA_GLU_OP_SWIGLU: return glu<GCUDA_GLU_OP_SWIGLU>(*args, stream);
-        case GCUDA_GLU_OP_SWIGLU_OAI: return glu<GCUDA_GLU_OP_SWIGLU_OAI>(*args, stream);
-        case GCUDA_GLU_OP_GEGLU_ERF: return glu<GCUDA_GLU_OP_GEGLU_ERF>(*args, stream);
-        case GCUDA_GLU_OP_GEGLU_QUICK: return glu<GCUDA_GLU_OP_GEGLU_QUICK>(*args, stream);
+#define X(ID, value) \
+    case GCUDA_GLU_OP_##ID: return glu<GCUDA_GLU_OP_##ID>(*args, stream);
+        GCUDA_GLU_OPS(X)
+#undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
     }
 }
@@ -3917,6 +3928,23 @@ template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p,
     return launch_in_turn(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
 }
 
+// What d_chain_binary and d_chain_map compute; another operation would be taken for the last that they know.
+static bool is_chain_step(const gcuda_chain_step & s) {
+    switch (s.op) {
+        case GCUDA_OP_ADD:
+        case GCUDA_OP_SUB:
+        case GCUDA_OP_MUL:
+        case GCUDA_OP_DIV: return s.b.data != nullptr;
+        case GCUDA_OP_SCALE:
+        case GCUDA_OP_SQR:
+        case GCUDA_OP_SQRT:
+        case GCUDA_OP_CLAMP:
+        case GCUDA_OP_LEAKY_RELU: return true;
+        case GCUDA_OP_UNARY: return (int) s.unary >= 0 && s.unary < GCUDA_UNARY_OP_COUNT;
+        default: return false;
+    }
+}
+
 gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stream) {
     const gcuda_chain_args & p = *args;
     bool wide = is_wide(p.x) && is_wide(p.y);
@@ -3924,6 +3952,7 @@ gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stre
     if (p.n_steps < 0 || p.n_steps > GCUDA_CHAIN_MAX || !are_types) { return GCUDA_STATUS_UNSUPPORTED; }
     for (int m = 0; m < p.n_steps; ++m) {
         const gcuda_array & b = p.steps[m].b;
+        if (!is_chain_step(p.steps[m])) { return GCUDA_STATUS_UNSUPPORTED; }
         const bool is_row = b.ne[0] == 1 || (b.ne[0] == p.y.ne[0] && is_wide(b));
         wide = wide && (b.data == nullptr || (is_row && (b.type == p.y.type || b.type == GCUDA_TYPE_F32)));
     }
