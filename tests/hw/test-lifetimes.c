@@ -4,6 +4,7 @@
 // AddressSanitizer whoever reads it is reported. Results are compared with what they must be. GCUDA_TEST_LIFETIMES_S says for how many
 // seconds (2; with GCUDA_TEST_FULL 60, simulated 20). Also runs on the simulated device (make build/sim/test-lifetimes).
 #include "gcuda.h"
+#include "recycled.h"
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -481,33 +482,7 @@ TEST(the_largest_graphs) {
     stress_end(&k);
 }
 
-// ---- host memory that comes back at once: what is freed lies where the next of its size will ----
-
-static struct {
-    char heap[1 << 20];
-    size_t n_bytes, n_free;
-    struct { void * at; size_t size; } free[256];
-} recycled;
-
-static void * recycled_alloc(void * user, size_t size, size_t alignment) {
-    (void) user;
-    for (size_t i = recycled.n_free; i-- > 0;) {
-        if (recycled.free[i].size != size) { continue; }
-        void * at = recycled.free[i].at;
-        memmove(&recycled.free[i], &recycled.free[i + 1], (--recycled.n_free - i) * sizeof recycled.free[0]);
-        return at;
-    }
-    const size_t begin = ((uintptr_t) (recycled.heap + recycled.n_bytes) + 255) / 256 * 256 - (uintptr_t) recycled.heap;
-    if (alignment > 256 || begin + size > sizeof recycled.heap) { return NULL; }
-    recycled.n_bytes = begin + size;
-    return recycled.heap + begin;
-}
-static void recycled_free(void * user, void * at, size_t size) {
-    (void) user;
-    CHECK(recycled.n_free < 256);
-    recycled.free[recycled.n_free].at = at;
-    recycled.free[recycled.n_free++].size = size;
-}
+// ---- buffers at addresses of others ----
 
 // Two scales in memory at `memory`, described at the same addresses each time. of_device: the buffer is the device's, else the CPU's.
 static gcuda_status compute_at(gcuda_backend_t backend, struct block * arena, char * memory, bool of_device, const void ** where) {
@@ -534,9 +509,7 @@ TEST(another_buffer_at_the_address_of_one_that_was_freed) {
     const void *where[5], *now[5];
     char * memory = NULL;
     gcuda_shutdown();
-    memset(&recycled, 0, sizeof recycled);
-    const struct gcuda_allocator allocator = { recycled_alloc, recycled_free, NULL };
-    gcuda_set_allocator(&allocator);
+    recycled_begin();
     gcuda_backend_t backend = backend_new(0);
     REQUIRE(backend != NULL && cudaMalloc((void **) &memory, 4096) == cudaSuccess);
     arena_forbid(&arena);
