@@ -3258,7 +3258,8 @@ GCUDA_API gcuda_status gcuda_backend_graph_compute(
 // changed before the backend is synchronized. Their memory may not be freed or used otherwise, see gcuda_backend_buffer_free; nor
 // what a custom operation's userdata points to.
 GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
-// A plan keeps its own node list; the tensors must outlive it. NULL on failure.
+// A plan keeps its own node list; its tensors must be there whenever it is computed. Once they are gone it can be freed, or updated to
+// another graph. NULL on failure.
 GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);

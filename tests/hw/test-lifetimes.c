@@ -4,6 +4,7 @@
 // AddressSanitizer whoever reads it is reported. Results are compared with what they must be. GCUDA_TEST_LIFETIMES_S says for how many
 // seconds (2; with GCUDA_TEST_FULL 60, simulated 20). Also runs on the simulated device (make build/sim/test-lifetimes).
 #include "gcuda.h"
+#include "recycled.h"
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -239,6 +240,8 @@ struct stress {
     struct block arenas[N_ARENAS], blocks[N_BLOCKS];
     struct slot slots[N_SLOTS];
     gcuda_backend_t backends[N_BACKENDS];
+    gcuda_backend_graph_plan_t plan; // of the first backend; goes from graph to graph, most of which are gone by then
+    bool is_profiled; // the second backend
     struct shape last;
     uint64_t n_graphs, n_nodes, n_runs, n_checked;
     bool is_hollow; // simulated kernels do nothing, and results mean nothing
@@ -263,6 +266,16 @@ static void add_stats(struct stress * k, gcuda_backend_t backend) {
     k->sums.n_evicted += s.n_evicted;
     k->sums.n_captures += s.n_captures;
     k->sums.n_graph_launches += s.n_graph_launches;
+}
+
+static void backend_end(struct stress * k, int i) {
+    if (i == 0) {
+        gcuda_backend_graph_plan_free(k->backends[0], k->plan);
+        k->plan = NULL;
+    }
+    k->is_profiled = k->is_profiled && i != 1;
+    add_stats(k, k->backends[i]);
+    gcuda_backend_free(k->backends[i]);
 }
 
 static void settle(struct slot * s) {
@@ -342,6 +355,32 @@ static void check_run(struct stress * k, struct slot * s) {
     k->n_checked++;
 }
 
+// By the cache of plans, or by the plan.
+static gcuda_status run_once(struct stress * k, gcuda_backend_t backend, struct slot * s) {
+    if (backend != k->backends[0] || rng_below(&k->rng, 4) != 0) { return gcuda_backend_graph_compute_async(backend, s->graph); }
+    if (k->plan == NULL) {
+        k->plan = gcuda_backend_graph_plan_create(backend, s->graph);
+        CHECK(k->plan != NULL);
+    } else {
+        CHECK_OK(gcuda_backend_graph_plan_update(backend, k->plan, s->graph));
+    }
+    return gcuda_backend_graph_plan_compute(backend, k->plan);
+}
+
+// Node by node, with records of each.
+static void toggle_profile(struct stress * k) {
+    const struct gcuda_cuda_profile_record * records = NULL;
+    size_t n = 0;
+    if (k->is_profiled) {
+        CHECK_OK(gcuda_cuda_profile_end(k->backends[1]));
+        CHECK_OK(gcuda_cuda_profile_get(k->backends[1], &records, &n));
+        for (size_t i = 0; i < n; ++i) { CHECK(records[i].op != NULL && records[i].n_bytes > 0); }
+    } else {
+        CHECK_OK(gcuda_cuda_profile_begin(k->backends[1]));
+    }
+    k->is_profiled = !k->is_profiled;
+}
+
 // Some runs with values of their own; the last one may be over only when all else is gone.
 static void compute(struct stress * k, struct slot * s) {
     // the last has branches side by side, which the simulator makes a stream each of
@@ -350,7 +389,7 @@ static void compute(struct stress * k, struct slot * s) {
     settle(s); // another backend's
     for (int i = 0; i < n; ++i) {
         fill(s, (int) rng_below(&k->rng, 1000));
-        CHECK_OK(gcuda_backend_graph_compute_async(backend, s->graph));
+        CHECK_OK(run_once(k, backend, s));
         s->busy = backend;
         k->n_runs++;
         if (i + 1 < n) { check_run(k, s); }
@@ -402,10 +441,10 @@ static void step(struct stress * k) {
     if (rng_below(&k->rng, 60) == 0) { // a backend with all its plans
         const int i = (int) rng_below(&k->rng, N_BACKENDS);
         for (int j = 0; j < N_SLOTS; ++j) { settle(&k->slots[j]); }
-        add_stats(k, k->backends[i]);
-        gcuda_backend_free(k->backends[i]);
+        backend_end(k, i);
         k->backends[i] = backend_new(i);
     }
+    if (rng_below(&k->rng, k->is_profiled ? 5 : 50) == 0) { toggle_profile(k); }
 }
 
 static void stress_begin(struct stress * k) {
@@ -427,10 +466,7 @@ static void stress_end(struct stress * k) {
         end(k, &k->slots[i]);
         gcuda_gallocr_free(k->slots[i].alloc);
     }
-    for (int i = 0; i < N_BACKENDS; ++i) {
-        add_stats(k, k->backends[i]);
-        gcuda_backend_free(k->backends[i]);
-    }
+    for (int i = 0; i < N_BACKENDS; ++i) { backend_end(k, i); }
     for (int i = 0; i < N_ARENAS; ++i) {
         ASAN_UNPOISON_MEMORY_REGION(k->arenas[i].memory, arena_bytes());
         free(k->arenas[i].memory);
@@ -481,33 +517,7 @@ TEST(the_largest_graphs) {
     stress_end(&k);
 }
 
-// ---- host memory that comes back at once: what is freed lies where the next of its size will ----
-
-static struct {
-    char heap[1 << 20];
-    size_t n_bytes, n_free;
-    struct { void * at; size_t size; } free[256];
-} recycled;
-
-static void * recycled_alloc(void * user, size_t size, size_t alignment) {
-    (void) user;
-    for (size_t i = recycled.n_free; i-- > 0;) {
-        if (recycled.free[i].size != size) { continue; }
-        void * at = recycled.free[i].at;
-        memmove(&recycled.free[i], &recycled.free[i + 1], (--recycled.n_free - i) * sizeof recycled.free[0]);
-        return at;
-    }
-    const size_t begin = ((uintptr_t) (recycled.heap + recycled.n_bytes) + 255) / 256 * 256 - (uintptr_t) recycled.heap;
-    if (alignment > 256 || begin + size > sizeof recycled.heap) { return NULL; }
-    recycled.n_bytes = begin + size;
-    return recycled.heap + begin;
-}
-static void recycled_free(void * user, void * at, size_t size) {
-    (void) user;
-    CHECK(recycled.n_free < 256);
-    recycled.free[recycled.n_free].at = at;
-    recycled.free[recycled.n_free++].size = size;
-}
+// ---- buffers at addresses of others ----
 
 // Two scales in memory at `memory`, described at the same addresses each time. of_device: the buffer is the device's, else the CPU's.
 static gcuda_status compute_at(gcuda_backend_t backend, struct block * arena, char * memory, bool of_device, const void ** where) {
@@ -534,9 +544,7 @@ TEST(another_buffer_at_the_address_of_one_that_was_freed) {
     const void *where[5], *now[5];
     char * memory = NULL;
     gcuda_shutdown();
-    memset(&recycled, 0, sizeof recycled);
-    const struct gcuda_allocator allocator = { recycled_alloc, recycled_free, NULL };
-    gcuda_set_allocator(&allocator);
+    recycled_begin();
     gcuda_backend_t backend = backend_new(0);
     REQUIRE(backend != NULL && cudaMalloc((void **) &memory, 4096) == cudaSuccess);
     arena_forbid(&arena);

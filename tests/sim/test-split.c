@@ -3,6 +3,8 @@
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 
+#include "hw/recycled.h"
+
 #include <pthread.h>
 
 // =====================================================================================================================
@@ -679,6 +681,61 @@ TEST(split_products_are_the_whole_bit_for_bit) {
         }
         free(wanted);
     }
+    clean();
+}
+
+// Device memory in places of a mebibyte: the one that was freed last comes first.
+static struct {
+    void * free[2][16];
+    int n_free[2];
+} places;
+
+static void * places_alloc(void * user, int device, size_t size) {
+    void * at = NULL;
+    (void) user;
+    if (size > MB) { return NULL; }
+    return places.n_free[device] > 0 ? places.free[device][--places.n_free[device]] : cudaMalloc(&at, MB) == cudaSuccess ? at : NULL;
+}
+
+static void places_free(void * user, int device, void * ptr, size_t size) {
+    (void) user;
+    (void) size;
+    places.free[device][places.n_free[device]++] = ptr;
+}
+
+// The same graph, and weights of other shares where the former ones lay: its CUDA graph has to follow.
+TEST(other_shares_at_the_same_addresses) {
+    static const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 40, 420, 3 };
+    static const float shares[2][2] = { { 1, 2 }, { 2, 1 } };
+    float * wanted = whole(&c);
+    REQUIRE(wanted != NULL);
+    fresh(2, 64 * MB, 0);
+    recycled_begin();
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.pool = GCUDA_CUDA_POOL_BEST_FIT;
+    params.graphs = GCUDA_CUDA_ON;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(backend != NULL);
+    struct gcuda_cuda_memory_params mine;
+    memset(&mine, 0, sizeof mine);
+    memset(&places, 0, sizeof places);
+    mine.device.alloc = places_alloc;
+    mine.device.free = places_free;
+    CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+    for (int i = 0; i < 6; ++i) {
+        float * y = products(backend, gcuda_backend_cuda_split_buffer_type(0, shares[i % 2], 2), &c);
+        CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "run %d: %s", i, y ? "wrong" : gcuda_last_error());
+        free(y);
+    }
+    struct gcuda_cuda_plan_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    CHECK(stats.n_made == 1 && stats.n_updated >= 5); // or nothing lay where it had
+    gcuda_backend_free(backend);
+    for (int d = 0; d < 2; ++d) {
+        while (places.n_free[d] > 0) { CHECK(cudaFree(places.free[d][--places.n_free[d]]) == cudaSuccess); }
+    }
+    free(wanted);
     clean();
 }
 
