@@ -19254,6 +19254,20 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
     return GCUDA_STATUS_SUCCESS;
 }
 
+// A view without an operation (gcuda_view_tensor) is no node: what it sees has to be there, so listing it, and each of its uses, is
+// a use of its owner. The owner is listed already, or is not this graph's.
+static void gcudai_graph_use_owner(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const bool is_plain_view = t->view_src != NULL && t->op == GCUDA_OP_NONE;
+    const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NO_SLOT;
+    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+}
+
+static void gcudai_graph_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const size_t slot = gcudai_graph_find(g, t);
+    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    if (t != NULL) { gcudai_graph_use_owner(g, t); }
+}
+
 // Counts a reference, and remembers a tensor seen for the first time as a child of `parent`.
 static gcuda_status gcudai_graph_discover(
     struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
@@ -19269,8 +19283,9 @@ static gcuda_status gcudai_graph_discover(
         v->items[v->n].parent = parent;
         v->n++;
         g->hash_keys[slot] = t;
+        gcudai_graph_use_owner(g, t);
     }
-    g->use_counts[slot] += parent >= 0;
+    if (parent >= 0) { gcudai_graph_count_use(g, t); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -19296,13 +19311,10 @@ static gcuda_status gcudai_graph_visit(struct gcuda_cgraph * g, struct gcuda_ten
 // use_counts again from the node list.
 static void gcudai_graph_recount(struct gcuda_cgraph * g) {
     memset(g->use_counts, 0, g->hash_size * sizeof(*g->use_counts));
-    for (int i = 0; i < g->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const size_t slot = gcudai_graph_find(g, g->nodes[i]->src[k]);
-            if (slot != GCUDAI_NO_SLOT) {
-                g->use_counts[slot]++;
-            }
-        }
+    for (int i = 0; i < g->n_nodes + g->n_leafs; ++i) {
+        const struct gcuda_tensor * t = i < g->n_nodes ? g->nodes[i] : g->leafs[i - g->n_nodes];
+        gcudai_graph_use_owner(g, t);
+        for (int k = 0; k < GCUDA_MAX_SRC && i < g->n_nodes; ++k) { gcudai_graph_count_use(g, t->src[k]); }
     }
 }
 
@@ -19367,12 +19379,7 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
     }
     graph->hash_keys[slot] = tensor;
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const size_t src_slot = gcudai_graph_find(graph, tensor->src[k]);
-        if (src_slot != GCUDAI_NO_SLOT) {
-            graph->use_counts[src_slot]++;
-        }
-    }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(graph, tensor->src[k]); }
     gcudai_graph_list_node(graph, tensor);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -21031,6 +21038,12 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
     return GCUDA_STATUS_SUCCESS;
 }
 
+static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
+    return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, node,
+        "reads '%s', which has no memory yet and which no node before it computes: expand '%s' into the graph first", src->name,
+        src->name);
+}
+
 // Memory without contents: nothing computes what the node reads.
 static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
@@ -21038,9 +21051,7 @@ static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct g
         if (owner == NULL || !gcudai_is_ours(owner) || gcuda_is_empty(owner)) { continue; }
         const struct gcudai_life * life = gcudai_life_of(g, owner);
         if (owner->op != GCUDA_OP_NONE && !life->is_computed) {
-            return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, t,
-                "reads '%s', which has no memory yet and which no node before it computes: expand '%s' into the graph first",
-                owner->name, owner->name);
+            return gcudai_fail_uncomputed(t, owner);
         }
         if (owner != src && !life->is_listed && !life->is_allocated) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, t,
@@ -34220,7 +34231,7 @@ struct gcudai_sched_item {
     int32_t root, rep;                 // owner of the memory; next on the way to the representative
     int32_t backend;                   // at the representative
     int32_t first_member, next_member; // computed nodes of a group; -1: none
-    bool is_member;
+    bool is_member, is_computed;
     int32_t first_copy;
     int32_t n_writes; // of nodes that work in place, into an owner, so far in the order of the graph
     int32_t why_item; // the weight that decided
@@ -35019,11 +35030,6 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_sched_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
-    const size_t slot = gcudai_graph_find(g, t);
-    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
-}
-
 static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
@@ -35033,9 +35039,9 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
-    for (int i = 0; i < s->n_copied; ++i) { gcudai_sched_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
+    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
-                for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_sched_count_use(g, s->items[s->foreign[i]].t->src[k]); }
+                for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
@@ -35168,15 +35174,31 @@ static struct gcuda_cgraph gcudai_sched_alloc_graph(gcuda_backend_sched_t s) {
     return g;
 }
 
+// As the graph allocator refuses memory without contents: what is copied between backends it cannot see.
+static gcuda_status gcudai_sched_check_contents(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    for (int32_t i = 0; i < s->n_items; ++i) {
+        if (s->items[i].root == i && !s->items[i].is_placed) { GCUDAI_TRY(gcudai_check_leaf(graph, s->items[i].original)); }
+    }
+    for (int i = 0; i < s->n_nodes; ++i) {
+        const struct gcuda_tensor * t = s->items[s->nodes[i]].original;
+        for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            const struct gcudai_sched_item * root = source >= 0 ? &s->items[s->items[source].root] : NULL;
+            if (root == NULL || root->is_placed || root->original->op == GCUDA_OP_NONE || gcuda_is_empty(root->original)) { continue; }
+            if (!root->is_computed) { return gcudai_fail_uncomputed(t, root->original); }
+        }
+        s->items[s->nodes[i]].is_computed = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // From a graph to what is to be done; nothing is placed.
 static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
     s->is_allocated = false;
     s->n_splits = s->n_items = 0;
     if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: graph is NULL", what); }
     GCUDAI_TRY(gcudai_sched_enter_graph(s, graph));
-    for (int32_t i = 0; i < s->n_items; ++i) {
-        if (s->items[i].root == i && !s->items[i].is_placed) { GCUDAI_TRY(gcudai_check_leaf(graph, s->items[i].original)); }
-    }
+    GCUDAI_TRY(gcudai_sched_check_contents(s, graph));
     GCUDAI_TRY(gcudai_sched_describe(s));
     const size_t n_can = (size_t) s->n_items * (size_t) s->n_backends;
     GCUDAI_TRY(gcudai_room(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
