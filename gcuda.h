@@ -58,6 +58,11 @@ MEMORY
     each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
     use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
     All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
+    What a gcuda_gallocr or a scheduler places lives while nodes still read it: set inputs before every run, mark what is
+    read after it with gcuda_set_output, and allocate weights, caches and other state first (a context of their own, with
+    gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's that has no memory is refused, unless
+    gcuda_set_input says that it is set before every run. Nodes run in the order in which they were expanded: expand what
+    writes a cache before what reads a view of it.
     Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
     nothing.
     On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
@@ -2892,7 +2897,9 @@ GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads); // 0 if t
 // context holds an error (with the context's first message), when tensor is NULL, or when the graph is full; the
 // graph is unchanged then.
 GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
-GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor); // as is, last
+// Appends the tensor alone, last, to be computed there: what it reads has memory and contents, or comes from an earlier node. A
+// tensor that is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
+GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
@@ -2983,6 +2990,10 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
 // reused. Not thread-safe. After a failure the allocator can be used again or freed.
+// What it places is temporary: a leaf's memory, an INPUT's too, goes to others behind its last reader, so set it before every run; a
+// result that nodes read is to be had after the run only with gcuda_set_output. Views, also those of gcuda_view_tensor, keep their
+// owner while they are read. INVALID_ARGUMENT, by name, where nothing can be in the memory: a leaf of another context than the
+// graph's that is not placed and not an INPUT (weights that never got a buffer), a source that no earlier node computes.
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
@@ -4343,6 +4354,7 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
 // it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
+// What it places is temporary, and what nothing can be in is refused by name, as struct gcuda_gallocr says.
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; one that is not the allocated one is allocated first. The allocated one may be changed in place, as for other
 // backends: parameters (op_params), where views begin and where tensors with memory of the caller's have it, are followed at once.
@@ -7807,6 +7819,14 @@ struct gcuda_context {
 #define GCUDAI_OBJECT_BYTES_PADDED ((sizeof(struct gcudai_object) + GCUDA_MEM_ALIGN - 1) / GCUDA_MEM_ALIGN * GCUDA_MEM_ALIGN)
 #define GCUDAI_ARENA_MIN_BYTES ((size_t) 64 * 1024)
 #define GCUDAI_ARENA_MAX_BYTES ((size_t) 16 * 1024 * 1024)
+
+static bool gcudai_context_holds(const struct gcuda_context * ctx, const void * object) {
+    const struct gcudai_arena_block * b = ctx->block;
+    while (b != NULL && !((uintptr_t) object >= (uintptr_t) b->base && (uintptr_t) object - (uintptr_t) b->base < b->size)) {
+        b = b->next;
+    }
+    return b != NULL;
+}
 
 static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, void * memory, size_t size) {
     const size_t header = gcudai_pad(sizeof(struct gcudai_arena_block), GCUDAI_ALIGN);
@@ -19451,6 +19471,13 @@ static bool gcudai_is_leaf(const struct gcuda_tensor * t) {
     return t->op == GCUDA_OP_NONE && !(t->flags & GCUDA_TENSOR_FLAG_PARAM);
 }
 
+// As a node that is computed: backends pass over nodes without the flag.
+static void gcudai_graph_list_node(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
+    if (t->name[0] == '\0') { gcuda_format_name(t, "node_%d", g->n_nodes); }
+    t->flags |= t->op != GCUDA_OP_NONE ? GCUDA_TENSOR_FLAG_COMPUTE : 0;
+    g->nodes[g->n_nodes++] = t;
+}
+
 // Appends a tensor whose sources are all there.
 static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
     const bool is_leaf = gcudai_is_leaf(t);
@@ -19459,16 +19486,27 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n,
             is_leaf ? "leafs" : "nodes", g->size, t->name);
     }
-    if (t->name[0] == '\0') {
-        gcuda_format_name(t, is_leaf ? "leaf_%d" : "node_%d", n);
+    if (!is_leaf) {
+        gcudai_graph_list_node(g, t);
+        return GCUDA_STATUS_SUCCESS;
     }
-    if (is_leaf) {
-        g->leafs[g->n_leafs++] = t;
-    } else {
-        g->nodes[g->n_nodes++] = t;
-        t->flags |= t->op != GCUDA_OP_NONE ? GCUDA_TENSOR_FLAG_COMPUTE : 0;
-    }
+    if (t->name[0] == '\0') { gcuda_format_name(t, "leaf_%d", n); }
+    g->leafs[g->n_leafs++] = t;
     return GCUDA_STATUS_SUCCESS;
+}
+
+// A view without an operation (gcuda_view_tensor) is no node: what it sees has to be there, so listing it, and each of its uses, is
+// a use of its owner. The owner is listed already, or is not this graph's.
+static void gcudai_graph_use_owner(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const bool is_plain_view = t->view_src != NULL && t->op == GCUDA_OP_NONE;
+    const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NO_SLOT;
+    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+}
+
+static void gcudai_graph_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const size_t slot = gcudai_graph_find(g, t);
+    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    if (t != NULL) { gcudai_graph_use_owner(g, t); }
 }
 
 // Counts a reference, and remembers a tensor seen for the first time as a child of `parent`.
@@ -19486,8 +19524,9 @@ static gcuda_status gcudai_graph_discover(
         v->items[v->n].parent = parent;
         v->n++;
         g->hash_keys[slot] = t;
+        gcudai_graph_use_owner(g, t);
     }
-    g->use_counts[slot] += parent >= 0;
+    if (parent >= 0) { gcudai_graph_count_use(g, t); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -19513,13 +19552,10 @@ static gcuda_status gcudai_graph_visit(struct gcuda_cgraph * g, struct gcuda_ten
 // use_counts again from the node list.
 static void gcudai_graph_recount(struct gcuda_cgraph * g) {
     memset(g->use_counts, 0, g->hash_size * sizeof(*g->use_counts));
-    for (int i = 0; i < g->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const size_t slot = gcudai_graph_find(g, g->nodes[i]->src[k]);
-            if (slot != GCUDAI_NO_SLOT) {
-                g->use_counts[slot]++;
-            }
-        }
+    for (int i = 0; i < g->n_nodes + g->n_leafs; ++i) {
+        const struct gcuda_tensor * t = i < g->n_nodes ? g->nodes[i] : g->leafs[i - g->n_nodes];
+        gcudai_graph_use_owner(g, t);
+        for (int k = 0; k < GCUDA_MAX_SRC && i < g->n_nodes; ++k) { gcudai_graph_count_use(g, t->src[k]); }
     }
 }
 
@@ -19583,13 +19619,8 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
     }
     graph->hash_keys[slot] = tensor;
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const size_t src_slot = gcudai_graph_find(graph, tensor->src[k]);
-        if (src_slot != GCUDAI_NO_SLOT) {
-            graph->use_counts[src_slot]++;
-        }
-    }
-    graph->nodes[graph->n_nodes++] = tensor;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(graph, tensor->src[k]); }
+    gcudai_graph_list_node(graph, tensor);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -20842,6 +20873,8 @@ struct gcudai_life {
     bool is_allocated;
     size_t offset;
     int live_in; // the region in which it was computed, until its last reader; 0: none
+    bool is_listed, is_node; // by the graph: at all, and as a node
+    bool is_read, is_computed;
 };
 
 struct gcudai_held { // memory of a branch, not yet for others
@@ -21135,17 +21168,25 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
     return GCUDA_STATUS_SUCCESS;
 }
 
+// What a reader of the tensor keeps alive. A view that is no node (gcuda_view_tensor, or one that the graph does not list) has
+// no life of its own: who reads it reads its owner.
+static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
+    const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
+    return src->view_src == NULL || is_node_view ? src : src->view_src;
+}
+
 // The node has been computed: its sources lose a reader. An OUTPUT view keeps its owner.
 static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
-    struct gcudai_life * life = gcudai_life_of(g, src);
+    const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
+    struct gcudai_life * life = gcudai_life_of(g, read);
     if (--life->n_children > 0 || life->n_views > 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (src->view_src == NULL) {
-        return gcudai_gallocr_drop(g, src);
+    if (read->view_src == NULL) {
+        return gcudai_gallocr_drop(g, read);
     }
     struct gcudai_life * owner = gcudai_life_of(g, src->view_src);
-    if (src->op == GCUDA_OP_NONE || (src->flags & GCUDA_TENSOR_FLAG_OUTPUT)) {
+    if (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) {
         return GCUDA_STATUS_SUCCESS;
     }
     owner->n_views--;
@@ -21185,23 +21226,99 @@ static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcud
 
 static int gcudai_buffer_id(const int * ids, int i) { return ids ? ids[i] : 0; }
 
+// Who is listed, as what. A tensor that is listed again has one place, so it keeps that to the end.
+static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        struct gcudai_life * life = gcudai_life_of(g, graph->leafs[i]);
+        life->n_children += life->is_listed;
+        life->is_listed = true;
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        struct gcudai_life * life = gcudai_life_of(g, t);
+        if (life->is_listed) {
+            life->n_children++;
+        } else if (t->view_src != NULL && t->op != GCUDA_OP_NONE) { // NONE: a mark for dependency, reads nothing
+            gcudai_life_of(g, t->view_src)->n_views++;
+        }
+        life->is_listed = life->is_node = true;
+    }
+}
+
+static void gcudai_gallocr_count_read(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
+    const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
+    struct gcudai_life * life = gcudai_life_of(g, read);
+    life->n_children++;
+    life->n_views += read != src && (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0; // which no one takes back
+    gcudai_life_of(g, src)->is_read = true;
+}
+
 static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids) {
+    gcudai_gallocr_mark(g, graph);
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
-        if (t->view_src != NULL && t->op != GCUDA_OP_NONE) { // NONE: a mark for dependency, reads nothing
-            gcudai_life_of(g, t->view_src)->n_views++;
-        }
         if (t->flags & GCUDA_TENSOR_FLAG_INPUT) {
             GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
         }
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
-                gcudai_life_of(g, t->src[k])->n_children++;
+                gcudai_gallocr_count_read(g, t->src[k]);
                 if (t->src[k]->flags & GCUDA_TENSOR_FLAG_INPUT) {
                     GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
                 }
             }
+        }
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { // a view that is a result itself keeps its owner
+        const struct gcuda_tensor * t = graph->leafs[i];
+        if (t->view_src != NULL && (!gcudai_life_of(g, t)->is_read || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT))) {
+            gcudai_life_of(g, t->view_src)->n_views++;
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
+    return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, node,
+        "reads '%s', which has no memory yet and which no node before it computes: expand '%s' into the graph first", src->name,
+        src->name);
+}
+
+// Memory without contents: nothing computes what the node reads.
+static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+    for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
+        const struct gcuda_tensor * src = t->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        if (owner == NULL || !gcudai_is_ours(owner) || gcuda_is_empty(owner)) { continue; }
+        const struct gcudai_life * life = gcudai_life_of(g, owner);
+        if (owner->op != GCUDA_OP_NONE && !life->is_computed) {
+            return gcudai_fail_uncomputed(t, owner);
+        }
+        if (owner != src && !life->is_listed && !life->is_allocated) {
+            return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, t,
+                "'%s' is a view of '%s', which has no memory and is not in the graph: allocate it, or expand it into the graph",
+                src->name, owner->name);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The caller's mistake most often: weights whose context never got a buffer.
+static gcuda_status gcudai_check_leaf(const struct gcuda_cgraph * graph, const struct gcuda_tensor * t) {
+    const bool may = t->op != GCUDA_OP_NONE || (t->flags & GCUDA_TENSOR_FLAG_INPUT) || gcuda_is_empty(t) || graph->ctx == NULL;
+    if (may || gcudai_context_holds(graph->ctx, t)) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+        "'%s' (%s) has no memory and is of another context than the graph: allocate it (gcuda_backend_alloc_ctx_tensors), or "
+        "declare it with gcuda_set_input and set it before each run", t->name, gcuda_type_name(t->type));
+}
+
+static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph) {
+    for (int i = 0; i < graph->n_leafs + graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = i < graph->n_leafs ? graph->leafs[i] : graph->nodes[i - graph->n_leafs];
+        for (int k = 0; k <= GCUDA_MAX_SRC; ++k) {
+            const struct gcuda_tensor * u = k < GCUDA_MAX_SRC ? t->src[k] : t;
+            const struct gcuda_tensor * owner = u != NULL && u->view_src != NULL ? u->view_src : u;
+            if (owner != NULL && gcudai_is_ours(owner)) { GCUDAI_TRY(gcudai_check_leaf(graph, owner)); }
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -21222,12 +21339,14 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
+        GCUDAI_TRY(gcudai_gallocr_check_reads(g, t));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
             }
         }
         GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
+        gcudai_life_of(g, t)->is_computed = true;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k]));
@@ -21277,6 +21396,7 @@ static gcuda_status gcudai_gallocr_plan(
     for (int i = 0; i < graph->n_nodes + graph->n_leafs; ++i) {
         GCUDAI_TRY(gcudai_check_tensor(i < graph->n_nodes ? graph->nodes[i] : graph->leafs[i - graph->n_nodes]));
     }
+    GCUDAI_TRY(gcudai_gallocr_check_leafs(graph));
     GCUDAI_TRY(gcudai_gallocr_index(g, graph));
     array = g->lives;
     GCUDAI_TRY(gcudai_grow(&array, &g->n_lives, g->map.n, sizeof(*g->lives)));
@@ -21401,6 +21521,8 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
                 galloc->n_bufs);
         }
         GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
+    } else {
+        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // where a leaf is, the plan does not know
     }
     for (int i = 0; i < galloc->n_bufs; ++i) {
         GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
@@ -21413,6 +21535,9 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
             GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i]->src[k], &galloc->nodes[i].src[k]));
         }
         GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which have a place by now
+        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -34394,6 +34519,7 @@ struct gcudai_sched_item {
     int32_t root, rep;                 // owner of the memory; next on the way to the representative
     int32_t backend;                   // at the representative
     int32_t first_member, next_member; // computed nodes of a group; -1: none
+    bool is_member, is_computed;
     int32_t first_copy;
     int32_t n_writes; // of nodes that work in place, into an owner, so far in the order of the graph
     int32_t why_item; // the weight that decided
@@ -34800,7 +34926,8 @@ static void gcudai_sched_group(gcuda_backend_sched_t s) {
     }
     for (int i = s->n_nodes; i-- > 0;) {
         const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
-        if (gcudai_sched_is_work(s, node)) {
+        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // listed twice, it is one member
+            s->items[node].is_member = true;
             s->items[node].next_member = s->items[rep].first_member;
             s->items[rep].first_member = node;
         }
@@ -35192,11 +35319,6 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_sched_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
-    const size_t slot = gcudai_graph_find(g, t);
-    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
-}
-
 static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
@@ -35206,9 +35328,9 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
-    for (int i = 0; i < s->n_copied; ++i) { gcudai_sched_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
+    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
-                for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_sched_count_use(g, s->items[s->foreign[i]].t->src[k]); }
+                for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
@@ -35341,12 +35463,31 @@ static struct gcuda_cgraph gcudai_sched_alloc_graph(gcuda_backend_sched_t s) {
     return g;
 }
 
+// As the graph allocator refuses memory without contents: what is copied between backends it cannot see.
+static gcuda_status gcudai_sched_check_contents(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    for (int32_t i = 0; i < s->n_items; ++i) {
+        if (s->items[i].root == i && !s->items[i].is_placed) { GCUDAI_TRY(gcudai_check_leaf(graph, s->items[i].original)); }
+    }
+    for (int i = 0; i < s->n_nodes; ++i) {
+        const struct gcuda_tensor * t = s->items[s->nodes[i]].original;
+        for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            const struct gcudai_sched_item * root = source >= 0 ? &s->items[s->items[source].root] : NULL;
+            if (root == NULL || root->is_placed || root->original->op == GCUDA_OP_NONE || gcuda_is_empty(root->original)) { continue; }
+            if (!root->is_computed) { return gcudai_fail_uncomputed(t, root->original); }
+        }
+        s->items[s->nodes[i]].is_computed = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // From a graph to what is to be done; nothing is placed.
 static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
     s->is_allocated = false;
     s->n_splits = s->n_items = 0;
     if (graph == NULL) { return gcudai_null_fail(what, "graph"); }
     GCUDAI_TRY(gcudai_sched_enter_graph(s, graph));
+    GCUDAI_TRY(gcudai_sched_check_contents(s, graph));
     GCUDAI_TRY(gcudai_sched_describe(s));
     const size_t n_can = (size_t) s->n_items * (size_t) s->n_backends;
     GCUDAI_TRY(gcudai_room(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
