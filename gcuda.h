@@ -4317,10 +4317,10 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 //
 //   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the
 //            rows asked for are written
-//   imatrix  NULL, or n_per_row weights >= 0: what an error in each column costs, as a rule the mean square of the
-//            activations that meet it. Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
+//   imatrix  NULL, or n_per_row weights from 0 to 1e15: what an error in each column costs, as a rule the mean square of the
+//            activations that meet it (only their proportions count). Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
 //   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside
-//            a row, NULL, sizes that overflow
+//            a row, NULL, sizes that overflow, a weight that is negative, NaN or above 1e15
 // Any input is accepted: NaN and infinity give some block; gcuda_validate_row_data says whether its scale is finite.
 // With IQ4_NL this searches for better scales than the conversion of cpy and set_rows, which must be fast.
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
@@ -7188,6 +7188,20 @@ static void gcudai_quantize_worker(void * arg) {
     }
 }
 
+// Up to here the products and sums of the searches are finite for all that the scales of a format hold.
+#define GCUDAI_MAX_IMPORTANCE 1e15f
+
+static gcuda_status gcudai_quantize_check_importance(const struct gcudai_quantize_job * job, const char * type_name) {
+    for (int64_t i = 0; job->weighted != NULL && job->imatrix != NULL && i < job->n_per_row; ++i) {
+        const float w = job->imatrix[i];
+        if (!(w >= 0.0f && w <= GCUDAI_MAX_IMPORTANCE)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: importance of column %lld is %g, %s wants 0 to %g",
+                               (long long) i, (double) w, type_name, (double) GCUDAI_MAX_IMPORTANCE);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // Everything about a job but its data; the sizes of start, src and dst are checked as well.
 static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
                                             int64_t n_rows, int64_t n_per_row, const float * imatrix) {
@@ -7223,7 +7237,7 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     job->plain = t->from_float_ref;
     // without importance the weighted function of IQ4_NL is the search, and its plain one the quick rule
     job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_weighted_quantizer(type) : NULL;
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_quantize_check_importance(job, t->type_name);
 }
 
 static gcuda_status gcudai_quantize_set_data(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
@@ -7354,9 +7368,11 @@ bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_b
 // =====================================================================================================
 
 static void gcudai_dequantize_row_f32(const void * x, float * y, int64_t n) {
-    memcpy(y, x, (size_t) n * sizeof(float));
+    if (n > 0) { memcpy(y, x, (size_t) n * sizeof(float)); }
 }
-static void gcudai_quantize_row_f32(const float * x, void * y, int64_t n) { memcpy(y, x, (size_t) n * sizeof(float)); }
+static void gcudai_quantize_row_f32(const float * x, void * y, int64_t n) {
+    if (n > 0) { memcpy(y, x, (size_t) n * sizeof(float)); }
+}
 static void gcudai_dequantize_row_f16(const void * x, float * y, int64_t n) {
     gcuda_fp16_to_fp32_row((const gcuda_fp16_t *) x, y, n);
 }
@@ -8327,6 +8343,7 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor->buffer != NULL) {
         return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
     }
+    if (gcuda_is_empty(tensor)) { return tensor; } // its data may be NULL, which memset must not get
     if (gcuda_is_contiguously_allocated(tensor)) {
         memset(tensor->data, 0, gcuda_nbytes(tensor));
     } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
@@ -8435,7 +8452,8 @@ static void gcudai_q_sums(const struct gcudai_q_col * c, float d, const int sum[
 }
 
 // 32 activations to 8 bits. A block with a NaN or an infinity gets the scale NaN: the columns it feeds become NaN,
-// and no such value is ever converted to an integer. A block below 1e-36 counts as zero: 127 / amax would overflow.
+// and no such value is ever converted to an integer. A block below 1e-36 is quantized 2^100 times as large, where 127 / amax
+// does not overflow; its scale may be subnormal, which costs each value at most 1e-43.
 static void gcudai_q_block(const float * x, const struct gcudai_q_col * c) {
     float amax = 0.0f, exact[2] = { 0.0f, 0.0f };
     int sum[2] = { 0, 0 };
@@ -8446,13 +8464,14 @@ static void gcudai_q_block(const float * x, const struct gcudai_q_col * c) {
         amax = a > amax ? a : amax;
     }
     memset(c->q, 0, 32);
-    if (!is_finite || amax < 1e-36f) {
+    if (!is_finite || amax == 0.0f) {
         gcudai_q_sums(c, is_finite ? 0.0f : (float) NAN, sum, exact);
         return;
     }
-    const float id = 127.0f / amax;
+    const float up = amax < 1e-36f ? 1.2676506002282294e30f : 1.0f;
+    const float id = 127.0f / (amax * up);
     for (int i = 0; i < 32; ++i) {
-        const float v = x[i] * id;
+        const float v = x[i] * up * id;
         c->q[i] = (int8_t) (v + (v < 0.0f ? -0.5f : 0.5f));
         sum[i / 16] += c->q[i];
         exact[i / 16] += v;
@@ -11748,7 +11767,8 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     }
     w->xs[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(x->type));
     w->ys[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(y->type));
-    if (!w->is_ragged && w->ne[0] > 0) {
+    const bool is_empty = w->ne[0] == 0 || w->ne[1] == 0 || w->ne[2] == 0 || w->ne[3] == 0;
+    if (!w->is_ragged && !is_empty) { // strides of nothing may be anything: their products could overflow
         gcudai_walk_order(w);
     }
     gcudai_walk_split(w);
@@ -11824,11 +11844,14 @@ static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t
 // ---- checks and constructors ----
 
 // Every dimension steps over all that lies within the smaller ones: no two elements share memory. Strides that
-// interleave without meeting are refused too.
+// interleave without meeting are refused too. No elements share nothing.
 static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const size_t * nb) {
     const int64_t units[GCUDA_MAX_DIMS] = { ne[0] / gcuda_blck_size(type), ne[1], ne[2], ne[3] };
     size_t extent = gcuda_type_size(type);
     bool is_done[GCUDA_MAX_DIMS] = { false, false, false, false };
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        if (units[d] == 0) { return true; }
+    }
     for (int k = 0; k < GCUDA_MAX_DIMS; ++k) {
         int next = -1;
         for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
@@ -18704,10 +18727,10 @@ static void gcudai_ssm_begin(const struct gcuda_ssm_scan_args * p, int64_t chann
     const size_t n_bytes = (size_t) p->s.ne[0] * sizeof(float);
     const int64_t id = ((const int32_t *) p->ids.data)[q];
     if (id >= 0 && id < p->s.ne[3]) {
-        memcpy(st, gcudai_at(&p->s, channel, h, id), n_bytes);
+        if (n_bytes > 0) { memcpy(st, gcudai_at(&p->s, channel, h, id), n_bytes); }
         return;
     }
-    memset(st, 0, n_bytes);
+    if (n_bytes > 0) { memset(st, 0, n_bytes); }
     if (channel == 0 && h == 0) {
         gcudai_bad_index(t, q, id, p->s.ne[3]);
     }
@@ -22430,6 +22453,7 @@ struct gcuda_threadpool {
     struct gcuda_threadpool_params params;
     struct gcudai_pool_worker * workers;
     int n_workers;
+    int64_t process; // that the workers are in
     int n_sleeping;
     int64_t spin_us;
     int64_t n_jobs; // written by the caller under job_lock, as are the next four
@@ -35445,7 +35469,7 @@ static gcuda_status gcudai_sched_copy_staged(
     GCUDAI_TRY(gcudai_sched_stage_room(stage, size));
     struct gcudai_sched_staged * one = &stage->all[(stage->first + stage->n) % stage->n_all];
     char * at = (char *) gcuda_backend_buffer_get_base(stage->buffer) + stage->at;
-    memcpy(at, src->data, gcuda_nbytes(src));
+    if (!gcuda_is_empty(src)) { memcpy(at, src->data, gcuda_nbytes(src)); }
     to->given++;
     GCUDAI_TRY(gcuda_backend_tensor_set_async(to->backend, dst, at, 0, gcuda_nbytes(src)));
     GCUDAI_TRY(gcuda_backend_event_record(one->event, to->backend));
