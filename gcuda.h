@@ -78,7 +78,10 @@ THREADS
     n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
     for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
     nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and leaves the
-    caller's rounding mode, flush-to-zero mode and traps as they were. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
+    caller's rounding mode, flush-to-zero mode and traps as they were. After fork(), while no other thread is inside gcuda, the
+    child may use and free its copies of contexts, graphs, CPU buffers and CPU backends: a backend starts threads anew, a pool made
+    before the fork has none (its graphs run on the calling thread) and is freed without a join. Nothing of CUDA may be used or freed
+    there, as CUDA has it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
     read need names (gcuda_set_name) before: building a graph names what has none.
 
 EMBEDDING IN AN ENGINE
@@ -3279,7 +3282,9 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // =====================================================================================================
 
 // -- thread pool. The thread that computes a graph works too, as thread 0; the pool adds n_threads - 1 of its own, which
-// sleep between graphs. One graph at a time per pool: a second caller waits for the first.
+// sleep between graphs. One graph at a time per pool: a second caller waits for the first. They are named gcuda-1, gcuda-2 ...
+// (Linux, macOS) and block all signals but those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual,
+// THREADS.
 #define GCUDA_MAX_N_THREADS 512
 
 enum gcuda_sched_priority {
@@ -3298,6 +3303,10 @@ struct gcuda_threadpool_params {
         // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
     bool strict_cpu; // thread i on the i-th processor of cpumask alone (the first is left to the caller)
     bool paused;                       // start asleep; the next graph wakes it
+    // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, for a profiler's or an engine's
+    // register of threads; threads may call it at the same time. NULL: nothing
+    void (*on_start)(void * data, int index);
+    void * on_start_data;
 };
 
 struct gcuda_threadpool; // opaque
@@ -3310,9 +3319,9 @@ GCUDA_API bool gcuda_threadpool_params_match(
 // params == NULL means the defaults. Fails: NULL when n_threads is negative or above GCUDA_MAX_N_THREADS, or without
 // memory. When the system gives fewer threads than wanted, the pool has those (a warning is logged, get_n_threads tells).
 GCUDA_API struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params);
-// Joins the threads. No graph may be running on it. NULL is allowed.
+// Joins the threads, in the process that made them. No graph may be running on it there. NULL is allowed.
 GCUDA_API void gcuda_threadpool_free(struct gcuda_threadpool * pool);
-GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1
+GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1; in a child of fork(): 1
 // Threads sleep at once instead of polling first; resume, or the next graph, ends it. NULL is allowed.
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
@@ -5771,6 +5780,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #include <unistd.h>
 #if !defined(GCUDA_NO_THREADS)
 #include <pthread.h>
+#include <signal.h>
 #endif
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -6004,6 +6014,7 @@ static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
 typedef int gcudai_mutex;
 typedef int gcudai_cond;
 typedef struct { int unused; } gcudai_thread;
+static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; }
 #define GCUDAI_MUTEX_INIT 0
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
 static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
@@ -6028,6 +6039,7 @@ static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) t; }
 typedef SRWLOCK gcudai_mutex;
 typedef CONDITION_VARIABLE gcudai_cond;
 typedef struct { uintptr_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
+static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; } // no fork
 #define GCUDAI_MUTEX_INIT SRWLOCK_INIT
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
 static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
@@ -6065,7 +6077,9 @@ static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
 #else // POSIX
 typedef pthread_mutex_t gcudai_mutex;
 typedef pthread_cond_t gcudai_cond;
-typedef struct { pthread_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
+typedef struct { pthread_t handle; int64_t process; void (*fn)(void *); void * arg; } gcudai_thread;
+// After fork() the child has another number, and of all threads only the one that called it.
+static GCUDAI_UNUSED int64_t gcudai_process(void) { return (int64_t) getpid(); }
 #define GCUDAI_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
 static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
@@ -6114,14 +6128,48 @@ static void * gcudai_thread_main(void * arg) {
     t->fn(t->arg);
     return NULL;
 }
+
+// pthread_create with the thread's signals blocked from its first instruction on (a thread begins with its creator's mask).
+// Signals to the process are for the program's own threads; those that a thread raises by what it does stay: a crash handler
+// sees them.
+static int gcudai_thread_create(gcudai_thread * t) {
+#if defined(SIG_SETMASK) // hidden in strict modes when another header came first
+    static const int own[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT };
+    sigset_t blocked, before;
+    (void) sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); ++i) { (void) sigdelset(&blocked, own[i]); }
+    const bool is_set = pthread_sigmask(SIG_SETMASK, &blocked, &before) == 0;
+    const int error = pthread_create(&t->handle, NULL, gcudai_thread_main, t);
+    if (is_set) { (void) pthread_sigmask(SIG_SETMASK, &before, NULL); }
+    return error;
+#else
+    return pthread_create(&t->handle, NULL, gcudai_thread_main, t);
+#endif
+}
+
 // `t` must stay in place until the join. false: the system has no thread left.
 static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     t->fn = fn;
     t->arg = arg;
-    return pthread_create(&t->handle, NULL, gcudai_thread_main, t) == 0;
+    t->process = gcudai_process();
+    return gcudai_thread_create(t) == 0;
 }
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) pthread_join(t->handle, NULL); }
+// A thread of the process before a fork() does not exist here.
+static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+    if (t->process == gcudai_process()) { (void) pthread_join(t->handle, NULL); }
+}
 #endif
+
+// Names the calling thread PREFIX-N, for debuggers and profilers, where the system can (15 characters on Linux).
+static GCUDAI_UNUSED void gcudai_thread_set_name(const char * prefix, int n) {
+    char name[32];
+    (void) snprintf(name, sizeof(name), "%s-%d", prefix, n);
+#if !defined(GCUDA_NO_THREADS) && defined(__linux__) && defined(CPU_SETSIZE)
+    (void) pthread_setname_np(pthread_self(), name);
+#elif !defined(GCUDA_NO_THREADS) && defined(__APPLE__)
+    (void) pthread_setname_np(name);
+#endif
+}
 
 // Binds the calling thread to the processors with mask[i] set; false where the system refuses or cannot.
 // Windows: the first 64 (32 in a 32-bit program), which is one processor group.
@@ -22548,12 +22596,19 @@ static void gcudai_pool_worker_main(void * arg) {
     const struct gcudai_pool_worker * w = (const struct gcudai_pool_worker *) arg;
     struct gcuda_threadpool * pool = w->pool;
     int64_t last_job = 0;
+    gcudai_thread_set_name("gcuda", w->index);
     gcudai_pool_place_worker(&pool->params, w->index);
+    if (pool->params.on_start != NULL) { pool->params.on_start(pool->params.on_start_data, w->index); }
     while (gcudai_pool_next_job(pool, w->index, &last_job)) {
         (void) gcudai_fp_enter(); // as the caller's: neither its creator's nor what a custom operation left
         gcudai_pool_take_chunks(pool, w->index);
         gcudai_pool_leave(pool);
     }
+}
+
+// Inherited through fork(): its threads are in another process, and its locks as they were at that moment, perhaps taken.
+static bool gcudai_pool_is_inherited(const struct gcuda_threadpool * pool) {
+    return pool != NULL && pool->process != gcudai_process();
 }
 
 static void gcudai_pool_publish(struct gcuda_threadpool * pool, int n_threads) {
@@ -22598,7 +22653,7 @@ static bool gcudai_pool_wait_workers(struct gcuda_threadpool * pool, bool (*poll
 static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64_t n_chunks,
                             void (*fn)(void * user, int64_t chunk, int thread), void * user,
                             bool (*poll_abort)(void *), void * abort_user) {
-    const int n_pool = gcuda_threadpool_get_n_threads(pool);
+    const int n_pool = pool != NULL ? pool->n_workers + 1 : 1;
     if (n_threads > n_pool) { n_threads = n_pool; }
     if (n_threads > n_chunks) { n_threads = (int) n_chunks; }
     if (n_threads <= 1) {
@@ -22659,7 +22714,7 @@ bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, con
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
     const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
     return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
-           p.paused == q.paused && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
 }
 
 static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
@@ -22703,6 +22758,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
         return NULL;
     }
     pool->params = p;
+    pool->process = gcudai_process();
     // more threads than processors: who spins holds up who works
     pool->spin_us = p.n_threads > gcudai_cpu_count() ? 0 : (int64_t) p.poll * 2 / 5;
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
@@ -22718,21 +22774,23 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
 
 void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
     if (pool == NULL) { return; }
-    gcudai_mutex_lock(&pool->lock);
-    gcudai_atomic_store_i32(&pool->stop, 1);
-    gcudai_cond_broadcast(&pool->wake);
-    gcudai_mutex_unlock(&pool->lock);
-    for (int i = 0; i < pool->n_workers; ++i) { gcudai_thread_join(&pool->workers[i].thread); }
-    gcudai_cond_destroy(&pool->left);
-    gcudai_cond_destroy(&pool->wake);
-    gcudai_mutex_destroy(&pool->lock);
-    gcudai_mutex_destroy(&pool->job_lock);
+    if (!gcudai_pool_is_inherited(pool)) { // else nobody would answer: glibc's pthread_cond_destroy waits for those who wait
+        gcudai_mutex_lock(&pool->lock);
+        gcudai_atomic_store_i32(&pool->stop, 1);
+        gcudai_cond_broadcast(&pool->wake);
+        gcudai_mutex_unlock(&pool->lock);
+        for (int i = 0; i < pool->n_workers; ++i) { gcudai_thread_join(&pool->workers[i].thread); }
+        gcudai_cond_destroy(&pool->left);
+        gcudai_cond_destroy(&pool->wake);
+        gcudai_mutex_destroy(&pool->lock);
+        gcudai_mutex_destroy(&pool->job_lock);
+    }
     gcudai_free(pool->workers);
     gcudai_free(pool);
 }
 
 int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
-    return pool != NULL ? pool->n_workers + 1 : 1;
+    return pool != NULL && !gcudai_pool_is_inherited(pool) ? pool->n_workers + 1 : 1;
 }
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
@@ -22948,8 +23006,11 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struc
 }
 
 // The graph was prepared with the same number of threads.
-static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const struct gcudai_cpu_setup * s) {
+static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const struct gcudai_cpu_setup * setup) {
+    struct gcudai_cpu_setup here = *setup;
+    const struct gcudai_cpu_setup * s = &here;
     struct gcudai_run run;
+    if (gcudai_pool_is_inherited(here.pool)) { here.pool = NULL; } // the calling thread alone: the same results
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
@@ -23159,7 +23220,7 @@ static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
                               : gcudai_default_n_threads();
 }
 
-// The pool to use for n threads; its own one is remade when it is too small.
+// The pool to use for n threads; its own one is remade when it is too small, or when its threads stayed behind a fork().
 static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
     *pool = cpu->user_pool;
     if (cpu->user_pool != NULL || n_threads == 1) {
