@@ -8898,8 +8898,10 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
+    // read as they are: from (int8_t) q[i], gcc 12 makes with -mavx512vnni products of unsigned codes
+    const int8_t * s = (const int8_t *) q;
     int sum = 0;
-    for (int i = 0; is_signed && i < n; ++i) { sum += (int8_t) q[i] * u[i]; }
+    for (int i = 0; is_signed && i < n; ++i) { sum += s[i] * u[i]; }
     for (int i = 0; !is_signed && i < n; ++i) { sum += q[i] * u[i]; }
     return sum;
 }
