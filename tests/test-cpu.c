@@ -321,15 +321,11 @@ TEST(nothing_is_set_and_copied) {
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     CHECK(gcuda_set_zero(none) == none);
     gcuda_get_type_traits(GCUDA_TYPE_F32)->to_float(NULL, NULL, 0);
-    // an empty view with strides whose products with the sizes are no ptrdiff_t
-    struct gcuda_tensor * view = gcuda_view_4d(ctx, x, 2, 0, 3, 3, 4, (size_t) INT64_MAX / 2, (size_t) INT64_MAX / 2, 0);
-    struct gcuda_tensor * y = view != NULL ? gcuda_cont(ctx, view) : NULL;
-    if (y == NULL) { gcuda_context_clear_error(ctx); } // such strides may be refused
-    if (y != NULL) { CHECK_OK(gcuda_build_forward_expand(graph, y)); }
-    struct gcuda_tensor * wide = gcuda_view_4d(ctx, x, 2, 1 << 30, 0, 3, (size_t) 1 << 33, (size_t) 1 << 62, (size_t) 1 << 62, 0);
-    struct gcuda_tensor * z = wide != NULL ? gcuda_cont(ctx, wide) : NULL;
-    if (z == NULL) { gcuda_context_clear_error(ctx); }
-    if (z != NULL) { CHECK_OK(gcuda_build_forward_expand(graph, z)); }
+    // an empty view with strides whose products with the sizes are no ptrdiff_t, as a part of something and alone
+    struct gcuda_tensor * view = gcuda_view_4d(ctx, x, 2, 3, 3, 0, 8, (size_t) 1 << 62, (size_t) 1 << 62, 0);
+    struct gcuda_tensor * y = gcuda_concat(ctx, zeros(ctx, GCUDA_TYPE_F32, 2, 3, 3, 1), view, 3);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cont(ctx, view)));
     CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cpy(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 0, 4), gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 0, 4))));
     CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 2));
     gcuda_free(without);
