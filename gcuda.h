@@ -83,7 +83,10 @@ THREADS
     n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
     for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
     nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and leaves the
-    caller's rounding mode, flush-to-zero mode and traps as they were. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
+    caller's rounding mode, flush-to-zero mode and traps as they were. After fork(), while no other thread is inside gcuda, the
+    child may use and free its copies of contexts, graphs, CPU buffers and CPU backends: a backend starts threads anew, a pool made
+    before the fork has none (its graphs run on the calling thread) and is freed without a join. Nothing of CUDA may be used or freed
+    there, as CUDA has it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
     read need names (gcuda_set_name) before: building a graph names what has none.
 
 EMBEDDING IN AN ENGINE
@@ -3366,7 +3369,9 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // =====================================================================================================
 
 // -- thread pool. The thread that computes a graph works too, as thread 0; the pool adds n_threads - 1 of its own, which
-// sleep between graphs. One graph at a time per pool: a second caller waits for the first.
+// sleep between graphs. One graph at a time per pool: a second caller waits for the first. They are named gcuda-1, gcuda-2 ...
+// (Linux, macOS) and block all signals but those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual,
+// THREADS.
 #define GCUDA_MAX_N_THREADS 512
 
 enum gcuda_sched_priority {
@@ -3385,6 +3390,10 @@ struct gcuda_threadpool_params {
         // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
     bool strict_cpu; // thread i on the i-th processor of cpumask alone (the first is left to the caller)
     bool paused;                       // start asleep; the next graph wakes it
+    // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, for a profiler's or an engine's
+    // register of threads; threads may call it at the same time. NULL: nothing
+    void (*on_start)(void * data, int index);
+    void * on_start_data;
 };
 
 struct gcuda_threadpool; // opaque
@@ -3397,9 +3406,9 @@ GCUDA_API bool gcuda_threadpool_params_match(
 // params == NULL means the defaults. Fails: NULL when n_threads is negative or above GCUDA_MAX_N_THREADS, or without
 // memory. When the system gives fewer threads than wanted, the pool has those (a warning is logged, get_n_threads tells).
 GCUDA_API struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params);
-// Joins the threads. No graph may be running on it. NULL is allowed.
+// Joins the threads, in the process that made them. No graph may be running on it there. NULL is allowed.
 GCUDA_API void gcuda_threadpool_free(struct gcuda_threadpool * pool);
-GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1
+GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1; in a child of fork(): 1
 // Threads sleep at once instead of polling first; resume, or the next graph, ends it. NULL is allowed.
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
@@ -4408,10 +4417,10 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 //
 //   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the
 //            rows asked for are written
-//   imatrix  NULL, or n_per_row weights >= 0: what an error in each column costs, as a rule the mean square of the
-//            activations that meet it. Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
+//   imatrix  NULL, or n_per_row weights from 0 to 1e15: what an error in each column costs, as a rule the mean square of the
+//            activations that meet it (only their proportions count). Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
 //   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside
-//            a row, NULL, sizes that overflow
+//            a row, NULL, sizes that overflow, a weight that is negative, NaN or above 1e15
 // Any input is accepted: NaN and infinity give some block; gcuda_validate_row_data says whether its scale is finite.
 // With IQ4_NL this searches for better scales than the conversion of cpy and set_rows, which must be fast.
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
@@ -5862,6 +5871,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #include <unistd.h>
 #if !defined(GCUDA_NO_THREADS)
 #include <pthread.h>
+#include <signal.h>
 #endif
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -6095,6 +6105,7 @@ static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
 typedef int gcudai_mutex;
 typedef int gcudai_cond;
 typedef struct { int unused; } gcudai_thread;
+static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; }
 #define GCUDAI_MUTEX_INIT 0
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
 static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
@@ -6119,6 +6130,7 @@ static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) t; }
 typedef SRWLOCK gcudai_mutex;
 typedef CONDITION_VARIABLE gcudai_cond;
 typedef struct { uintptr_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
+static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; } // no fork
 #define GCUDAI_MUTEX_INIT SRWLOCK_INIT
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
 static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
@@ -6156,7 +6168,9 @@ static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
 #else // POSIX
 typedef pthread_mutex_t gcudai_mutex;
 typedef pthread_cond_t gcudai_cond;
-typedef struct { pthread_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
+typedef struct { pthread_t handle; int64_t process; void (*fn)(void *); void * arg; } gcudai_thread;
+// After fork() the child has another number, and of all threads only the one that called it.
+static GCUDAI_UNUSED int64_t gcudai_process(void) { return (int64_t) getpid(); }
 #define GCUDAI_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
 static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
@@ -6205,14 +6219,48 @@ static void * gcudai_thread_main(void * arg) {
     t->fn(t->arg);
     return NULL;
 }
+
+// pthread_create with the thread's signals blocked from its first instruction on (a thread begins with its creator's mask).
+// Signals to the process are for the program's own threads; those that a thread raises by what it does stay: a crash handler
+// sees them.
+static int gcudai_thread_create(gcudai_thread * t) {
+#if defined(SIG_SETMASK) // hidden in strict modes when another header came first
+    static const int own[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT };
+    sigset_t blocked, before;
+    (void) sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); ++i) { (void) sigdelset(&blocked, own[i]); }
+    const bool is_set = pthread_sigmask(SIG_SETMASK, &blocked, &before) == 0;
+    const int error = pthread_create(&t->handle, NULL, gcudai_thread_main, t);
+    if (is_set) { (void) pthread_sigmask(SIG_SETMASK, &before, NULL); }
+    return error;
+#else
+    return pthread_create(&t->handle, NULL, gcudai_thread_main, t);
+#endif
+}
+
 // `t` must stay in place until the join. false: the system has no thread left.
 static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     t->fn = fn;
     t->arg = arg;
-    return pthread_create(&t->handle, NULL, gcudai_thread_main, t) == 0;
+    t->process = gcudai_process();
+    return gcudai_thread_create(t) == 0;
 }
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) pthread_join(t->handle, NULL); }
+// A thread of the process before a fork() does not exist here.
+static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+    if (t->process == gcudai_process()) { (void) pthread_join(t->handle, NULL); }
+}
 #endif
+
+// Names the calling thread PREFIX-N, for debuggers and profilers, where the system can (15 characters on Linux).
+static GCUDAI_UNUSED void gcudai_thread_set_name(const char * prefix, int n) {
+    char name[32];
+    (void) snprintf(name, sizeof(name), "%s-%d", prefix, n);
+#if !defined(GCUDA_NO_THREADS) && defined(__linux__) && defined(CPU_SETSIZE)
+    (void) pthread_setname_np(pthread_self(), name);
+#elif !defined(GCUDA_NO_THREADS) && defined(__APPLE__)
+    (void) pthread_setname_np(name);
+#endif
+}
 
 // Binds the calling thread to the processors with mask[i] set; false where the system refuses or cannot.
 // Windows: the first 64 (32 in a 32-bit program), which is one processor group.
@@ -7285,6 +7333,20 @@ static void gcudai_quantize_worker(void * arg) {
     }
 }
 
+// Up to here the products and sums of the searches are finite for all that the scales of a format hold.
+#define GCUDAI_MAX_IMPORTANCE 1e15f
+
+static gcuda_status gcudai_quantize_check_importance(const struct gcudai_quantize_job * job, const char * type_name) {
+    for (int64_t i = 0; job->weighted != NULL && job->imatrix != NULL && i < job->n_per_row; ++i) {
+        const float w = job->imatrix[i];
+        if (!(w >= 0.0f && w <= GCUDAI_MAX_IMPORTANCE)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: importance of column %lld is %g, %s wants 0 to %g",
+                               (long long) i, (double) w, type_name, (double) GCUDAI_MAX_IMPORTANCE);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // Everything about a job but its data; the sizes of start, src and dst are checked as well.
 static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
                                             int64_t n_rows, int64_t n_per_row, const float * imatrix) {
@@ -7320,7 +7382,7 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     job->plain = t->from_float_ref;
     // without importance the weighted function of IQ4_NL is the search, and its plain one the quick rule
     job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_weighted_quantizer(type) : NULL;
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_quantize_check_importance(job, t->type_name);
 }
 
 static gcuda_status gcudai_quantize_set_data(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
@@ -7451,9 +7513,11 @@ bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_b
 // =====================================================================================================
 
 static void gcudai_dequantize_row_f32(const void * x, float * y, int64_t n) {
-    memcpy(y, x, (size_t) n * sizeof(float));
+    if (n > 0) { memcpy(y, x, (size_t) n * sizeof(float)); }
 }
-static void gcudai_quantize_row_f32(const float * x, void * y, int64_t n) { memcpy(y, x, (size_t) n * sizeof(float)); }
+static void gcudai_quantize_row_f32(const float * x, void * y, int64_t n) {
+    if (n > 0) { memcpy(y, x, (size_t) n * sizeof(float)); }
+}
 static void gcudai_dequantize_row_f16(const void * x, float * y, int64_t n) {
     gcuda_fp16_to_fp32_row((const gcuda_fp16_t *) x, y, n);
 }
@@ -8432,6 +8496,7 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor->buffer != NULL) {
         return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
     }
+    if (gcuda_is_empty(tensor)) { return tensor; } // its data may be NULL, which memset must not get
     if (gcuda_is_contiguously_allocated(tensor)) {
         memset(tensor->data, 0, gcuda_nbytes(tensor));
     } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
@@ -8540,7 +8605,8 @@ static void gcudai_q_sums(const struct gcudai_q_col * c, float d, const int sum[
 }
 
 // 32 activations to 8 bits. A block with a NaN or an infinity gets the scale NaN: the columns it feeds become NaN,
-// and no such value is ever converted to an integer. A block below 1e-36 counts as zero: 127 / amax would overflow.
+// and no such value is ever converted to an integer. A block below 1e-36 is quantized 2^100 times as large, where 127 / amax
+// does not overflow; its scale may be subnormal, which costs each value at most 1e-43.
 static void gcudai_q_block(const float * x, const struct gcudai_q_col * c) {
     float amax = 0.0f, exact[2] = { 0.0f, 0.0f };
     int sum[2] = { 0, 0 };
@@ -8551,13 +8617,14 @@ static void gcudai_q_block(const float * x, const struct gcudai_q_col * c) {
         amax = a > amax ? a : amax;
     }
     memset(c->q, 0, 32);
-    if (!is_finite || amax < 1e-36f) {
+    if (!is_finite || amax == 0.0f) {
         gcudai_q_sums(c, is_finite ? 0.0f : (float) NAN, sum, exact);
         return;
     }
-    const float id = 127.0f / amax;
+    const float up = amax < 1e-36f ? 1.2676506002282294e30f : 1.0f;
+    const float id = 127.0f / (amax * up);
     for (int i = 0; i < 32; ++i) {
-        const float v = x[i] * id;
+        const float v = x[i] * up * id;
         c->q[i] = (int8_t) (v + (v < 0.0f ? -0.5f : 0.5f));
         sum[i / 16] += c->q[i];
         exact[i / 16] += v;
@@ -8936,8 +9003,10 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
+    // read as they are: from (int8_t) q[i], gcc 12 makes with -mavx512vnni products of unsigned codes
+    const int8_t * s = (const int8_t *) q;
     int sum = 0;
-    for (int i = 0; is_signed && i < n; ++i) { sum += (int8_t) q[i] * u[i]; }
+    for (int i = 0; is_signed && i < n; ++i) { sum += s[i] * u[i]; }
     for (int i = 0; !is_signed && i < n; ++i) { sum += q[i] * u[i]; }
     return sum;
 }
@@ -11859,7 +11928,8 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     }
     w->xs[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(x->type));
     w->ys[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(y->type));
-    if (!w->is_ragged && w->ne[0] > 0) {
+    const bool is_empty = w->ne[0] == 0 || w->ne[1] == 0 || w->ne[2] == 0 || w->ne[3] == 0;
+    if (!w->is_ragged && !is_empty) { // strides of nothing may be anything: their products could overflow
         gcudai_walk_order(w);
     }
     gcudai_walk_split(w);
@@ -11935,11 +12005,14 @@ static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t
 // ---- checks and constructors ----
 
 // Every dimension steps over all that lies within the smaller ones: no two elements share memory. Strides that
-// interleave without meeting are refused too.
+// interleave without meeting are refused too. No elements share nothing.
 static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const size_t * nb) {
     const int64_t units[GCUDA_MAX_DIMS] = { ne[0] / gcuda_blck_size(type), ne[1], ne[2], ne[3] };
     size_t extent = gcuda_type_size(type);
     bool is_done[GCUDA_MAX_DIMS] = { false, false, false, false };
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        if (units[d] == 0) { return true; }
+    }
     for (int k = 0; k < GCUDA_MAX_DIMS; ++k) {
         int next = -1;
         for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
@@ -18847,10 +18920,10 @@ static void gcudai_ssm_begin(const struct gcuda_ssm_scan_args * p, int64_t chann
     const size_t n_bytes = (size_t) p->s.ne[0] * sizeof(float);
     const int64_t id = ((const int32_t *) p->ids.data)[q];
     if (id >= 0 && id < p->s.ne[3]) {
-        memcpy(st, gcudai_at(&p->s, channel, h, id), n_bytes);
+        if (n_bytes > 0) { memcpy(st, gcudai_at(&p->s, channel, h, id), n_bytes); }
         return;
     }
-    memset(st, 0, n_bytes);
+    if (n_bytes > 0) { memset(st, 0, n_bytes); }
     if (channel == 0 && h == 0) {
         gcudai_bad_index(t, q, id, p->s.ne[3]);
     }
@@ -22756,6 +22829,7 @@ struct gcuda_threadpool {
     struct gcuda_threadpool_params params;
     struct gcudai_pool_worker * workers;
     int n_workers;
+    int64_t process; // that the workers are in
     int n_sleeping;
     int64_t spin_us;
     int64_t n_jobs; // written by the caller under job_lock, as are the next four
@@ -22850,12 +22924,19 @@ static void gcudai_pool_worker_main(void * arg) {
     const struct gcudai_pool_worker * w = (const struct gcudai_pool_worker *) arg;
     struct gcuda_threadpool * pool = w->pool;
     int64_t last_job = 0;
+    gcudai_thread_set_name("gcuda", w->index);
     gcudai_pool_place_worker(&pool->params, w->index);
+    if (pool->params.on_start != NULL) { pool->params.on_start(pool->params.on_start_data, w->index); }
     while (gcudai_pool_next_job(pool, w->index, &last_job)) {
         (void) gcudai_fp_enter(); // as the caller's: neither its creator's nor what a custom operation left
         gcudai_pool_take_chunks(pool, w->index);
         gcudai_pool_leave(pool);
     }
+}
+
+// Inherited through fork(): its threads are in another process, and its locks as they were at that moment, perhaps taken.
+static bool gcudai_pool_is_inherited(const struct gcuda_threadpool * pool) {
+    return pool != NULL && pool->process != gcudai_process();
 }
 
 static void gcudai_pool_publish(struct gcuda_threadpool * pool, int n_threads) {
@@ -22900,7 +22981,7 @@ static bool gcudai_pool_wait_workers(struct gcuda_threadpool * pool, bool (*poll
 static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64_t n_chunks,
                             void (*fn)(void * user, int64_t chunk, int thread), void * user,
                             bool (*poll_abort)(void *), void * abort_user) {
-    const int n_pool = gcuda_threadpool_get_n_threads(pool);
+    const int n_pool = pool != NULL ? pool->n_workers + 1 : 1;
     if (n_threads > n_pool) { n_threads = n_pool; }
     if (n_threads > n_chunks) { n_threads = (int) n_chunks; }
     if (n_threads <= 1) {
@@ -22961,7 +23042,7 @@ bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, con
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
     const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
     return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
-           p.paused == q.paused && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
 }
 
 static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
@@ -23005,6 +23086,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
         return NULL;
     }
     pool->params = p;
+    pool->process = gcudai_process();
     // more threads than processors: who spins holds up who works
     pool->spin_us = p.n_threads > gcudai_cpu_count() ? 0 : (int64_t) p.poll * 2 / 5;
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
@@ -23020,21 +23102,23 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
 
 void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
     if (pool == NULL) { return; }
-    gcudai_mutex_lock(&pool->lock);
-    gcudai_atomic_store_i32(&pool->stop, 1);
-    gcudai_cond_broadcast(&pool->wake);
-    gcudai_mutex_unlock(&pool->lock);
-    for (int i = 0; i < pool->n_workers; ++i) { gcudai_thread_join(&pool->workers[i].thread); }
-    gcudai_cond_destroy(&pool->left);
-    gcudai_cond_destroy(&pool->wake);
-    gcudai_mutex_destroy(&pool->lock);
-    gcudai_mutex_destroy(&pool->job_lock);
+    if (!gcudai_pool_is_inherited(pool)) { // else nobody would answer: glibc's pthread_cond_destroy waits for those who wait
+        gcudai_mutex_lock(&pool->lock);
+        gcudai_atomic_store_i32(&pool->stop, 1);
+        gcudai_cond_broadcast(&pool->wake);
+        gcudai_mutex_unlock(&pool->lock);
+        for (int i = 0; i < pool->n_workers; ++i) { gcudai_thread_join(&pool->workers[i].thread); }
+        gcudai_cond_destroy(&pool->left);
+        gcudai_cond_destroy(&pool->wake);
+        gcudai_mutex_destroy(&pool->lock);
+        gcudai_mutex_destroy(&pool->job_lock);
+    }
     gcudai_free(pool->workers);
     gcudai_free(pool);
 }
 
 int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
-    return pool != NULL ? pool->n_workers + 1 : 1;
+    return pool != NULL && !gcudai_pool_is_inherited(pool) ? pool->n_workers + 1 : 1;
 }
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
@@ -23250,8 +23334,11 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struc
 }
 
 // The graph was prepared with the same number of threads.
-static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const struct gcudai_cpu_setup * s) {
+static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const struct gcudai_cpu_setup * setup) {
+    struct gcudai_cpu_setup here = *setup;
+    const struct gcudai_cpu_setup * s = &here;
     struct gcudai_run run;
+    if (gcudai_pool_is_inherited(here.pool)) { here.pool = NULL; } // the calling thread alone: the same results
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
@@ -23461,7 +23548,7 @@ static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
                               : gcudai_default_n_threads();
 }
 
-// The pool to use for n threads; its own one is remade when it is too small.
+// The pool to use for n threads; its own one is remade when it is too small, or when its threads stayed behind a fork().
 static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
     *pool = cpu->user_pool;
     if (cpu->user_pool != NULL || n_threads == 1) {
@@ -35837,7 +35924,7 @@ static gcuda_status gcudai_sched_copy_staged(
     GCUDAI_TRY(gcudai_sched_stage_room(stage, size));
     struct gcudai_sched_staged * one = &stage->all[(stage->first + stage->n) % stage->n_all];
     char * at = (char *) gcuda_backend_buffer_get_base(stage->buffer) + stage->at;
-    memcpy(at, src->data, gcuda_nbytes(src));
+    if (!gcuda_is_empty(src)) { memcpy(at, src->data, gcuda_nbytes(src)); }
     to->given++;
     GCUDAI_TRY(gcuda_backend_tensor_set_async(to->backend, dst, at, 0, gcuda_nbytes(src)));
     GCUDAI_TRY(gcuda_backend_event_record(one->event, to->backend));

@@ -211,7 +211,7 @@ static struct gcuda_tensor * build_cpy(struct gcuda_context * ctx, struct gcuda_
 
 TEST(cpy) { // >>op:cpy between plain types
     struct op_test t = { .types = CPY_FLOATS " F64,F64>F64 I8,I8>I8 I16,I16>I16 I64,I64>I64",
-        .shapes = "1 7|7 257,3 5,4,3,2 6,4|3,8 6,4|2,3,2,2 5,3,2|30 0,2|2,0", .n_in = 2, .build = build_cpy,
+        .shapes = "1 7|7 257,3 5,4,3,2 6,4|3,8 6,4|2,3,2,2 5,3,2|30 0,2|2,0 0,4|0,4 3,0,2|3,0,2", .n_in = 2, .build = build_cpy,
         .ref = ref_cpy, .aliases = true, .in = { { .lo = -120, .hi = 120, .layouts = LAYOUT_ANY },
         { .lo = -1, .hi = 1, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
@@ -691,7 +691,7 @@ static void fill_bad_set_index(struct rng * r, const struct op_case * c, int k, 
 TEST(set_rows) { // >>op:set_rows
     struct op_test t = { .types = "F32,F32,I32 F32,F32,I64 F16,F32,I32 F16,F32,I64 BF16,F32,I64",
         .shapes = "1,3|1,2|2 31,7|31,5|5 33,11,2,3|33,4,2,3|4,2,3 32,9,4,6|32,3,4,6|3,2,3 5,4|5,0|0 256,8,2|256,8,2|8 "
-            "3,2000|3,1200|1200",
+            "3,2000|3,1200|1200 0,4|0,3|3 3,0,2|3,0,2|0",
         .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true,
         .in = { { .layouts = LAYOUT_ROWS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS },
         { .fill = fill_set_index, .layouts = LAYOUT_ROWS } } };

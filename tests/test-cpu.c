@@ -312,6 +312,26 @@ TEST(a_graph_has_a_floating_point_environment_of_its_own) {
     gcuda_free(ctx);
 }
 
+// Tensors without elements have no data; under -fsanitize=undefined this also says what memset is given.
+TEST(nothing_is_set_and_copied) {
+    const struct gcuda_init_params params = { 0, NULL, false }, no_alloc = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(params), * without = gcuda_init(no_alloc);
+    struct gcuda_tensor * none = gcuda_new_tensor_2d(without, GCUDA_TYPE_F32, 0, 4);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    CHECK(gcuda_set_zero(none) == none);
+    gcuda_get_type_traits(GCUDA_TYPE_F32)->to_float(NULL, NULL, 0);
+    // an empty view with strides whose products with the sizes are no ptrdiff_t, as a part of something and alone
+    struct gcuda_tensor * view = gcuda_view_4d(ctx, x, 2, 3, 3, 0, 8, (size_t) 1 << 62, (size_t) 1 << 62, 0);
+    struct gcuda_tensor * y = gcuda_concat(ctx, zeros(ctx, GCUDA_TYPE_F32, 2, 3, 3, 1), view, 3);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cont(ctx, view)));
+    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cpy(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 0, 4), gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 0, 4))));
+    CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 2));
+    gcuda_free(without);
+    gcuda_free(ctx);
+}
+
 TEST(computing_without_a_backend) {
     struct net m = make_net(64);
     struct gcuda_cplan plan = gcuda_graph_plan(m.graph, 2, NULL);

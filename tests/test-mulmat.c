@@ -328,6 +328,47 @@ TEST(half_activations) { // F16 and BF16 against every kind of weight
     mul_mat_cases("F32,F16>F32 F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 Q4_0,F16>F32 Q6_K,BF16>F32", "256,17|256,3 256,33|256,21 256,3|256,3", LAYOUT_ROWS);
 }
 
+// Activations near the lower end of F32 count: y of x 2^-p is y of x, 2^-p times as large, as far as F32 holds it.
+TEST(tiny_activations) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q2_K, GCUDA_TYPE_IQ4_XS };
+    static const int powers[] = { 118, 121, 124, 130 };
+    enum { K = 512, M = 32, MAX_N = 40 };
+    static float first[M * MAX_N];
+    FOR_SIMD(simd) {
+        CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
+        for (int t = 0; t < 6; ++t) {
+            for (int n = 2; n <= MAX_N; n += MAX_N - 2) {
+                struct gcuda_init_params params = { 0, NULL, false };
+                struct gcuda_context * ctx = gcuda_init(params);
+                struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, types[t], K, M), * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, K, n);
+                struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, x);
+                struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+                struct rng r = rng_for("tiny activations");
+                static float w[K * M], usual[K * MAX_N];
+                for (int i = 0; i < K * M; ++i) { w[i] = 50.0f * (float) random_unit(&r); }
+                for (int i = 0; i < K * n; ++i) { usual[i] = (float) random_unit(&r); }
+                CHECK_OK(gcuda_build_forward_expand(graph, y));
+                CHECK_OK(gcuda_quantize_rows(types[t], w, a->data, M, K, NULL, 1));
+                memcpy(x->data, usual, gcuda_nbytes(x));
+                CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 1));
+                memcpy(first, y->data, gcuda_nbytes(y));
+                for (int p = 0; p < 4; ++p) {
+                    double error = 0.0, all = 0.0;
+                    for (int i = 0; i < K * n; ++i) { ((float *) x->data)[i] = ldexpf(usual[i], -powers[p]); }
+                    CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 1));
+                    for (int i = 0; i < M * n; ++i) {
+                        const double want = first[i], got = ldexp((double) ((float *) y->data)[i], powers[p]);
+                        error += (got - want) * (got - want), all += want * want;
+                    }
+                    CHECK_MSG(error <= 1e-6 * all, "%s %s, %d columns, 2^-%d: %g", simd->name, gcuda_type_name(types[t]), n, powers[p], error / all);
+                }
+                gcuda_free(ctx);
+            }
+        }
+    }
+    CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
+}
+
 // y = a x with one column spoilt: that column is NaN, the others are as without it
 TEST(not_finite_activations) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };

@@ -3,6 +3,8 @@
 #if !defined(_WIN32)
 #define _GNU_SOURCE 1
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg);
 #define pthread_create test_pthread_create
 #endif
@@ -277,6 +279,111 @@ static void count_warnings(enum gcuda_log_level level, const char * text, void *
     (void) user;
     n_warnings += level == GCUDA_LOG_LEVEL_WARN && strstr(text, "threads") != NULL;
 }
+
+// ---- what a pool thread is to the rest of the program ----
+struct starts {
+    gcudai_atomic_i32 n, sum, n_bad;
+};
+static void note_start(void * data, int index) {
+    struct starts * s = (struct starts *) data;
+#if defined(__linux__)
+    char name[32] = "", want[32];
+    sigset_t mask;
+    snprintf(want, sizeof want, "gcuda-%d", index);
+    if (pthread_getname_np(pthread_self(), name, sizeof name) != 0 || strcmp(name, want) != 0) { gcudai_atomic_add_i32(&s->n_bad, 1); }
+    const bool can_see = pthread_sigmask(SIG_SETMASK, NULL, &mask) == 0;
+    if (!can_see || !sigismember(&mask, SIGUSR1) || !sigismember(&mask, SIGINT) || sigismember(&mask, SIGSEGV)) {
+        gcudai_atomic_add_i32(&s->n_bad, 1);
+    }
+#endif
+    gcudai_atomic_add_i32(&s->n, 1);
+    gcudai_atomic_add_i32(&s->sum, index);
+}
+
+TEST(threads_have_names_masks_and_a_hook) {
+    struct starts s;
+    memset(&s, 0, sizeof s);
+    struct gcuda_threadpool_params params = gcuda_threadpool_params_default(4), same = params;
+    CHECK(params.on_start == NULL && gcuda_threadpool_params_match(&params, &same));
+    params.on_start = note_start, params.on_start_data = &s;
+    CHECK(!gcuda_threadpool_params_match(&params, &same));
+#if defined(__linux__)
+    sigset_t before, after;
+    CHECK(pthread_sigmask(SIG_SETMASK, NULL, &before) == 0);
+#endif
+    struct gcuda_threadpool * pool = gcuda_threadpool_new(&params);
+    REQUIRE(pool != NULL);
+    const int n = gcuda_threadpool_get_n_threads(pool);
+    gcuda_threadpool_free(pool); // joins: each has begun
+#if defined(__linux__)
+    CHECK(pthread_sigmask(SIG_SETMASK, NULL, &after) == 0); // the caller's is as before
+    for (int i = 1; i < 32; ++i) { CHECK(sigismember(&before, i) == sigismember(&after, i)); }
+#endif
+    CHECK_EQ_I(s.n.value, n - 1);
+    CHECK_EQ_I(s.sum.value, n * (n - 1) / 2);
+    CHECK_EQ_I(s.n_bad.value, 0);
+}
+
+#if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
+// In a child of fork() a pool from before computes on the calling thread, a backend starts threads of its own, and all is freed.
+struct forked {
+    gcuda_backend_t cpu;
+    struct gcuda_threadpool * pool;
+    struct gcuda_context * ctx;
+    struct gcuda_tensor * y;
+    struct gcuda_cgraph * graph;
+};
+static int child_of_fork(const struct forked * f, const char * want) { // 0, or the step that went wrong
+    alarm(60);
+    if (gcuda_threadpool_get_n_threads(f->pool) != 1) { return 1; }
+    for (int k = 0; k < 3; ++k) { // the backend's own pool, the inherited one, with more threads than it has here
+        memset(f->y->data, 0xff, gcuda_nbytes(f->y));
+        if (gcuda_backend_cpu_set_threadpool(f->cpu, k > 0 ? f->pool : NULL) != GCUDA_STATUS_SUCCESS) { return 10 + k; }
+        if (gcuda_backend_cpu_set_n_threads(f->cpu, k == 1 ? 0 : 3) != GCUDA_STATUS_SUCCESS) { return 20 + k; }
+        if (gcuda_backend_graph_compute(f->cpu, f->graph) != GCUDA_STATUS_SUCCESS) { return 30 + k; }
+        if (memcmp(f->y->data, want, gcuda_nbytes(f->y)) != 0) { return 40 + k; }
+    }
+    gcuda_threadpool_pause(f->pool);
+    gcuda_threadpool_resume(f->pool);
+    gcuda_backend_free(f->cpu);
+    gcuda_threadpool_free(f->pool);
+    gcuda_free(f->ctx);
+    return 0;
+}
+
+TEST(a_child_of_fork_computes_and_frees) {
+    struct gcuda_threadpool_params params = gcuda_threadpool_params_default(3);
+    const struct gcuda_init_params in_memory = { 0, NULL, false };
+    struct forked f;
+    for (int k = 0; k < 2; ++k) { // 1: the backend has threads of its own
+        f.cpu = gcuda_backend_cpu_init();
+        f.pool = gcuda_threadpool_new(&params);
+        f.ctx = gcuda_init(in_memory);
+        struct gcuda_tensor * x = gcuda_new_tensor_2d(f.ctx, GCUDA_TYPE_F32, 300, 300);
+        f.y = gcuda_mul_mat(f.ctx, x, x);
+        f.graph = gcuda_new_graph(f.ctx);
+        for (int i = 0; i < 300 * 300; ++i) { ((float *) x->data)[i] = (float) (i % 17) - 8.0f; }
+        CHECK_OK(gcuda_build_forward_expand(f.graph, f.y));
+        CHECK_OK(gcuda_backend_cpu_set_n_threads(f.cpu, 3));
+        CHECK_OK(gcuda_backend_cpu_set_threadpool(f.cpu, k == 0 ? f.pool : NULL));
+        CHECK_OK(gcuda_backend_graph_compute(f.cpu, f.graph));
+        char * want = (char *) malloc(gcuda_nbytes(f.y));
+        memcpy(want, f.y->data, gcuda_nbytes(f.y));
+        sleep_us(20000); // its threads sleep: those who wait on a condition are what a child must not destroy
+        const pid_t child = fork();
+        if (child == 0) { _exit(child_of_fork(&f, want)); }
+        int status = -1;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d ended with %d, signal %d", k, WEXITSTATUS(status), WTERMSIG(status));
+        CHECK_OK(gcuda_backend_graph_compute(f.cpu, f.graph)); // and the parent goes on
+        CHECK(memcmp(f.y->data, want, gcuda_nbytes(f.y)) == 0);
+        gcuda_backend_free(f.cpu);
+        gcuda_threadpool_free(f.pool);
+        gcuda_free(f.ctx);
+        free(want);
+    }
+}
+#endif
 
 TEST(too_few_threads_make_a_smaller_pool) {
 #if defined(_WIN32)

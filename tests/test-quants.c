@@ -329,7 +329,8 @@ TEST(no_input_does_harm) {
         const double share = rng_unit(&r) * rng_unit(&r);
         const float scale = (float) pow(10.0, rng_between(&r, -44, 38));
         for (int i = 0; i < ROWS * COLS; ++i) { x[i] = rng_unit(&r) < share ? bad_number(&r) : scale * (float) rng_between(&r, -1, 1); }
-        for (int i = 0; i < COLS; ++i) { iw[i] = rng_unit(&r) < 0.1 ? bad_number(&r) : (float) rng_unit(&r); }
+        static const float ends[] = { 0.0f, -0.0f, 1e-45f, FLT_MIN, 1e-30f, 1e15f };
+        for (int i = 0; i < COLS; ++i) { iw[i] = rng_unit(&r) < 0.1 ? ends[rng_below(&r, 6)] : (float) rng_unit(&r); }
         for (int k = 0; k < N_QUANTIZABLE * 2; ++k) {
             const enum gcuda_type type = quantizable[k / 2];
             const size_t n = gcuda_row_size(type, ROWS * COLS);
@@ -461,6 +462,36 @@ TEST(which_types_want_importance) {
     }
 }
 
+TEST(importance_makes_no_bad_blocks) { // of finite data: refused, or the blocks are finite
+    enum { COLS = 512 };
+    static float x[COLS], w[COLS];
+    static uint64_t bytes[COLS];
+    static const float bad[] = { FLT_MAX, HUGE_VALF, NAN, -1.0f, 1.1e15f }, sizes[] = { 1e-30f, 1.0f, 6e4f };
+    struct rng r = rng_for("importance_makes_no_bad_blocks");
+    for (int k = 0; k < N_QUANTIZABLE; ++k) {
+        const enum gcuda_type type = quantizable[k];
+        const char * name = gcuda_type_name(type);
+        const bool is_used = gcuda_is_quantized(type) && type != GCUDA_TYPE_Q8_0 && type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K &&
+                             type != GCUDA_TYPE_MXFP4;
+        for (int i = 0; i < COLS; ++i) { x[i] = (float) rng_between(&r, -1, 1), w[i] = (float) rng_unit(&r); }
+        for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+            const float before = w[77];
+            w[77] = bad[i];
+            const gcuda_status st = gcuda_quantize_rows(type, x, bytes, 1, COLS, w, 1);
+            CHECK_MSG(st == (is_used ? GCUDA_STATUS_INVALID_ARGUMENT : GCUDA_STATUS_SUCCESS), "%s, importance %g", name, (double) bad[i]);
+            if (is_used) { CHECK_HAS(gcuda_last_error(), "column 77"); }
+            CHECK_MSG((gcuda_quantize_chunk(type, x, bytes, 0, 1, COLS, w) == 0) == is_used, "%s, importance %g", name, (double) bad[i]);
+            w[77] = before;
+        }
+        for (int i = 0; i < COLS; ++i) { w[i] = i % 3 == 0 ? 1e15f : 0.0f; }
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+            for (int j = 0; j < COLS; ++j) { x[j] = sizes[i] * (float) rng_between(&r, -1, 1); }
+            CHECK_OK(gcuda_quantize_rows(type, x, bytes, 1, COLS, w, 1));
+            CHECK_MSG(gcuda_validate_row_data(type, bytes, gcuda_row_size(type, COLS)), "%s of %g: %s", name, (double) sizes[i], gcuda_last_error());
+        }
+    }
+}
+
 // =====================================================================================================
 // >>validation   quants.md 1.3
 // =====================================================================================================
@@ -558,7 +589,7 @@ TEST(fp16_all_values) {
     for (unsigned h = 0; h < 65536; ++h) {
         const float v = gcuda_fp16_to_fp32((gcuda_fp16_t) h);
         if ((h & 0x7FFF) > 0x7C00) {
-            CHECK(isnan(v) && !signbit(v) == !(h & 0x8000) && gcuda_fp32_to_fp16(v) == (0x7E00 | (h & 0x8000)));
+            CHECK(isnan(v) && !signbit(v) == !(h & 0x8000) && gcuda_fp32_to_fp16(v) == (h | 0x0200));
         } else if ((h & 0x7FFF) == 0x7C00) {
             CHECK(isinf(v) && !signbit(v) == !(h & 0x8000) && gcuda_fp32_to_fp16(v) == h);
         } else {

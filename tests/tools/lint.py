@@ -5,6 +5,7 @@
   - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
     every constructor has its row in test-errors.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
+  - kernels do not ask the processor what it has: the chosen instruction set says it
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
   - generated parts are as their generators write them
 """
@@ -116,6 +117,18 @@ def check_layout(path, text):
         print(f"note    {path}: {wide} lines are longer than 120 columns")
 
 
+def check_instruction_sets(text):
+    """Kernels use what gcuda_cpu_set_isa leaves, not what the processor has: that is asked where the sets are listed, and to describe it."""
+    allowed = ("gcudai_cpu_has", "gcudai_simd_of", "gcudai_cpu_dev_description")
+    bad, function = [], ""
+    for n, line in enumerate(code_of(text).splitlines(), 1):
+        begin = re.match(r"\w.*?(\w+)\(.*\{$", line)
+        function = begin.group(1) if begin else function
+        if re.search(r"gcudai_cpu_has\(", line) and function not in allowed:
+            bad.append(f"gcuda.h:{n}: {line.strip()[:100]}")
+    check("only the list of instruction sets asks for the processor's features", bad)
+
+
 def check_names(text):
     """What users see begins with gcuda_ or GCUDA_, what they do not with gcudai_ or GCUDAI_."""
     bad = []
@@ -148,6 +161,7 @@ def main():
             check_words(path, read(path))
             check_layout(path, read(path))
     check_names(text)
+    check_instruction_sets(text)
     check_generated()
     print(f"{n_passed} passed, {len(problems)} failed")
     return 1 if problems else 0
