@@ -38,7 +38,9 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
 import switches  # noqa: E402
+import limits  # noqa: E402
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 # line tables only: the kernels are compiled in a third of the time, and reports still name lines
 ASAN = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
@@ -91,21 +93,13 @@ TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memo
 
 
 def run(command, timeout=900, **env):
-    """(exit code, output, seconds of processor time)"""
+    """(exit code, output, seconds of processor time). timeout: seconds of processor time, see limits.py"""
     print("+ " + " ".join(command), flush=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT)
-        late = []
-        too_long = threading.Timer(timeout, lambda: (late.append(True), process.kill()))
-        too_long.start()
-        _, status, usage = os.wait4(process.pid, 0) # subprocess would not say what it took
-        too_long.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
+        code, used, why = limits.run(command, timeout, log, cwd=ROOT, env={**os.environ, **env})
         log.seek(0)
         output = log.read()
-    if late:
-        return 124, output + f"\nlonger than {timeout} s", usage.ru_utime + usage.ru_stime
-    return process.returncode, output, usage.ru_utime + usage.ru_stime
+    return (124, output + f"\n{why}", used) if why else (code, output, used)
 
 
 def digest():
@@ -431,9 +425,10 @@ def switch_tests(total, level):
     """Built without all that a switch can leave out, implementation and kernels alike, linked and run."""
     definitions = switches.defined(switches.switches())
     # without optimisation: it takes longer to compile than to run
-    few = Variant(total, "-switches", " ".join(["-O0 -g1 -DTEST_ALL_SWITCHES", *definitions]))
-    if few.build(["test-switches", *(["test-ops"] if level == "full" else [])], same_kernels(*definitions)):
+    few = Variant(total, "-switches", " ".join(["-O0 -g1 -fPIC -DTEST_ALL_SWITCHES", *definitions]))
+    if few.build(["test-switches", "plugin", *(["test-ops"] if level == "full" else [])]):
         few.programs([("test-switches", "")])
+        few.test("plugin", f"{few.folder}/plugin.so", "CUDA0") # the same objects as a shared library, as make cuda-kernels' may be
         if level == "full":
             few.share(0, 10)
     few.wait()
