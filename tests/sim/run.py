@@ -4,7 +4,7 @@
     run.py [--level user|ci|full] [--group NAME,...] [--only TEXT] [--jobs N] [--seed N] [--journal FILE]
                                                                                           last line: N passed, N failed
 
-    user   without sanitizers, one seed, without what is slow
+    user   without sanitizers, one seed, without what is slow, the simulator's own tests, and most programs of tests/hw
     ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests and on an eighth of all cases, in an order of threads of its
            own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but in kernels, on the tests with several threads;
@@ -59,7 +59,10 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
 PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
-SLOW = ["test-chunks", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
+# Not at level user: longer than what asks the same of less; of the simulator itself; of tests/hw, whose kernels test-shapes,
+# test-experts, test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
+SLOW = ["test-chunks", "test-plans", "test-products", "test-soak", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
+        "test-gemm", "test-sizes", "test-warp-groups"]
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
@@ -284,11 +287,12 @@ class Variant:
         self.share(107, 200, GCUDA_TEST_CAPTURE="2")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
-    def shapes(self, **env):
-        """Random shapes against the CPU; the tests of large tensors and convolutions, with small ones."""
+    def shapes(self, is_user=False, **env):
+        """Random shapes against the CPU; the tests of large tensors and convolutions, with small ones: not at level user."""
         self.test("test-shapes", timeout=1200, **env)
-        self.test("test-large")
-        self.test("test-conv", "--filter", "few_blocks")
+        if not is_user:
+            self.test("test-large")
+            self.test("test-conv", "--filter", "few_blocks")
 
     def seeds(self, n):
         for seed in range(2, n + 2):
@@ -336,7 +340,7 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-device", *SHAPES, "digits"]):
+    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits"]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
@@ -344,7 +348,7 @@ def plain_tests(total, level):
         plain.programs([(p, fewer.get(p, "")) for p in programs if p not in ours])
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
-        plain.shapes(**slow)
+        plain.shapes(level == "user", **slow)
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
         plain.wait()
