@@ -211,6 +211,15 @@ $(SIM_OWN_IMPL): $(SIM)/test-%: $(SIM)/test-%.o $(SIM_OBJECTS)
 $(SIM)/test-%: $(SIM)/test-%.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
+# implementation and kernels in a shared library, and a program that loads it (tests/plugin.c); SIM_CFLAGS must have -fPIC
+$(SIM)/plugin.so: tests/plugin.c gcuda.h $(SIM_HEADERS) $(SIM_KERNELS)
+	$(SIM_C) -fPIC -DPLUGIN -c $< -o $(SIM)/plugin-library.o
+	$(CXX) $(SIM_CFLAGS) -shared $(SIM)/plugin-library.o $(SIM_KERNELS) -o $@
+
+$(SIM)/plugin: tests/plugin.c $(SIM)/plugin.so $(SIM)/sim.o
+	$(SIM_C) -c $< -o $(SIM)/plugin.o
+	$(CXX) $(SIM_CFLAGS) -rdynamic $(SIM)/plugin.o $(SIM)/sim.o -o $@ $(LIBS)
+
 # ---- CUDA: `make cuda` builds for the GPU that is here, `make cuda ARCHS=90a` (or a list, or all) for others ----
 CUDA = $(B)/cuda
 CUDA_HOME = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
@@ -223,7 +232,8 @@ GPU_ARCHS = $(eval GPU_ARCHS := $(sort $(subst 90,90a,$(subst .,,$(shell \
 NVCC_ARCH = $(foreach a,$(or $(ARCH_LIST),$(GPU_ARCHS)),-gencode=arch=compute_$(a)$(comma)code=sm_$(a)) \
 	$(if $(filter all,$(ARCHS)),-gencode=arch=compute_120$(comma)code=compute_120)
 NVCC_FLAGS ?= -O3
-KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xcompiler -Wall,-Wextra
+# -fPIC: the objects may go into a shared library
+KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xcompiler -Wall,-Wextra,-fPIC
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
@@ -267,6 +277,12 @@ $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KER
 
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/plugin.so: tests/plugin.c gcuda.h $(KERNEL_OBJECTS)
+	$(COMPILE) -fPIC $(CUDA_FLAGS) -DPLUGIN -shared $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/plugin: tests/plugin.c $(CUDA)/plugin.so
+	$(COMPILE) $< -o $@ $(LIBS)
 
 # tests that need no simulation, only a device
 $(HW_TESTS): $(CUDA)/%: tests/hw/%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)

@@ -20,7 +20,8 @@ BUILD
 
     For an H100 or H200 write -arch=sm_90a: native leaves out its warp-group matrix instructions. The program starts on
     machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by
-    side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed.
+    side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed. For a shared library add -Xcompiler -fPIC to the
+    nvcc line and -fPIC -shared to the other; make's objects have it.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION

@@ -5,7 +5,7 @@
 
 The kernels and programs for 90a compile without a warning, and one part for 7.5. What is built needs neither libcuda nor libcublas, starts
 where no NVIDIA library exists (a root folder with nothing in it but the C libraries), and then says that there is no
-such device, and uses the CPU when asked to.
+such device, and uses the CPU when asked to. The kernels' objects go into a shared library.
 """
 import concurrent.futures
 import os
@@ -15,16 +15,19 @@ import subprocess
 import sys
 import tempfile
 
+import limits
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DIGITS = os.path.join(ROOT, "build", "cuda", "digits")
 OTHER_ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
 
 
-def run(command, timeout=3600, cwd=ROOT):
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          stdin=subprocess.DEVNULL, timeout=timeout, check=False)
-    return done.returncode, done.stdout
+def run(command, timeout=36000, cwd=ROOT): # seconds of processor time
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        code, _, why = limits.run(command, timeout, log, cwd=cwd, stdin=subprocess.DEVNULL)
+        log.seek(0)
+        return (124, log.read() + f"\n{why}") if why else (code, log.read())
 
 
 def result(name, ok, text=""):
@@ -50,6 +53,16 @@ def needs_no_nvidia_library():
         found = libraries(os.path.join(ROOT, "build", "cuda", name))
         bad = [path for path in found if re.search(r"libcuda|libcublas|libnv", path)]
         result(f"{name}: ldd names neither libcuda nor libcublas", bool(found) and not bad, " ".join(bad) or "ldd: nothing")
+
+
+def goes_into_a_shared_library():
+    """The kernels' objects, linked into a library that a program loads."""
+    program = os.path.join(ROOT, "build", "cuda", "plugin")
+    if build("kernels and implementation in a shared library", "build/cuda/plugin", "ARCHS=90a"):
+        code, out = run([program, program + ".so", "CPU"], 120)
+        result("shared library: the CPU computes", code == 0, out[-300:])
+        code, out = run([program, program + ".so", "CUDA0"], 120)
+        result("shared library: so does a device, or it is said that there is none", code == 0 or "no device 'CUDA0'" in out, out[-300:])
 
 
 def bare_root(folder):
@@ -89,6 +102,7 @@ def main():
     if build("kernels and programs for 90a", "cuda-programs", "ARCHS=90a"):
         needs_no_nvidia_library()
         starts_anywhere()
+        goes_into_a_shared_library()
         code, out = run([os.path.join(ROOT, "build", "cuda", "bench-gpu"), "--check"])
         result("bench-gpu: every row can be built", code == 0, out[-500:])
     # most of what depends on the architecture stands in this part; code for BF16, say, compiles for 90a and not for 7.5

@@ -12,9 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OUT = os.path.join(ROOT, "build", "compile")
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import limits  # noqa: E402
 WARN = "-Wall -Wextra -Wpedantic -Wshadow -Werror".split()
 LINK = "-pthread -lm -ldl".split()
 LEVELS = ["user", "ci", "full"]
@@ -45,14 +48,12 @@ class Case:
         if shutil.which(command[0]) is None and not os.path.exists(command[0]):
             raise Skip(f"no {command[0]} (apt-get install {PACKAGES.get(command[0], command[0])})")
         env = dict(os.environ, WINEDEBUG="-all")
-        try:
-            p = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                               timeout=timeout, check=False)
-        except subprocess.TimeoutExpired:
-            raise Bad(f"{' '.join(command)}\nstill running after {timeout} s") from None
-        text = p.stdout.decode("utf-8", "replace")
-        if p.returncode != 0:
-            raise Bad(f"{' '.join(command)}\nexit code {p.returncode}\n{text[:3000]}")
+        with tempfile.TemporaryFile() as log:
+            code, _, why = limits.run(command, timeout, log, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
+            log.seek(0)
+            text = log.read().decode("utf-8", "replace")
+        if code != 0:
+            raise Bad(f"{' '.join(command)}\n{why or f'exit code {code}'}\n{text[:3000]}")
         return text
 
     def compile(self, cc, std, source, flags=(), out=None):
@@ -215,6 +216,34 @@ def warns_of_bad_nvcc(case):
             raise Bad(f"13.{minor}.{build}: {done.stdout[-500:] or 'no warning'}")
 
 
+def fails_to_compile(folder, command, wanted):
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    if done.returncode == 0 or wanted not in done.stdout:
+        raise Bad(f"{' '.join(command)}: {'compiles' if done.returncode == 0 else done.stdout[:1000]}; wanted an error with '{wanted}'")
+
+
+def forgotten_kind(enum, last, cpu, cuda):
+    """A kind that is only in its list is an error of the CPU's compiler and of the kernels', and so is a number out of order."""
+    def do(case):
+        folder = scratch_copy(case)
+        path = os.path.join(folder, "gcuda.h")
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        found = re.findall(rf"X\({last}, *(\d+)\)(?! *\\)", text)
+        if len(found) != 1:
+            raise Bad(f"the last line of the list, X({last}, ...), is not there once, but {len(found)} times")
+        n = int(found[0])
+        sim = ["-DGCUDA_CUDA", "-I.", f"-I{ROOT}/tests/sim/include"]
+        c = ["gcc", "-std=c99", *sim, "-DGCUDA_IMPLEMENTATION", "-fsyntax-only", "-x", "c", "gcuda.h"]
+        cu = ["g++", "-std=c++17", *sim, "-DGCUDA_KERNEL_PART=2", "-fsyntax-only", "-x", "c++", "gcuda_kernels.cu"] # which has both
+        for number, checks in ((n + 1, [(c, cpu), (cu, cuda)]), (n + 2, [(c, f"gcudai_{enum}_numbers_count_up")])):
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(re.sub(rf"X\({last}, *{n}\)", rf"\g<0> X(FAKE, {number})", text))
+            for command, wanted in checks:
+                fails_to_compile(folder, command, wanted)
+    return do
+
+
 def with_cuda(cc, std):
     """The CUDA backend compiled in, as far as the toolkit's headers go; linking it is `make cuda`."""
     def do(case):
@@ -367,7 +396,7 @@ def cases():
         level = "full" if macro == "GCUDA_NO_CUBLAS" else "ci"
         add(f"{macro} gcc", level, with_flags("gcc", "c99", "impl.c", ["-O1", f"-D{macro}"]))
     # without threads it must link without a thread library
-    add("GCUDA_NO_THREADS gcc", "user", with_flags("gcc", "c99", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
+    add("GCUDA_NO_THREADS gcc", "user", with_flags("gcc", "c99", "impl.c", ["-O0", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
     add("GCUDA_NO_THREADS clang++", "full", with_flags("clang++", "c++20", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
     add("GCUDA_MALLOC and GCUDA_FREE gcc", "user", with_flags("gcc", "c99", "hooks.c", ["-O0"]))
     add("GCUDA_MALLOC and GCUDA_FREE g++", "full", with_flags("g++", "c++11", "hooks.c", ["-O0"]))
@@ -385,12 +414,15 @@ def cases():
     add("the manual's quick start", "user", manual_quick_start)
     for name in sorted(os.listdir(os.path.join(ROOT, "examples"))) if os.path.isdir(os.path.join(ROOT, "examples")) else []:
         if name.endswith(".c"):
-            add(f"example {name}", "ci", example(f"examples/{name}")) # other levels build and run them optimised, by make examples
+            # level full builds and runs them optimised, by make examples
+            add(f"example {name}", "user", example(f"examples/{name}"))
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
     for flags in (["GCUDA_NO_VMM"], ["GCUDA_NO_CUBLAS"], ["GCUDA_NO_VMM", "GCUDA_NO_CUBLAS", "GCUDA_NO_THREADS"]):
         add("GCUDA_CUDA and " + " ".join(flags) + " front end", "user", cuda_front_end([f"-D{f}" for f in flags]))
     add("gcuda_kernels.cu warns of nvcc 13.2.0 and 13.2.1", "user", warns_of_bad_nvcc)
+    add("a unary kind that is only in the list", "ci", forgotten_kind("unary", "TRUNC", "gcudai_map_FAKE", "d_unary_FAKE"))
+    add("a gate that is only in the list", "ci", forgotten_kind("glu", "GEGLU_QUICK", "gcudai_glu_FAKE", "d_glus"))
     add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
     add("gcuda_kernels.cu prefixed, symbols", "ci", prefixed_kernels(7))
     no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS",

@@ -4,7 +4,7 @@
     run.py [--level user|ci|full] [--group NAME,...] [--only TEXT] [--jobs N] [--seed N] [--journal FILE]
                                                                                           last line: N passed, N failed
 
-    user   without sanitizers, one seed, without what is slow
+    user   without sanitizers, one seed, without what is slow, the simulator's own tests, and most programs of tests/hw
     ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
@@ -39,7 +39,9 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
 import switches  # noqa: E402
+import limits  # noqa: E402
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 # line tables only: the kernels are compiled in a third of the time, and reports still name lines
 ASAN = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
@@ -58,7 +60,10 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
 PROGRAMS += ["test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
-SLOW = ["test-chunks", "test-lifetimes", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
+# Not at level user: longer than what asks the same of less; of the simulator itself; of tests/hw, whose kernels test-shapes,
+# test-experts, test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
+SLOW = ["test-chunks", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
+        "test-gemm", "test-sizes", "test-warp-groups"]
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
@@ -93,21 +98,13 @@ TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memo
 
 
 def run(command, timeout=900, **env):
-    """(exit code, output, seconds of processor time)"""
+    """(exit code, output, seconds of processor time). timeout: seconds of processor time, see limits.py"""
     print("+ " + " ".join(command), flush=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT)
-        late = []
-        too_long = threading.Timer(timeout, lambda: (late.append(True), process.kill()))
-        too_long.start()
-        _, status, usage = os.wait4(process.pid, 0) # subprocess would not say what it took
-        too_long.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
+        code, used, why = limits.run(command, timeout, log, cwd=ROOT, env={**os.environ, **env})
         log.seek(0)
         output = log.read()
-    if late:
-        return 124, output + f"\nlonger than {timeout} s", usage.ru_utime + usage.ru_stime
-    return process.returncode, output, usage.ru_utime + usage.ru_stime
+    return (124, output + f"\n{why}", used) if why else (code, output, used)
 
 
 def digest():
@@ -292,11 +289,12 @@ class Variant:
         self.share(107, 200, GCUDA_TEST_CAPTURE="2")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
-    def shapes(self, **env):
-        """Random shapes against the CPU; the tests of large tensors and convolutions, with small ones."""
+    def shapes(self, is_user=False, **env):
+        """Random shapes against the CPU; the tests of large tensors and convolutions, with small ones: not at level user."""
         self.test("test-shapes", timeout=1200, **env)
-        self.test("test-large")
-        self.test("test-conv", "--filter", "few_blocks")
+        if not is_user:
+            self.test("test-large")
+            self.test("test-conv", "--filter", "few_blocks")
 
     def seeds(self, n):
         for seed in range(2, n + 2):
@@ -344,7 +342,7 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-device", *SHAPES, "digits"]):
+    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits"]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
@@ -352,7 +350,7 @@ def plain_tests(total, level):
         plain.programs([(p, fewer.get(p, "")) for p in programs if p not in ours])
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
-        plain.shapes(**slow)
+        plain.shapes(level == "user", **slow)
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
         plain.wait()
@@ -435,9 +433,10 @@ def switch_tests(total, level):
     """Built without all that a switch can leave out, implementation and kernels alike, linked and run."""
     definitions = switches.defined(switches.switches())
     # without optimisation: it takes longer to compile than to run
-    few = Variant(total, "-switches", " ".join(["-O0 -g1 -DTEST_ALL_SWITCHES", *definitions]))
-    if few.build(["test-switches", *(["test-ops"] if level == "full" else [])], same_kernels(*definitions)):
+    few = Variant(total, "-switches", " ".join(["-O0 -g1 -fPIC -DTEST_ALL_SWITCHES", *definitions]))
+    if few.build(["test-switches", "plugin", *(["test-ops"] if level == "full" else [])]):
         few.programs([("test-switches", "")])
+        few.test("plugin", f"{few.folder}/plugin.so", "CUDA0") # the same objects as a shared library, as make cuda-kernels' may be
         if level == "full":
             few.share(0, 10)
     few.wait()
