@@ -120,16 +120,16 @@ static void again(struct slot * s, struct gcuda_tensor * y) {
 
 static void make_mixed(struct slot * s, int i) {
     struct gcuda_context * ctx = s->nodes;
-    struct gcuda_tensor * y = product(s);
+    struct gcuda_tensor * y;
     if (i % 3 == 0) { // up to three nodes each
-        y = gcuda_add(ctx, gcuda_scale(ctx, y, 2.0f), s->c);
+        y = gcuda_add(ctx, gcuda_scale(ctx, product(s), 2.0f), s->c);
         check_later(s, y, 2.0, 1.0, false);
     } else if (i % 3 == 1) {
         struct gcuda_tensor * first = gcuda_view_2d(ctx, s->experts, K, M, s->experts->nb[1], 0);
         y = gcuda_mul_mat(ctx, first, gcuda_reshape_2d(ctx, s->x, K, s->shape.n_tokens));
         check_later(s, y, 1.0, 0.0, true);
     } else {
-        y = gcuda_cont(ctx, gcuda_sub(ctx, y, s->c));
+        y = gcuda_cont(ctx, gcuda_sub(ctx, product(s), s->c));
         check_later(s, y, 1.0, -1.0, false);
     }
     expand(s, y);
@@ -493,7 +493,7 @@ TEST(graphs_come_and_go) {
     while ((double) (gcuda_time_us() - start) * 1e-6 < length && test_all.n_bad_checks == 0) { step(&k); }
     stress_end(&k);
     tell(&k, (double) (gcuda_time_us() - start) * 1e-6);
-    if (k.n_graphs >= 100) { // what is drawn must have met these by then
+    if (k.n_graphs >= 1000) { // what is drawn must have met these by then
         CHECK(k.n_checked > 0 && k.sums.n_evicted > 0 && k.sums.n_reused > 0 && k.sums.n_updated > 0 && k.sums.n_graph_launches > 0);
     }
 }
