@@ -2677,6 +2677,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 // Depthwise convolution, every channel with its own kernel:
 //     y[ow, oh, c, n] = sum_{kh, kw} a[kw, kh, 0, c] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, c, n]
+// over what is inside of b: an infinite weight takes no part elsewhere. (Through im2col, and in conv_2d_direct, b is surrounded by
+// zeros, and an infinite weight times one of them is NaN.)
 //
 //   a        [KW, KH, 1, C]  float; any strides
 //   b        [W, H, C, N]    float; contiguous, or channels innermost in memory (C, W, H, N)
@@ -18005,7 +18007,7 @@ static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_
     gcudai_stretch_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
 }
 
-// Adds kernel element (kw, kh) times image to a piece of a row of pixels.
+// Adds kernel element (kw, kh) times image to a piece of a row of pixels; outside of the image nothing, as an infinite weight is no part.
 static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
@@ -18014,9 +18016,10 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
         return;
     }
     const float w = gcudai_float_of(&p->kernel, kw, kh, 0, c->i2);
-    gcudai_window(p->x.type, gcudai_at(&p->x, y, c->i2, c->i3), p->x.nb[0], p->x.ne[0],
-        c->i0 * p->s0 + kw * p->d0 - p->p0, p->s0, c->n, x);
-    for (int64_t i = 0; i < c->n; ++i) {
+    const int64_t first = c->i0 * p->s0 + kw * p->d0 - p->p0, n = p->x.ne[0], s = p->s0;
+    const int64_t lo = first >= 0 ? 0 : (-first + s - 1) / s, hi = first >= n ? 0 : GCUDAI_MIN((n - first + s - 1) / s, c->n);
+    gcudai_window(p->x.type, gcudai_at(&p->x, y, c->i2, c->i3), p->x.nb[0], n, first, s, c->n, x);
+    for (int64_t i = lo; i < hi; ++i) {
         sum[i] += w * x[i];
     }
 }

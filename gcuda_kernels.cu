@@ -8169,6 +8169,20 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
     }
 }
 
+// One output from the elements of the image alone. Kernels that multiply the zeros around it as well come here where that made NaN or
+// would make it: with a weight that is infinite or NaN, which takes no part there.
+template <typename TW> static inline __device__ float d_dw_inside(const gcuda_conv_args & p, int64_t ox, int64_t oy, int64_t c, int64_t i3) {
+    float sum = 0.0f;
+    NO_UNROLL for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
+        const int64_t y = oy * p.s1 + kh * p.d1 - p.p1;
+        NO_UNROLL for (int64_t kw = 0; kw < p.kernel.ne[0] && y >= 0 && y < p.x.ne[1]; ++kw) {
+            const int64_t x = ox * p.s0 + kw * p.d0 - p.p0;
+            if (x >= 0 && x < p.x.ne[0]) { sum += d_f32(*(const TW *) d_at(p.kernel, kw, kh, 0, c)) * d_load(p.x.type, d_at(p.x, x, y, c, i3)); }
+        }
+    }
+    return sum;
+}
+
 // ---- few outputs: a thread has one, and DW_TAPS rows of DW_TAPS elements of its patch are under way together ----
 template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __launch_bounds__(128) k_conv_2d_dw_one(const gcuda_conv_args p) {
     const uint32_t wide = (uint32_t) p.y.ne[0], high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2], n = wide * high * n_c * (uint32_t) p.y.ne[3];
@@ -8227,6 +8241,10 @@ static __global__ void __launch_bounds__(128) k_conv_2d_dw_two(const gcuda_conv_
                 sum[1] += w[r][k] * v[r][k + S];
             }
         }
+        if (isnan(sum[0] + sum[1])) {
+            sum[0] = d_dw_inside<TW>(p, ox, oy, c, i3);
+            sum[1] = d_dw_inside<TW>(p, ox + 1, oy, c, i3);
+        }
         *(float *) d_at(p.y, ox, oy, c, i3) = sum[0];
         if (ox + 1 < (uint32_t) p.y.ne[0]) { *(float *) d_at(p.y, ox + 1, oy, c, i3) = sum[1]; }
     }
@@ -8243,6 +8261,14 @@ template <typename TW, bool IS_CHANNELS> static gcuda_status conv_2d_dw_two(cons
 // three rows of the result that want it ----
 #define DW_SLIDE 16
 
+// A thread with a weight that has no bounds (0 times it is NaN): its results one by one.
+template <typename TW> static inline __device__ void d_dw_slide_inside(const gcuda_conv_args & p, int ox, int oy, int n_wide, int c, int n_c, int64_t i3) {
+    NO_UNROLL for (int i = 0; i < n_wide * n_c * DW_SLIDE; ++i) {
+        const int x = ox + i % n_wide, y = oy + i / n_wide % DW_SLIDE, channel = c + i / n_wide / DW_SLIDE;
+        if (x < (int) p.y.ne[0] && y < (int) p.y.ne[1]) { *(float *) d_at(p.y, x, y, channel, i3) = d_dw_inside<TW>(p, x, y, channel, i3); }
+    }
+}
+
 // Four elements of a row of pixels and those beside them: a padding of one, rows at multiples of 16 bytes.
 template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide(const gcuda_conv_args p, uint32_t n) {
     const uint32_t n_wide = (uint32_t) (p.y.ne[0] / 4), n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE), n_c = (uint32_t) p.y.ne[2];
@@ -8252,7 +8278,15 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
         const bool is_first = x == 0, is_last = x + 4 == (int) p.x.ne[0];
         const char * image = d_at(p.x, x, 0, c, i3);
         float w[3][3], sum[3][4] = {};
-        UNROLL for (int k = 0; k < 9; ++k) { w[k / 3][k % 3] = d_f32(*(const TW *) d_at(p.kernel, k % 3, k / 3, 0, c)); }
+        float none = 0.0f;
+        UNROLL for (int k = 0; k < 9; ++k) {
+            w[k / 3][k % 3] = d_f32(*(const TW *) d_at(p.kernel, k % 3, k / 3, 0, c));
+            none += 0.0f * w[k / 3][k % 3];
+        }
+        if (isnan(none)) {
+            d_dw_slide_inside<TW>(p, x, oy, 4, (int) c, 1, i3);
+            continue;
+        }
         for (int j = 0; j < DW_SLIDE + 2; j += 3) { // rows of the image: three at a time, so that sums stay where they are
             float v[3][6];
             UNROLL for (int u = 0; u < 3; ++u) {
@@ -8292,9 +8326,17 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
         const char * image = d_at(p.x, x0, 0, c, i3);
         float w[3][3][4], sum[3][2][4] = {};
         bool is_in[4];
+        float none = 0.0f;
         UNROLL for (int k = 0; k < 9; ++k) {
             const d_quad<TW> four = *(const d_quad<TW> *) d_at(p.kernel, k % 3, k / 3, 0, c);
-            UNROLL for (int m = 0; m < 4; ++m) { w[k / 3][k % 3][m] = d_f32(four.v[m]); }
+            UNROLL for (int m = 0; m < 4; ++m) {
+                w[k / 3][k % 3][m] = d_f32(four.v[m]);
+                none += 0.0f * w[k / 3][k % 3][m];
+            }
+        }
+        if (isnan(none)) {
+            d_dw_slide_inside<TW>(p, ox, oy, 2, (int) c, 4, i3);
+            continue;
         }
         UNROLL for (int k = 0; k < 4; ++k) { is_in[k] = x0 + k >= 0 && x0 + k < (int) p.x.ne[0]; }
         for (int j = 0; j < DW_SLIDE + 2; j += 3) { // as above
@@ -8377,7 +8419,9 @@ template <typename TX, typename TW> static __global__ void __launch_bounds__(256
         }
         UNROLL for (int k = 0; k < DW_ROWS; ++k) {
             const int64_t at = oy + ty + k * step;
-            if (ox + tx < p.y.ne[0] && at < p.y.ne[1]) { d_put((TX *) d_at(p.y, ox + tx, at, c, i3), sum[k]); }
+            if (ox + tx >= p.y.ne[0] || at >= p.y.ne[1]) { continue; }
+            if (isnan(sum[k])) { sum[k] = d_dw_inside<TW>(p, ox + tx, at, c, i3); }
+            d_put((TX *) d_at(p.y, ox + tx, at, c, i3), sum[k]);
         }
     }
 }

@@ -821,6 +821,38 @@ TEST(conv_2d_dw) {
     op_test_run(&t);
 }
 
+static void fill_border_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) { // of every third kernel
+    (void) c, (void) k;
+    FOR_ARR(a) {
+        const bool is_border = i0 == 0 || i1 == 0 || i0 == a->ne[0] - 1 || i1 == a->ne[1] - 1;
+        AT(a, i0, i1, i2, i3) = is_border && i3 % 3 == 0 && rng_below(r, 2) ? HUGE_VAL : rng_between(r, 0.5, 1);
+    }
+}
+static void ref_conv_2d_dw_inside(const struct op_case * c) {
+    const struct p_conv * p = (const struct p_conv *) c->p;
+    const struct arr * k = c->in[0], * b = c->in[1];
+    arr_new(c->out, ref_conv_out(b->ne[0], k->ne[0], p->s0, p->p0, p->d0), ref_conv_out(b->ne[1], k->ne[1], p->s1, p->p1, p->d1), b->ne[2], b->ne[3]);
+    FOR_ARR(c->out) {
+        for (int64_t i = 0; i < k->ne[0] * k->ne[1]; ++i) {
+            const int64_t kw = i % k->ne[0], kh = i / k->ne[0], x = i0 * p->s0 + kw * p->d0 - p->p0, y = i1 * p->s1 + kh * p->d1 - p->p1;
+            const bool is_inside = x >= 0 && x < b->ne[0] && y >= 0 && y < b->ne[1];
+            AT(c->out, i0, i1, i2, i3) += is_inside ? AT(k, kw, kh, 0, i2) * AT(b, x, y, i2, i3) : 0.0;
+        }
+    }
+}
+TEST(conv_2d_dw_infinite) { // a weight without bounds takes no part outside of the image
+    const struct p_conv p[] = { conv_params(1, 1, 1, 1, 1, 1), conv_params(2, 2, 1, 1, 1, 1), conv_params(2, 1, 3, 2, 1, 3) };
+    for (int i = 0; i < 6; ++i) {
+        char tag[96];
+        conv_tag(tag, sizeof tag, &p[i % 3]);
+        if (i >= 3) { strcat(tag, ",channels-first"); }
+        struct op_test t = conv_test("F32 F16", "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3 5,5,1,8|28,9,8,2 3,3,1,8|64,70,8,1 7,7,1,2|70,66,2,1",
+            tag, &p[i % 3], i < 3 ? build_conv_2d_dw_direct : build_conv_2d_dw_channels, ref_conv_2d_dw_inside, 1e-7);
+        t.in[0].fill = fill_border_infinite, t.in[1].lo = 0.5, t.in[1].hi = 1;
+        op_test_run(&t);
+    }
+}
+
 // >>op:conv_1d
 static struct gcuda_tensor * build_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
