@@ -1,6 +1,17 @@
 // What lives how long: memory that the graph allocator and the scheduler give, and what they refuse since nothing is in it.
 // On the CPU; tests/sim/test-lifetimes.c has the same on a device.
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE 1 // setenv
+#endif
 #include "test.h"
+
+static void set_variable(const char * value) {
+#if defined(_WIN32)
+    _putenv_s("GCUDA_CHECK_MEMORY", value != NULL ? value : "");
+#else
+    (void) (value != NULL ? setenv("GCUDA_CHECK_MEMORY", value, 1) : unsetenv("GCUDA_CHECK_MEMORY"));
+#endif
+}
 
 #if !defined(LIFETIMES_DEVICE)
 #define LIFETIMES_DEVICE NULL
@@ -279,6 +290,27 @@ TEST(a_cache_read_before_it_is_written_is_named) {
     CHECK(compute(&b) == GCUDA_STATUS_INVALID_DATA);
     CHECK_HAS(gcuda_last_error(), "too_early");
     end(&b);
+}
+
+TEST(the_environment_turns_checking_on) {
+    for (int how = 0; how < 8; ++how) { // by_sched; the value; whether variables mean anything
+        struct bench b;
+        set_variable(how & 2 ? "1" : "0");
+        gcuda_use_environment((how & 4) == 0);
+        const bool is_ready = begin(&b, how % 2 == 1);
+        gcuda_use_environment(true);
+        set_variable(NULL);
+        REQUIRE(is_ready);
+        struct gcuda_tensor * x = input(&b, "x"), * z = wanted(gcuda_sqr(b.ctx, x));
+        CHECK_OK(gcuda_build_forward_expand(b.graph, z));
+        REQUIRE(CHECK_OK(place(&b)));
+        fill(x, 3.0f);
+        CHECK_OK(compute(&b));
+        CHECK_NEAR(first_of(z), 9.0f, 0.0);
+        const float left = first_of(x);
+        CHECK_MSG((left != left) == ((how & 2) != 0 && (how & 4) == 0), "way %d: %g", how, (double) left);
+        end(&b);
+    }
 }
 
 // A destination that holds nothing is no fault: set_rows and cpy write it.
