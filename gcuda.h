@@ -64,6 +64,7 @@ MEMORY
     gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's that has no memory is refused, unless
     gcuda_set_input says that it is set before every run. Nodes run in the order in which they were expanded: expand what
     writes a cache before what reads a view of it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, finds what breaks these rules.
     Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
     nothing.
     On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
@@ -481,6 +482,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_sched_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve)
 #define gcuda_backend_sched_reserve_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve_size)
 #define gcuda_backend_sched_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reset)
+#define gcuda_backend_sched_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_check)
 #define gcuda_backend_sched_set_eval_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_eval_callback)
 #define gcuda_backend_sched_set_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_tensor_backend)
 #define gcuda_backend_sched_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_synchronize)
@@ -611,6 +613,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
 #define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
 #define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
+#define gcuda_gallocr_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_check)
 #define gcuda_gallocr_set_concurrent GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_concurrent)
 #define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
 #define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
@@ -3009,6 +3012,13 @@ GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; N
 // For backends that compute branches side by side (gcuda_cuda_params.concurrency): a branch is not given memory of another
 // one beside it, for which it would have to wait. Takes more memory. Before the graph is reserved; a scheduler does it by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
+// Looks for memory that is read when nothing is in it: an INPUT set once and computed twice, a result read without OUTPUT, a view of
+// a cache read before the node that writes it. While it is on, every tensor has memory of its own (the sum of all), filled with 0xFF
+// bytes, NaN in every floating-point type, when it is placed and when its last reader is done; graph_compute goes node by node on every
+// backend and ends with INVALID_DATA naming the first node that reads a tensor with nothing but such bytes. It computes to the end.
+// Before the graph is allocated. Not looked at: OUTPUT, weights and what else has memory from elsewhere, plans of the caller. Off, unless
+// the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator, or a scheduler (its own is the same), is made.
+GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
 // leaf. Growing a buffer moves it: whatever was placed there before is gone.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
@@ -3093,6 +3103,7 @@ struct gcuda_backend_buffer {
     void * context;
     size_t size;
     enum gcuda_backend_buffer_usage usage;
+    struct gcuda_gallocr * checker; // see gcuda_gallocr_set_check; NULL for a new one
 };
 
 enum gcuda_backend_dev_type {
@@ -4382,6 +4393,9 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
 // Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
+// As gcuda_gallocr_set_check, for what this scheduler places. A tensor that is copied to another backend is filled when
+// gcuda_backend_sched_graph_compute ends, not behind the copy.
+GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
 // For graphs allocated from now on, until reset; NULL: as the rules say. A graph is refused with a backend that cannot
@@ -20950,8 +20964,10 @@ struct gcudai_life {
     bool is_allocated;
     size_t offset;
     int live_in; // the region in which it was computed, until its last reader; 0: none
-    bool is_listed, is_node; // by the graph: at all, and as a node
+    bool is_listed, is_node, is_again; // by the graph: at all, as a node, more than once
     bool is_read, is_computed;
+    bool is_dead, is_filled; // while checking: behind its last reader, the node dies_at; with bytes that say so
+    int node_at, dies_at; // node_at -1: listed more than once, so that its last time is not known from the tensor
 };
 
 struct gcudai_held { // memory of a branch, not yet for others
@@ -20987,6 +21003,8 @@ struct gcuda_gallocr {
     struct gcudai_held * held;
     size_t n_held, cap_held;
     int region, region_nodes, n_live; // n_live: of the region's results, those still to be read
+    bool checks, is_watching; // see gcuda_gallocr_set_check; the lives are those of the graph that was placed
+    int at;                   // the node that is measured
     bool keeps_retired; // the structs of buffers that were replaced, so that tensors can be told to have been in one
     gcuda_backend_buffer_t retired; // a list; the next one is its context
 };
@@ -21049,6 +21067,8 @@ static bool gcudai_gallocr_owns(gcuda_gallocr_t g, gcuda_backend_buffer_t buffer
     return buffer != NULL && buffer->iface.get_tensor == gcudai_retired_get;
 }
 
+static gcudai_atomic_i32 gcudai_n_checking; // allocators, of all threads
+
 void gcuda_gallocr_free(gcuda_gallocr_t g) {
     if (g == NULL) {
         return;
@@ -21066,6 +21086,7 @@ void gcuda_gallocr_free(gcuda_gallocr_t g) {
         gcudai_free(g->retired);
         g->retired = next;
     }
+    gcuda_gallocr_set_check(g, false);
     gcudai_map_free(&g->map);
     gcudai_free(g->bufts);
     gcudai_free(g->owner);
@@ -21107,7 +21128,17 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
         gcuda_gallocr_free(g);
         return NULL;
     }
+    const char * check = gcudai_env("GCUDA_CHECK_MEMORY");
+    gcuda_gallocr_set_check(g, check != NULL && strcmp(check, "0") != 0);
     return g;
+}
+
+void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on) {
+    if (galloc != NULL && galloc->checks != is_on) {
+        (void) gcudai_atomic_add_i32(&gcudai_n_checking, is_on ? 1 : -1);
+        galloc->checks = is_on;
+        galloc->has_plan = galloc->is_watching = false;
+    }
 }
 
 void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent) {
@@ -21126,6 +21157,7 @@ static struct gcudai_life * gcudai_life_of(gcuda_gallocr_t g, const struct gcuda
 // Enters everything the graph names into the map.
 static gcuda_status gcudai_gallocr_index(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
     size_t index = 0;
+    g->is_watching = false;
     gcudai_map_clear(&g->map);
     GCUDAI_TRY(gcudai_map_reserve(&g->map, (size_t) graph->n_leafs + (size_t) graph->n_nodes));
     for (int i = 0; i < graph->n_leafs + graph->n_nodes; ++i) {
@@ -21188,7 +21220,7 @@ static size_t gcudai_gallocr_size(gcuda_gallocr_t g, const struct gcuda_tensor *
 // A source whose memory the node may take over: it dies here, and element for element it is read before it is written.
 static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
     const struct gcudai_op_info * info = gcudai_op_row(t->op);
-    if (info == NULL || !(info->flags & (GCUDAI_OP_REUSE | GCUDAI_OP_REUSE_FIRST))) {
+    if (g->checks || info == NULL || !(info->flags & (GCUDAI_OP_REUSE | GCUDAI_OP_REUSE_FIRST))) {
         return NULL;
     }
     for (int k = 0; k < ((info->flags & GCUDAI_OP_REUSE) ? GCUDA_MAX_SRC : 1); ++k) {
@@ -21230,6 +21262,11 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
         return GCUDA_STATUS_SUCCESS;
     }
     life->is_allocated = false;
+    if (g->checks) { // its bytes stay its own
+        life->is_dead = true;
+        life->dies_at = g->at;
+        return GCUDA_STATUS_SUCCESS;
+    }
     const struct gcudai_held held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
     if (!g->keeps_branches) { return gcudai_dyn_free(&g->dyns[held.buffer_id], held.offset, held.size); }
     if (g->n_held == g->cap_held) {
@@ -21315,6 +21352,7 @@ static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * g
         struct gcudai_life * life = gcudai_life_of(g, t);
         if (life->is_listed) {
             life->n_children++;
+            life->is_again = true;
         } else if (t->view_src != NULL && t->op != GCUDA_OP_NONE) { // NONE: a mark for dependency, reads nothing
             gcudai_life_of(g, t->view_src)->n_views++;
         }
@@ -21416,6 +21454,8 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
+        g->at = i;
+        gcudai_life_of(g, t)->node_at = gcudai_life_of(g, t)->is_again ? -1 : i;
         GCUDAI_TRY(gcudai_gallocr_check_reads(g, t));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
@@ -21569,6 +21609,112 @@ static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcu
     return GCUDA_STATUS_SUCCESS;
 }
 
+// ---- checking what memory holds, see gcuda_gallocr_set_check ----
+
+enum { GCUDAI_CHECK_BYTE = 0xff };
+
+static gcuda_status gcudai_check_fill(struct gcuda_tensor * t, struct gcudai_life * life) {
+    life->is_filled = true;
+    return gcuda_is_empty(t) ? GCUDA_STATUS_SUCCESS : gcuda_backend_tensor_memset(t, GCUDAI_CHECK_BYTE, 0, gcuda_nbytes(t));
+}
+
+// Of the tensor's owner, where an allocator that checks has placed it in the graph that it placed last; else NULL.
+static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
+    const struct gcuda_tensor * owner = t->view_src != NULL ? t->view_src : t;
+    gcuda_gallocr_t g = owner->buffer != NULL ? owner->buffer->checker : NULL;
+    const size_t i = g != NULL && g->is_watching ? gcudai_map_get(&g->map, owner) : GCUDAI_NONE;
+    return i != GCUDAI_NONE ? &g->lives[i] : NULL;
+}
+
+static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
+    unsigned char bytes[512];
+    const size_t size = gcuda_nbytes(t);
+    *is_untouched = size > 0;
+    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
+        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
+        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
+        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Where to, not what: the destination of a copy is among its sources.
+static bool gcudai_check_is_target(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
+    const struct gcuda_tensor * owner = src->view_src != NULL ? src->view_src : src;
+    return (node->op == GCUDA_OP_CPY || node->op == GCUDA_OP_SET_ROWS) && owner == node->view_src;
+}
+
+// INVALID_DATA when the node reads what nobody has written.
+static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * src = node->src[k];
+        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
+        bool is_untouched = life != NULL && life->is_filled && !(k > 0 && gcudai_check_is_target(node, src));
+        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
+        if (is_untouched) {
+            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
+                "reads '%s', which holds nothing: not written since it was placed, or since its last reader in the run before "
+                "(set an input before every run; expand what writes before what reads)", src->name);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The node has been computed: what it wrote holds something, what it was the last to read nothing any more.
+static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
+    struct gcudai_life * own = gcudai_check_life(node);
+    if (own != NULL) { own->is_filled = false; }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
+        if (life == NULL || !life->is_dead) { continue; } // filled before, it may have been set since
+        const gcuda_gallocr_t g = owner->buffer->checker;
+        const size_t at = gcudai_map_get(&g->map, node);
+        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// What died where nothing is computed: at a copy between backends.
+static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
+    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
+    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
+}
+
+// One node at a time, nothing fused. What went wrong with data is said at the end, the first of it.
+static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    char message[GCUDAI_MESSAGE_BYTES];
+    gcuda_status bad = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
+        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
+        one.no_fusion = true;
+        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
+        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
+            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
+            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
+            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
+            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
+            if (st != GCUDA_STATUS_SUCCESS && bad == GCUDA_STATUS_SUCCESS) {
+                bad = st;
+                memcpy(message, gcudai_message, sizeof(message));
+            }
+        }
+    }
+    return bad == GCUDA_STATUS_SUCCESS ? bad : gcuda_set_last_error(bad, message);
+}
+
+// Node by node where an allocator that checks has placed something of the graph.
+static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    bool is_checked = false;
+    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        is_checked = gcudai_check_life(t) != NULL;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
+    }
+    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
+}
+
 static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
     if (t == NULL) {
         return GCUDA_STATUS_SUCCESS;
@@ -21582,7 +21728,8 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
     }
     gcuda_backend_buffer_t buffer = g->buffers[g->owner[p->buffer_id]];
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
-    return gcuda_backend_tensor_alloc(buffer, t, base ? base + p->offset : NULL);
+    GCUDAI_TRY(gcuda_backend_tensor_alloc(buffer, t, base ? base + p->offset : NULL));
+    return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
@@ -21603,6 +21750,7 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
     }
     for (int i = 0; i < galloc->n_bufs; ++i) {
         GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
+        if (galloc->buffers[i] != NULL) { galloc->buffers[i]->checker = galloc->checks ? galloc : NULL; }
     }
     for (int i = 0; i < graph->n_leafs; ++i) {
         GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
@@ -21616,6 +21764,7 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
     for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which have a place by now
         GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
     }
+    galloc->is_watching = galloc->checks;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22203,6 +22352,7 @@ gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
 
 gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     if (backend == NULL || graph == NULL) { return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph"); }
+    if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
     return backend->iface.graph_compute(backend, graph);
 }
 
@@ -35873,6 +36023,14 @@ gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcu
     return GCUDA_STATUS_SUCCESS;
 }
 
+void gcuda_backend_sched_set_check(gcuda_backend_sched_t s, bool is_on) {
+    if (s != NULL) {
+        gcuda_gallocr_set_check(s->galloc, is_on);
+        gcuda_backend_sched_reset(s);
+        s->n_old_nodes = s->n_old_leafs = -1; // the plan is another one
+    }
+}
+
 void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
     if (s != NULL) {
         s->is_allocated = false;
@@ -36280,7 +36438,10 @@ gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s, struct g
     char text[GCUDAI_MESSAGE_BYTES];
     const gcuda_status st = gcuda_backend_sched_graph_compute_async(s, graph);
     memcpy(text, gcudai_message, sizeof(text));
-    const gcuda_status end = s ? gcuda_backend_sched_synchronize(s) : GCUDA_STATUS_SUCCESS;
+    gcuda_status end = s ? gcuda_backend_sched_synchronize(s) : GCUDA_STATUS_SUCCESS;
+    for (int i = 0; s != NULL && s->galloc->checks && i < s->n_items && end == GCUDA_STATUS_SUCCESS; ++i) {
+        end = gcudai_check_end(s->items[i].t);
+    }
     return st != GCUDA_STATUS_SUCCESS ? gcuda_set_last_error(st, text) : end;
 }
 

@@ -1,6 +1,17 @@
 // What lives how long: memory that the graph allocator and the scheduler give, and what they refuse since nothing is in it.
 // On the CPU; tests/sim/test-lifetimes.c has the same on a device.
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE 1 // setenv
+#endif
 #include "test.h"
+
+static void set_variable(const char * value) {
+#if defined(_WIN32)
+    _putenv_s("GCUDA_CHECK_MEMORY", value != NULL ? value : "");
+#else
+    (void) (value != NULL ? setenv("GCUDA_CHECK_MEMORY", value, 1) : unsetenv("GCUDA_CHECK_MEMORY"));
+#endif
+}
 
 #if !defined(LIFETIMES_DEVICE)
 #define LIFETIMES_DEVICE NULL
@@ -228,6 +239,120 @@ TEST(what_nothing_computes_is_refused) {
         CHECK(place(&b) == GCUDA_STATUS_INVALID_ARGUMENT);
         CHECK_HAS(gcuda_last_error(), "the_reader");
         CHECK_HAS(gcuda_last_error(), "'never'");
+        end(&b);
+    }
+}
+
+// =====================================================================================================================
+// >>checking   gcuda_gallocr_set_check
+// =====================================================================================================================
+static void set_check(struct bench * b) {
+    if (b->by_sched) { gcuda_backend_sched_set_check(b->sched, true); } else { gcuda_gallocr_set_check(b->galloc, true); }
+}
+
+TEST(an_input_set_once_and_computed_twice_is_named) {
+    for (int how = 0; how < 2; ++how) {
+        struct bench b;
+        REQUIRE(begin(&b, how == 1));
+        struct gcuda_tensor * x = input(&b, "the_input"), * y = gcuda_set_name(gcuda_sqr(b.ctx, x), "between");
+        struct gcuda_tensor * z = wanted(gcuda_scale(b.ctx, y, 2.0f));
+        CHECK_OK(gcuda_build_forward_expand(b.graph, z));
+        set_check(&b);
+        REQUIRE(CHECK_OK(place(&b)));
+        CHECK(compute(&b) == GCUDA_STATUS_INVALID_DATA); // never set
+        for (int run = 0; run < 2; ++run) {
+            fill(x, 3.0f);
+            CHECK_OK(compute(&b));
+            CHECK_NEAR(first_of(z), 18.0f, 0.0);
+            const float between = first_of(y);
+            CHECK_MSG(between != between, "a result without OUTPUT can be read: %g", (double) between);
+        }
+        CHECK(compute(&b) == GCUDA_STATUS_INVALID_DATA);
+        CHECK_HAS(gcuda_last_error(), "between"); // the node that reads it
+        CHECK_HAS(gcuda_last_error(), "the_input");
+        const float after = first_of(z);
+        CHECK_MSG(after != after, "way %d: %g of an input that was not set", how, (double) after);
+        end(&b);
+    }
+}
+
+TEST(a_cache_read_before_it_is_written_is_named) {
+    struct bench b;
+    REQUIRE(begin(&b, false));
+    struct gcuda_tensor * x = input(&b, "x"), * cache = input(&b, "cache"), * seen = gcuda_view_1d(b.ctx, cache, N / 2, 0);
+    struct gcuda_tensor * y = wanted(gcuda_set_name(gcuda_scale(b.ctx, seen, 2.0f), "too_early"));
+    struct gcuda_tensor * write = gcuda_cpy(b.ctx, x, cache);
+    set_check(&b);
+    CHECK_OK(gcuda_build_forward_expand(b.graph, y));
+    CHECK_OK(gcuda_build_forward_expand(b.graph, write));
+    REQUIRE(CHECK_OK(place(&b)));
+    fill(x, 1.0f);
+    CHECK(compute(&b) == GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "too_early");
+    end(&b);
+}
+
+TEST(the_environment_turns_checking_on) {
+    for (int how = 0; how < 8; ++how) { // by_sched; the value; whether variables mean anything
+        struct bench b;
+        set_variable(how & 2 ? "1" : "0");
+        gcuda_use_environment((how & 4) == 0);
+        const bool is_ready = begin(&b, how % 2 == 1);
+        gcuda_use_environment(true);
+        set_variable(NULL);
+        REQUIRE(is_ready);
+        struct gcuda_tensor * x = input(&b, "x"), * z = wanted(gcuda_sqr(b.ctx, x));
+        CHECK_OK(gcuda_build_forward_expand(b.graph, z));
+        REQUIRE(CHECK_OK(place(&b)));
+        fill(x, 3.0f);
+        CHECK_OK(compute(&b));
+        CHECK_NEAR(first_of(z), 9.0f, 0.0);
+        const float left = first_of(x);
+        CHECK_MSG((left != left) == ((how & 2) != 0 && (how & 4) == 0), "way %d: %g", how, (double) left);
+        end(&b);
+    }
+}
+
+// A destination that holds nothing is no fault: set_rows and cpy write it.
+TEST(a_destination_is_not_read) {
+    for (int how = 0; how < 2; ++how) {
+        struct bench b;
+        REQUIRE(begin(&b, false));
+        struct gcuda_tensor * x = input(&b, "x"), * cache = input(&b, "cache"), * ids = gcuda_new_tensor_1d(b.ctx, GCUDA_TYPE_I64, 1), * y;
+        gcuda_set_input(ids);
+        y = how == 0 ? gcuda_set_rows(b.ctx, cache, x, ids) : gcuda_cpy(b.ctx, x, cache);
+        set_check(&b);
+        CHECK_OK(gcuda_build_forward_expand(b.graph, y));
+        REQUIRE(CHECK_OK(place(&b)));
+        const int64_t first = 0;
+        fill(x, 1.0f);
+        if (how == 0) { CHECK_OK(gcuda_backend_tensor_set(ids, &first, 0, sizeof first)); }
+        CHECK_OK(compute(&b));
+        CHECK_NEAR(first_of(y), 1.0f, 0.0);
+        end(&b);
+    }
+}
+
+// What is right stays right while it is checked: views, a node listed twice, what is kept.
+TEST(checking_changes_no_result) {
+    for (int how = 0; how < 4; ++how) {
+        struct bench b;
+        REQUIRE(begin(&b, how % 2 == 1));
+        if (how >= 2) { set_check(&b); }
+        struct gcuda_tensor * x = input(&b, "x"), * s = gcuda_sqr(b.ctx, x), * v = gcuda_view_tensor(b.ctx, s);
+        struct gcuda_tensor * y = gcuda_add(b.ctx, gcuda_reshape_2d(b.ctx, s, N / 2, 2), gcuda_reshape_2d(b.ctx, v, N / 2, 2));
+        y = gcuda_add_inplace(b.ctx, y, gcuda_scale_inplace(b.ctx, gcuda_dup(b.ctx, y), 0.5f));
+        CHECK_OK(gcuda_build_forward_expand(b.graph, s));
+        CHECK_OK(gcuda_build_forward_expand(b.graph, y));
+        CHECK_OK(gcuda_graph_add_node(b.graph, s));
+        struct gcuda_tensor * z = gcuda_add(b.ctx, gcuda_cumsum(b.ctx, v), gcuda_reshape_1d(b.ctx, y, N)); // a result, not OUTPUT
+        CHECK_OK(gcuda_build_forward_expand(b.graph, z));
+        REQUIRE(CHECK_OK(place(&b)));
+        for (int run = 0; run < 2; ++run) {
+            fill(x, 2.0f);
+            CHECK_OK(compute(&b));
+            CHECK_MSG(first_of(z) == 16.0f, "way %d: %g for 16", how, (double) first_of(z));
+        }
         end(&b);
     }
 }
