@@ -3168,7 +3168,8 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
 // overwrites a tensor that is still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
-// Place a tensor at an address inside a buffer; give a view its owner's place.
+// Place a tensor at an address inside a buffer; give a view its owner's place. The address has to be a multiple of what the type
+// wants, its size or at most 8 bytes, of blocks at most 4: computing with another is refused by name.
 GCUDA_API gcuda_status gcuda_backend_tensor_alloc(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
 GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
@@ -3877,7 +3878,8 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
-// in each operation's >>op: block; shapes are not checked again. Defined in gcuda_kernels.cu.
+// in each operation's >>op: block; shapes are not checked again, nor are addresses and strides, which have to be aligned for the
+// types: a kernel that reads where it cannot loses the device. Defined in gcuda_kernels.cu.
 // A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
 // aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
 // and CUDA's last error says why.
@@ -22736,8 +22738,7 @@ static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const st
     if (!gcuda_is_empty(t)) {
         GCUDAI_WANT(y, t->data != NULL, "'%s' has no memory", t->name);
         GCUDAI_WANT(y, gcudai_in_host_memory(t), "'%s' is not in host memory", t->name);
-        GCUDAI_WANT(y, (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
-            "the data of '%s' is not aligned to %llu bytes", t->name, (unsigned long long) gcudai_type_align(t->type));
+        GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22758,6 +22759,14 @@ static gcuda_status gcudai_cpu_prepare(const struct gcuda_cgraph * graph, int n_
         struct gcudai_work w;
         GCUDAI_TRY(gcudai_cpu_supports(y));
         if (gcudai_is_skipped(y)) {
+// Of every backend: where a type's elements or blocks cannot be is refused before anything reads them.
+static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcuda_is_empty(t) || (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
+        "the data of '%s' is not aligned to %llu bytes (%s)", t->name, (unsigned long long) gcudai_type_align(t->type),
+        gcuda_type_name(t->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
             continue;
         }
         GCUDAI_TRY(gcudai_cpu_want_data(y, y));
@@ -28309,6 +28318,7 @@ static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_
 
 static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
     int i = 0;
+        GCUDAI_TRY(gcudai_want_aligned(y, t));
     while (i + 1 < GCUDAI_CUDA_INDEXERS && gcudai_cuda_indexers[i] != op) { ++i; }
     return cu->bad_index + i;
 }
@@ -31998,6 +32008,8 @@ static gcuda_backend_buffer_type_t gcudai_cuda_dev_host_buft(gcuda_backend_dev_t
 }
 
 static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    GCUDAI_TRY(gcudai_want_aligned(y, y));
+    for (int i = 0; i < n_src; ++i) { GCUDAI_TRY(gcudai_want_aligned(y, y->src[i])); }
     return gcudai_cuda_supports((const struct gcudai_cuda_device *) dev, op);
 }
 static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {

@@ -917,6 +917,9 @@ static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t 
     id_args.b = args.b = gcudai_array(b);
     id_args.b.data = args.b.data = NULL;
     CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    id_args.b.data = args.b.data = (char *) b->data + 2;
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "not aligned to 4 bytes");
     free(chosen);
     free(got);
     free(want);
