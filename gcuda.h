@@ -1684,7 +1684,7 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows(
 // Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
 //
 //   a        [n, R]  F32, F16 or BF16: gradient of the rows
-//   b        [R]     I32; an index out of range is left out and reported
+//   b        [R]     I32; an index out of range is left out and reported. Shorter: what a has beyond is not read
 //   c        [n, m]  only its shape counts
 //   returns  [n, m]  F32
 GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
@@ -2119,7 +2119,7 @@ GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, stru
 
 // >>op:norm -------------------------------------------------------------------------------------------
 // Each row to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
-// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, result and failures as gcuda_rms_norm.
+// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, strides, result and failures as gcuda_rms_norm.
 GCUDA_API struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
@@ -2127,10 +2127,11 @@ GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, s
 // Root mean square norm of each row:  y[i] = x[i] / sqrt(mean_j(x[j]^2) + eps).
 // Zhang & Sennrich 2019, arXiv:1910.07467, without its gain (multiply by that with gcuda_mul).
 //
-//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; elements of a row adjacent, rows anywhere
+//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; any strides (CUDA packs rows whose elements are not adjacent first);
+//            inplace and launchers: elements of a row adjacent
 //   eps      added to the mean square, >= 0; models use 1e-5 or 1e-6
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; inplace: a view of a
-//   fails    NULL, and ctx keeps the first error: a of another type or with strided rows, eps negative or NaN,
+//   fails    NULL, and ctx keeps the first error: a of another type, inplace with strided rows, eps negative or NaN,
 //            ctx full. a == NULL gives NULL and leaves the error that caused it in place
 struct gcuda_norm_args { // also of norm, l2_norm
     struct gcuda_array x, y;
@@ -2141,7 +2142,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struc
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
-// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, result and failures as gcuda_rms_norm.
+// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, strides, result and failures as gcuda_rms_norm.
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
@@ -2276,7 +2277,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //   a         [D, heads, tokens, batch]  F32, F16 or BF16
 //   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
 //   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
-//   n_dims    even, 2 to D; VISION: D / 2
+//   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a, and of what follows only the mode is looked at
 //   mode      which elements are pairs, see below
 //   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
 //   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
@@ -2547,9 +2548,9 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, st
 //     y[((ic * KD + kd) * KH + kh) * KW + kw, ow, oh, n * OD + od] = b[x, y, z, n * IC + ic]
 //     with x = ow * s0 + kw * d0 - p0, and y, z likewise
 //
-//   a        the kernel [KW, KH, KD, OC*IC]: only its shape counts
+//   a        the kernel [KW, KH, KD, ...]: only these extents count
 //   b        [W, H, D, N*IC]  float; any strides
-//   IC       input channels, a divisor of both last extents
+//   IC       input channels, a divisor of b's last extent
 //   returns  [IC*KD*KH*KW, OW, OH, OD*N]  dst_type (F32, F16 or BF16), contiguous
 struct gcuda_im2col_3d_args {
     struct gcuda_array kernel, x, y;
@@ -2564,7 +2565,7 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 // Convolution without a patch matrix in memory:
 //     y[ow, oh, oc, n] = sum_{ic, kh, kw} a[kw, kh, ic, oc] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
 //
-//   a        [KW, KH, IC, OC]  float, contiguous
+//   a        [KW, KH, IC, OC]  float; any strides (of the launcher: contiguous)
 //   b        [W, H, IC, N]     float; any strides
 //   returns  [OW, OH, OC, N]   type of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -12049,7 +12050,7 @@ static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y),
         "gradient and result must be matrices, indices a vector");
-    GCUDAI_WANT(y, a->ne[1] == b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
+    GCUDAI_WANT(y, a->ne[1] >= b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
     GCUDAI_WANT(y, a->ne[0] == y->ne[0], "rows of the gradient have %lld elements, of the result %lld",
         (long long) a->ne[0], (long long) y->ne[0]);
     return GCUDA_STATUS_SUCCESS;
@@ -14176,7 +14177,6 @@ struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcud
 
 static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, eps >= 0.0f, "eps is %g, want >= 0", (double) eps);
     return GCUDA_STATUS_SUCCESS;
@@ -14275,6 +14275,7 @@ static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
 
 static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     args->rms_norm_back.dy = gcudai_array(y->src[0]);
@@ -15484,6 +15485,7 @@ static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_d
     GCUDAI_WANT(y, mode != GCUDA_ROPE_TYPE_VISION || 2 * (int64_t) n_dims == y->ne[0],
         "n_dims is %d, in mode vision half of %lld", n_dims, (long long) y->ne[0]);
     return (mode & 8) != 0 ? gcudai_want_sections(y) : GCUDA_STATUS_SUCCESS;
+    if (n_dims == 0) { return GCUDA_STATUS_SUCCESS; }
 }
 
 static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
@@ -15503,7 +15505,7 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
             "want %lld frequency factors",
                     (long long) gcudai_rope_n_pairs(n_dims, mode));
     }
-    GCUDAI_WANT(y, gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
+    GCUDAI_WANT(y, n_dims == 0 || gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -15635,7 +15637,7 @@ static void gcudai_rope_work(const struct gcuda_tensor * y, struct gcudai_work *
     const int64_t padded = y->ne[0] + GCUDAI_STEP; // gcudai_get pads
     w->n_phases = 2;
     w->n_items[0] = 1;
-    w->item_cost[0] = 300.0 * (double) n_pairs;
+    w->item_cost[0] = 1.0 + 300.0 * (double) n_pairs;
     const double n_heads = (double) GCUDAI_MIN(y->ne[1], GCUDAI_ROPE_HEADS);
     w->n_items[1] = gcudai_rope_n_groups(y->ne[1]) * y->ne[2] * y->ne[3];
     w->item_cost[1] = 20.0 + 150.0 * (double) n_pairs + n_heads * (20.0 + 4.0 * (double) y->ne[0]);
@@ -17372,8 +17374,8 @@ static void gcudai_im2col_back_cpu(const union gcudai_args * args, const struct 
 }
 
 // >>op:im2col_3d --------------------------------------------------------------------------------------
-static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    return channels >= 1 && channels <= INT32_MAX && a->ne[3] % channels == 0 && b->ne[3] % channels == 0;
+static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * b) {
+    return channels >= 1 && channels <= INT32_MAX && b->ne[3] % channels == 0;
 }
 
 struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
@@ -17418,8 +17420,8 @@ static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_float(y, y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[0], y->src[1]),
-        "%lld channels do not divide the last extents", (long long) p->channels);
+    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[1]), "%lld channels do not divide the last extent, %lld",
+        (long long) p->channels, (long long) y->src[1]->ne[3]);
     for (int i = 0; i < 3; ++i) {
         GCUDAI_TRY(gcudai_want_conv(y, i, p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]));
         o[i] = gcudai_conv_extent(p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]);
@@ -17494,7 +17496,6 @@ static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2],
         (long long) b->ne[2]);
     GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, a));
     return gcudai_want_contiguous(y, y);
 }
 
@@ -17559,6 +17560,25 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
     const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
     const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
     const int64_t image = item / c->n_oc_blocks / c->n_blocks;
+static bool gcudai_conv_is_packed(const struct gcuda_array * k) { // an output channel's elements, one behind the other
+    const size_t size = gcuda_type_size(k->type), row = size * (size_t) k->ne[0];
+    return k->nb[0] == size && (k->ne[1] == 1 || k->nb[1] == row) && (k->ne[2] == 1 || k->nb[2] == row * (size_t) k->ne[1]);
+}
+
+// Kernel elements [tap, tap + n) of an output channel. The kernel may have any strides.
+static const float * gcudai_conv_weights(
+    const struct gcuda_conv_args * p, bool is_packed, int64_t oc, int64_t tap, int64_t n, float * buf) {
+    const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1];
+    if (is_packed) {
+        return gcudai_floats(p->kernel.type, gcudai_at(&p->kernel, 0, 0, oc) + (size_t) tap * p->kernel.nb[0], n, buf);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t kw = (tap + i) % kw_n, kh = (tap + i) / kw_n % kh_n, ic = (tap + i) / kw_n / kh_n;
+        buf[i] = gcudai_float_at(p->kernel.type, gcudai_at(&p->kernel, kh, ic, oc) + (size_t) kw * p->kernel.nb[0]);
+    }
+    return buf;
+}
+
     float * patches = (float *) (void *) t->local;
     float * sums = patches + GCUDAI_CONV_TAPS * c->width;
     float weights[GCUDAI_CONV_TAPS];
@@ -17567,9 +17587,9 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
     for (int64_t tap = 0; tap < c->n_taps; tap += GCUDAI_CONV_TAPS) {
         const int64_t n_taps = GCUDAI_MIN(GCUDAI_CONV_TAPS, c->n_taps - tap);
         gcudai_conv_pack(p, image, tap, n_taps, c->width, q0, n, patches);
+    const bool is_packed = gcudai_conv_is_packed(&p->kernel);
         for (int64_t oc = 0; oc < n_oc; ++oc) {
-            const char * from = gcudai_at(&p->kernel, 0, 0, oc0 + oc) + (size_t) tap * p->kernel.nb[0];
-            const float * w = gcudai_floats(p->kernel.type, from, n_taps, weights);
+            const float * w = gcudai_conv_weights(p, is_packed, oc0 + oc, tap, n_taps, weights);
             add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
         }
         if (gcudai_stops(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
@@ -19993,7 +20013,7 @@ static struct gcuda_tensor * gcudai_norm_slope(
 static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     gcudai_grad_add(b, 0,
         gcudai_norm_slope(
-            b->ctx, g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
+            b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
 }
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
@@ -28378,7 +28398,7 @@ static gcuda_status gcudai_cuda_run_args(
            : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
            : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
            : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
-                                          : gcudai_cuda_run_op(cu, args, y);
+                                          : gcudai_cuda_run_packed(cu, y, args);
 }
 
 static gcuda_status gcudai_cuda_run_chunked(
@@ -28392,6 +28412,38 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
     if (bad_index != NULL) {
         *bad_index = gcudai_cuda_flag_of(cu, y->op);
+// An operand that may have any strides, but that the kernels want packed; NULL: there is none, or it is.
+static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
+    const struct gcuda_tensor * a = y->src[0];
+    switch (y->op) {
+        case GCUDA_OP_NORM:
+        case GCUDA_OP_RMS_NORM:
+        case GCUDA_OP_L2_NORM: return gcuda_is_contiguous_rows(a) ? NULL : &args->norm.x;
+        case GCUDA_OP_CONV_2D: return gcuda_is_contiguous(a) ? NULL : &args->conv.kernel;
+        default: return NULL;
+    }
+}
+
+// gcudai_cuda_run_op with a copy of such an operand.
+static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    union gcudai_args own = *args; // a plan keeps its own
+    struct gcuda_array * t = gcudai_cuda_unpacked(y, &own);
+    struct gcuda_cpy_args copy;
+    size_t size = 0;
+    void * scratch = NULL;
+    if (t == NULL) { return gcudai_cuda_run_op(cu, args, y); }
+    copy.x = copy.y = *t;
+    copy.scratch = NULL;
+    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "packed operand", &scratch));
+    copy.y.data = scratch;
+    *t = copy.y;
+    gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
+    gcudai_cuda_pool_give(&cu->pool, scratch);
+    return st;
+}
+
         cu->may_have_bad_index = true;
         cu->captures_indices = cu->captures_indices || cu->is_captured;
     }
@@ -29302,7 +29354,7 @@ static const struct gcuda_tensor * gcudai_cuda_row_operand(const struct gcudai_c
 static int gcudai_cuda_match_norm_mul(
     const struct gcudai_cuda_window * w, int i, const struct gcuda_tensor * sum, struct gcuda_norm_mul_args * p) {
     const struct gcuda_tensor * norm = w->node[i], * weight = gcudai_cuda_row_operand(w, i + 1, GCUDA_OP_MUL);
-    if (weight == NULL || norm->type != GCUDA_TYPE_F32 || norm->src[0]->type != GCUDA_TYPE_F32 ||
+    if (weight == NULL || norm->type != GCUDA_TYPE_F32 || norm->src[0]->type != GCUDA_TYPE_F32 || !gcuda_is_contiguous_rows(norm->src[0]) ||
         norm->ne[0] > GCUDA_NORM_MUL_MAX) {
         return 0;
     }
@@ -29406,6 +29458,7 @@ static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, 
 
 // The rope at node i turns queries as that at node k turns keys, and neither it nor the cache is written over what the group reads.
 static bool gcudai_cuda_is_rope_beside(const struct gcudai_cuda_window * w, int i, int k, int set) {
+    if (gcudai_param_i32(rope, 1) == 0) { return false; } // nothing to turn
     const struct gcuda_tensor * q = w->node[i], * rope = w->node[k], * y = w->node[set];
     return gcudai_cuda_is_op(w, i, GCUDA_OP_ROPE) && q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] &&
            q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
@@ -30281,10 +30334,9 @@ struct gcudai_cuda_plan {
 
 // ---- steps ----
 
-// The node itself.
+// The node itself. Products, and what packs an operand first, take more than one launcher: they have no op.
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
-    s->op = is_product ? NULL : gcudai_cuda_op_of(y->op);
     gcudai_op_row(y->op)->args(y, &s->args.op);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
@@ -30306,6 +30358,7 @@ static void gcudai_cuda_step_make(
     }
     const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
     s->node = look->seen[last].tensor;
+    s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
     s->first = first;
     s->n = last - first + 1;
     if (s->pattern == NULL) {
