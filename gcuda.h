@@ -2388,12 +2388,13 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
 //            CUDA, unless GCUDA_PREC_F32: F32 rounded to TF32, beside F16 weights to F16 (with a factor per column,
 //            so that no size is lost), and with many columns beside other weights, which are decoded, to BF16
+//            (relative squared errors of about 1e-7, 1e-7 and 5e-6); F16 and BF16 weights stay as they are
 //   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Of mul_mat and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; the CPU always
-// does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
+// Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
+// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
 GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
@@ -2441,6 +2442,9 @@ struct gcuda_matrix_pointers_args {
 //   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
 //   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
+//   accuracy as gcuda_mul_mat, with gcuda_mul_mat_set_prec as there: CUDA rounds beside F32 experts to TF32, beside F16 experts
+//            to F16 with a factor per column, beside others to BF16 (blocks with few tokens: to 8 bits), but with few tokens
+//            multiplies floats as they are; with GCUDA_PREC_F32 always, and then blocks too (slower)
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
                                                  struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -2450,6 +2454,7 @@ struct gcuda_mul_mat_id_args {
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
     void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    enum gcuda_prec prec; // launchers: gcuda_launch_mul_mat_id heeds it, others are not for GCUDA_PREC_F32 where they round
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -3472,7 +3477,7 @@ struct gcuda_cuda_params {
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
     // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and those of float weights with few columns, are computed as if
+    // Products that go to cuBLAS, and all of float weights, mul_mat_id too, are computed as if
     // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
@@ -14270,12 +14275,12 @@ struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcu
 
 static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_norm(y, gcudai_param_f32(y, 0)));
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_rows(y, y->src[1]));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
 
 static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     args->rms_norm_back.dy = gcudai_array(y->src[0]);
@@ -15480,12 +15485,12 @@ static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_d
                           mode == GCUDA_ROPE_TYPE_MROPE || mode == GCUDA_ROPE_TYPE_VISION ||
                           mode == GCUDA_ROPE_TYPE_IMROPE;
     GCUDAI_WANT(y, is_known, "mode %d does not exist", mode);
+    if (n_dims == 0) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_WANT(y, n_dims > 0 && n_dims % 2 == 0 && n_dims <= y->ne[0], "n_dims is %d, want an even number up to %lld",
         n_dims, (long long) y->ne[0]);
     GCUDAI_WANT(y, mode != GCUDA_ROPE_TYPE_VISION || 2 * (int64_t) n_dims == y->ne[0],
         "n_dims is %d, in mode vision half of %lld", n_dims, (long long) y->ne[0]);
     return (mode & 8) != 0 ? gcudai_want_sections(y) : GCUDA_STATUS_SUCCESS;
-    if (n_dims == 0) { return GCUDA_STATUS_SUCCESS; }
 }
 
 static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
@@ -16271,6 +16276,7 @@ static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcudai_a
     args->mul_mat_id.b = gcudai_array(y->src[1]);
     args->mul_mat_id.ids = gcudai_array(y->src[2]);
     args->mul_mat_id.y = gcudai_array(y);
+    args->mul_mat_id.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
 }
 
 // Phase 0 prepares the activations and, as its last item, sorts the slots (u, t) by expert and cuts each expert's into
@@ -17554,12 +17560,6 @@ static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, in
     }
 }
 
-static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
-    const struct gcudai_task * t) {
-    const gcudai_lane_taps_fn add_taps = gcudai_lane_is_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
-    const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
-    const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
-    const int64_t image = item / c->n_oc_blocks / c->n_blocks;
 static bool gcudai_conv_is_packed(const struct gcuda_array * k) { // an output channel's elements, one behind the other
     const size_t size = gcuda_type_size(k->type), row = size * (size_t) k->ne[0];
     return k->nb[0] == size && (k->ne[1] == 1 || k->nb[1] == row) && (k->ne[2] == 1 || k->nb[2] == row * (size_t) k->ne[1]);
@@ -17579,15 +17579,21 @@ static const float * gcudai_conv_weights(
     return buf;
 }
 
+static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
+    const struct gcudai_task * t) {
+    const gcudai_lane_taps_fn add_taps = gcudai_lane_is_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
+    const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
+    const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
+    const int64_t image = item / c->n_oc_blocks / c->n_blocks;
     float * patches = (float *) (void *) t->local;
     float * sums = patches + GCUDAI_CONV_TAPS * c->width;
+    const bool is_packed = gcudai_conv_is_packed(&p->kernel);
     float weights[GCUDAI_CONV_TAPS];
     double spent = 0.0;
     memset(sums, 0, sizeof(float) * (size_t) (c->width * n_oc));
     for (int64_t tap = 0; tap < c->n_taps; tap += GCUDAI_CONV_TAPS) {
         const int64_t n_taps = GCUDAI_MIN(GCUDAI_CONV_TAPS, c->n_taps - tap);
         gcudai_conv_pack(p, image, tap, n_taps, c->width, q0, n, patches);
-    const bool is_packed = gcudai_conv_is_packed(&p->kernel);
         for (int64_t oc = 0; oc < n_oc; ++oc) {
             const float * w = gcudai_conv_weights(p, is_packed, oc0 + oc, tap, n_taps, weights);
             add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
@@ -22754,6 +22760,14 @@ static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
     return gcuda_is_empty(y) ? GCUDA_STATUS_SUCCESS : gcudai_op_row(y->op)->can(y);
 }
 
+// Of every backend: where a type's elements or blocks cannot be is refused before anything reads them.
+static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcuda_is_empty(t) || (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
+        "the data of '%s' is not aligned to %llu bytes (%s)", t->name, (unsigned long long) gcudai_type_align(t->type),
+        gcuda_type_name(t->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (!gcuda_is_empty(t)) {
         GCUDAI_WANT(y, t->data != NULL, "'%s' has no memory", t->name);
@@ -22779,14 +22793,6 @@ static gcuda_status gcudai_cpu_prepare(const struct gcuda_cgraph * graph, int n_
         struct gcudai_work w;
         GCUDAI_TRY(gcudai_cpu_supports(y));
         if (gcudai_is_skipped(y)) {
-// Of every backend: where a type's elements or blocks cannot be is refused before anything reads them.
-static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_empty(t) || (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
-        "the data of '%s' is not aligned to %llu bytes (%s)", t->name, (unsigned long long) gcudai_type_align(t->type),
-        gcuda_type_name(t->type));
-    return GCUDA_STATUS_SUCCESS;
-}
-
             continue;
         }
         GCUDAI_TRY(gcudai_cpu_want_data(y, y));
@@ -26429,7 +26435,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, both sides as BF16; from 8.0 on
+    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, F32 as TF32, beside F16 both sides as F16, else as BF16; from 8.0 on
     GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
@@ -26561,8 +26567,12 @@ static int64_t gcudai_cuda_id_vector_slots(const struct gcuda_mul_mat_id_args * 
     return GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
 }
 
+// Experts in blocks have kernels for F32 only where the tile launcher chooses the plain one.
+static bool gcudai_cuda_id_may_round(const struct gcuda_mul_mat_id_args * p) { return p->prec != GCUDA_PREC_F32; }
+
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
+    const bool has_precision = !gcuda_is_quantized(p->as.type) || gcudai_cuda_id_may_round(p); // as gcudai_cuda_takes_vector
+    return has_precision && gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
 }
 
 // What gcuda_launch_mul_mat_id_wg wants of its operands.
@@ -26571,7 +26581,7 @@ static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args 
     const bool a_fits = gcuda_is_quantized(p->as.type) && p->as.ne[0] > 0 && p->as.ne[0] % 32 == 0 && p->as.ne[0] <= (1 << 29) &&
                         (size_t) (uintptr_t) p->as.data % 16 == 0 && (p->as.nb[1] | p->as.nb[2]) % multiple == 0;
     const double tiles = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 64.0 + (double) p->as.ne[2] + 1.0; // counted in 32 bits
-    return a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
+    return gcudai_cuda_id_may_round(p) && a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
            (p->y.nb[1] | p->y.nb[2]) % sizeof(float) == 0 && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) && p->as.ne[2] <= (1 << 24) &&
            tiles * ((double) p->as.ne[1] / 128.0 + 1.0) <= (double) INT32_MAX;
 }
@@ -26593,7 +26603,7 @@ static bool gcudai_cuda_takes_id_bytes(const struct gcuda_mul_mat_id_args * p, i
     const size_t bits = (size_t) (uintptr_t) p->as.data | p->as.nb[1] | p->as.nb[2] | p->as.nb[3];
     const double units = (double) p->b.ne[1] * (double) p->b.ne[2] * ((double) p->as.ne[0] / 512.0 + 1.0); // counted in 32 bits
     const double lists = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 8.0 + (double) p->as.ne[2] + 1.0; // and their tiles too
-    return cc >= 800 && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
+    return cc >= 800 && gcudai_cuda_id_may_round(p) && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
            (bits % 4 == 0 || p->as.type == GCUDA_TYPE_MXFP4) &&
            p->as.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW && units * 16.0 <= (double) INT32_MAX && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) &&
            p->as.ne[2] <= (1 << 24) && lists * ((double) p->as.ne[1] / 16.0 + 1.0) <= (double) INT32_MAX;
@@ -26723,18 +26733,24 @@ static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cu
                : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
 }
 
-// As the backend wants its products: in full precision, nothing of floats with few columns is rounded to TF32, and what goes to cuBLAS
-// has F32 operands or 16-bit ones that are exact.
+// As the backend wants its products: in full precision, nothing of floats is rounded, and what goes to cuBLAS has F32 operands or 16-bit
+// ones that are exact.
 static enum gcudai_cuda_product gcudai_cuda_refined(
     const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
     const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
                            product == GCUDAI_CUDA_PRODUCT_HALVES;
-    const bool is_tf32 = product == GCUDAI_CUDA_PRODUCT_VECTOR && !gcuda_is_quantized(p->a.type);
-    if (!cu->is_full_precision || (!is_cublas && !is_tf32)) {
+    const bool is_float = gcudai_is_float(p->a.type);
+    if (!cu->is_full_precision || (!is_cublas && !is_float)) {
         return product;
     }
     p->prec = GCUDA_PREC_F32;
-    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : product;
+    const bool stays = is_cublas || product == GCUDAI_CUDA_PRODUCT_VECTOR;
+    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : stays ? product : GCUDAI_CUDA_PRODUCT_OWN;
+}
+
+// The same of mul_mat_id, before a way is chosen.
+static enum gcuda_prec gcudai_cuda_id_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+    return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
 }
 
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
@@ -26802,8 +26818,10 @@ static gcuda_status gcudai_cuda_multiply_id(
     return st;
 }
 
-static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, p), p);
+static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * args) {
+    struct gcuda_mul_mat_id_args p = *args;
+    p.prec = gcudai_cuda_id_prec(cu, args);
+    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, &p), &p);
 }
 
 static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
@@ -27688,6 +27706,7 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     p.y = s->args.y;
     p.bad_index = s->bad_index;
     p.max_shared = s->args.max_shared;
+    p.prec = s->args.prec;
     return gcudai_cuda_multiply_id(s->cu, product, &p);
 }
 
@@ -28019,6 +28038,7 @@ static gcuda_status gcudai_cuda_split_node(
     p.b = args->mul_mat_id.b;
     p.y = args->mul_mat_id.y;
     p.max_shared = args->mul_mat_id.max_shared;
+    p.prec = gcudai_cuda_id_prec(cu, &args->mul_mat_id);
     return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node);
 }
 
@@ -28298,6 +28318,7 @@ static gcuda_status gcudai_cuda_want_data(
         const bool is_host = t != y && buffer != NULL && buffer->buft == &gcudai_cuda_host_type && gcudai_cuda_reads_host(d);
         GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || is_host || buffer->buft == &d->buft),
             "'%s' has no memory on %s", t->name, d->name);
+        GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -28338,7 +28359,6 @@ static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_
 
 static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
     int i = 0;
-        GCUDAI_TRY(gcudai_want_aligned(y, t));
     while (i + 1 < GCUDAI_CUDA_INDEXERS && gcudai_cuda_indexers[i] != op) { ++i; }
     return cu->bad_index + i;
 }
@@ -28392,26 +28412,6 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
     return (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
 }
 
-static gcuda_status gcudai_cuda_run_args(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
-    return gcudai_cuda_is_split(y)        ? gcudai_cuda_split_node(cu, args, y)
-           : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
-           : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
-           : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
-                                          : gcudai_cuda_run_packed(cu, y, args);
-}
-
-static gcuda_status gcudai_cuda_run_chunked(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args);
-static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st);
-
-static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
-    union gcudai_args args;
-    GCUDAI_ZERO(args);
-    gcudai_op_row(y->op)->args(y, &args);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
-    if (bad_index != NULL) {
-        *bad_index = gcudai_cuda_flag_of(cu, y->op);
 // An operand that may have any strides, but that the kernels want packed; NULL: there is none, or it is.
 static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcuda_tensor * a = y->src[0];
@@ -28444,6 +28444,26 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     return st;
 }
 
+static gcuda_status gcudai_cuda_run_args(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    return gcudai_cuda_is_split(y)        ? gcudai_cuda_split_node(cu, args, y)
+           : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
+           : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
+           : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
+                                          : gcudai_cuda_run_packed(cu, y, args);
+}
+
+static gcuda_status gcudai_cuda_run_chunked(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args);
+static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st);
+
+static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    GCUDAI_ZERO(args);
+    gcudai_op_row(y->op)->args(y, &args);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
+    if (bad_index != NULL) {
+        *bad_index = gcudai_cuda_flag_of(cu, y->op);
         cu->may_have_bad_index = true;
         cu->captures_indices = cu->captures_indices || cu->is_captured;
     }
@@ -29438,6 +29458,7 @@ static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, 
     }
     const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
     const int view = w->look->seen[w->at[set]].shape.src[0];
+    if (gcudai_param_i32(rope, 1) == 0) { return false; } // nothing to turn
     if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
         return false;
     }
@@ -29458,7 +29479,6 @@ static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, 
 
 // The rope at node i turns queries as that at node k turns keys, and neither it nor the cache is written over what the group reads.
 static bool gcudai_cuda_is_rope_beside(const struct gcudai_cuda_window * w, int i, int k, int set) {
-    if (gcudai_param_i32(rope, 1) == 0) { return false; } // nothing to turn
     const struct gcuda_tensor * q = w->node[i], * rope = w->node[k], * y = w->node[set];
     return gcudai_cuda_is_op(w, i, GCUDA_OP_ROPE) && q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] &&
            q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
@@ -30338,6 +30358,7 @@ struct gcudai_cuda_plan {
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
     gcudai_op_row(y->op)->args(y, &s->args.op);
+    s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
@@ -30358,7 +30379,6 @@ static void gcudai_cuda_step_make(
     }
     const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
     s->node = look->seen[last].tensor;
-    s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
     s->first = first;
     s->n = last - first + 1;
     if (s->pattern == NULL) {
@@ -31988,6 +32008,8 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
     }
     GCUDAI_WANT(y, y->data != NULL || gcuda_nelements(y) == 0, "the result has no data");
     GCUDAI_TRY(gcudai_cuda_supports(cu->device, y));
+    GCUDAI_TRY(gcudai_want_aligned(y, y));
+    for (int i = 0; i < n_src; ++i) { GCUDAI_TRY(gcudai_want_aligned(y, y->src[i])); }
     if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
@@ -32008,6 +32030,7 @@ gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct
     struct gcuda_tensor y = gcudai_tensor_of(&args->y);
     struct gcuda_tensor src[3] = { gcudai_tensor_of(&args->as), gcudai_tensor_of(&args->b), gcudai_tensor_of(&args->ids) };
     y.op = GCUDA_OP_MUL_MAT_ID;
+    gcuda_mul_mat_set_prec(&y, args->prec);
     return gcudai_cuda_run_alone(backend, &y, src, 3);
 }
 
@@ -32061,8 +32084,6 @@ static gcuda_backend_buffer_type_t gcudai_cuda_dev_host_buft(gcuda_backend_dev_t
 }
 
 static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    GCUDAI_TRY(gcudai_want_aligned(y, y));
-    for (int i = 0; i < n_src; ++i) { GCUDAI_TRY(gcudai_want_aligned(y, y->src[i])); }
     return gcudai_cuda_supports((const struct gcudai_cuda_device *) dev, op);
 }
 static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
