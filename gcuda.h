@@ -14343,6 +14343,7 @@ struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struc
 
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 1, "n_groups is %d, want at least 1", (int) gcudai_param_i32(y, 0));
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     return gcudai_want_norm(y, gcudai_param_f32(y, 1));
 }
 
