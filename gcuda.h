@@ -1755,7 +1755,7 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows(
 // Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
 //
 //   a        [n, R]  F32, F16 or BF16: gradient of the rows
-//   b        [R]     I32; an index out of range is left out and reported
+//   b        [R]     I32; an index out of range is left out and reported. Shorter: what a has beyond is not read
 //   c        [n, m]  only its shape counts
 //   returns  [n, m]  F32
 GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
@@ -2189,7 +2189,7 @@ GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, stru
 
 // >>op:norm -------------------------------------------------------------------------------------------
 // Each row to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
-// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, result and failures as gcuda_rms_norm.
+// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, strides, result and failures as gcuda_rms_norm.
 GCUDA_API struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
@@ -2197,10 +2197,11 @@ GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, s
 // Root mean square norm of each row:  y[i] = x[i] / sqrt(mean_j(x[j]^2) + eps).
 // Zhang & Sennrich 2019, arXiv:1910.07467, without its gain (multiply by that with gcuda_mul).
 //
-//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; elements of a row adjacent, rows anywhere
+//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; any strides (CUDA packs rows whose elements are not adjacent first);
+//            inplace and launchers: elements of a row adjacent
 //   eps      added to the mean square, >= 0; models use 1e-5 or 1e-6
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; inplace: a view of a
-//   fails    NULL, and ctx keeps the first error: a of another type or with strided rows, eps negative or NaN,
+//   fails    NULL, and ctx keeps the first error: a of another type, inplace with strided rows, eps negative or NaN,
 //            ctx full. a == NULL gives NULL and leaves the error that caused it in place
 struct gcuda_norm_args { // also of norm, l2_norm
     struct gcuda_array x, y;
@@ -2211,7 +2212,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struc
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
-// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, result and failures as gcuda_rms_norm.
+// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, strides, result and failures as gcuda_rms_norm.
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
@@ -2348,7 +2349,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //   a         [D, heads, tokens, batch]  F32, F16 or BF16
 //   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
 //   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
-//   n_dims    even, 2 to D; VISION: D / 2
+//   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a, and of what follows only the mode is looked at
 //   mode      which elements are pairs, see below
 //   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
 //   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
@@ -2460,12 +2461,13 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
 //            CUDA, unless GCUDA_PREC_F32: F32 rounded to TF32, beside F16 weights to F16 (with a factor per column,
 //            so that no size is lost), and with many columns beside other weights, which are decoded, to BF16
+//            (relative squared errors of about 1e-7, 1e-7 and 5e-6); F16 and BF16 weights stay as they are
 //   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Of mul_mat and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; the CPU always
-// does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
+// Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
+// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
 GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
@@ -2513,6 +2515,9 @@ struct gcuda_matrix_pointers_args {
 //   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
 //   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
+//   accuracy as gcuda_mul_mat, with gcuda_mul_mat_set_prec as there: CUDA rounds beside F32 experts to TF32, beside F16 experts
+//            to F16 with a factor per column, beside others to BF16 (blocks with few tokens: to 8 bits), but with few tokens
+//            multiplies floats as they are; with GCUDA_PREC_F32 always, and then blocks too (slower)
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
                                                  struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -2522,6 +2527,7 @@ struct gcuda_mul_mat_id_args {
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
     void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    enum gcuda_prec prec; // launchers: gcuda_launch_mul_mat_id heeds it, others are not for GCUDA_PREC_F32 where they round
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -2620,9 +2626,9 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, st
 //     y[((ic * KD + kd) * KH + kh) * KW + kw, ow, oh, n * OD + od] = b[x, y, z, n * IC + ic]
 //     with x = ow * s0 + kw * d0 - p0, and y, z likewise
 //
-//   a        the kernel [KW, KH, KD, OC*IC]: only its shape counts
+//   a        the kernel [KW, KH, KD, ...]: only these extents count
 //   b        [W, H, D, N*IC]  float; any strides
-//   IC       input channels, a divisor of both last extents
+//   IC       input channels, a divisor of b's last extent
 //   returns  [IC*KD*KH*KW, OW, OH, OD*N]  dst_type (F32, F16 or BF16), contiguous
 struct gcuda_im2col_3d_args {
     struct gcuda_array kernel, x, y;
@@ -2637,7 +2643,7 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 // Convolution without a patch matrix in memory:
 //     y[ow, oh, oc, n] = sum_{ic, kh, kw} a[kw, kh, ic, oc] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
 //
-//   a        [KW, KH, IC, OC]  float, contiguous
+//   a        [KW, KH, IC, OC]  float; any strides (of the launcher: contiguous)
 //   b        [W, H, IC, N]     float; any strides
 //   returns  [OW, OH, OC, N]   type of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -3266,7 +3272,8 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
 // overwrites a tensor that is still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
-// Place a tensor at an address inside a buffer; give a view its owner's place.
+// Place a tensor at an address inside a buffer; give a view its owner's place. The address has to be a multiple of what the type
+// wants, its size or at most 8 bytes, of blocks at most 4: computing with another is refused by name.
 GCUDA_API gcuda_status gcuda_backend_tensor_alloc(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
 GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
@@ -3584,7 +3591,7 @@ struct gcuda_cuda_params {
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
     // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and those of float weights with few columns, are computed as if
+    // Products that go to cuBLAS, and all of float weights, mul_mat_id too, are computed as if
     // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
@@ -3991,7 +3998,8 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
-// in each operation's >>op: block; shapes are not checked again. Defined in gcuda_kernels.cu.
+// in each operation's >>op: block; shapes are not checked again, nor are addresses and strides, which have to be aligned for the
+// types: a kernel that reads where it cannot loses the device. Defined in gcuda_kernels.cu.
 // A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
 // aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
 // and CUDA's last error says why.
@@ -12305,7 +12313,7 @@ static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y),
         "gradient and result must be matrices, indices a vector");
-    GCUDAI_WANT(y, a->ne[1] == b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
+    GCUDAI_WANT(y, a->ne[1] >= b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
     GCUDAI_WANT(y, a->ne[0] == y->ne[0], "rows of the gradient have %lld elements, of the result %lld",
         (long long) a->ne[0], (long long) y->ne[0]);
     return GCUDA_STATUS_SUCCESS;
@@ -14449,7 +14457,6 @@ struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcud
 
 static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, eps >= 0.0f, "eps is %g, want >= 0", (double) eps);
     return GCUDA_STATUS_SUCCESS;
@@ -14543,6 +14550,7 @@ struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcu
 
 static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_norm(y, gcudai_param_f32(y, 0)));
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_rows(y, y->src[1]));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
@@ -14610,6 +14618,7 @@ struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struc
 
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 1, "n_groups is %d, want at least 1", (int) gcudai_param_i32(y, 0));
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     return gcudai_want_norm(y, gcudai_param_f32(y, 1));
 }
 
@@ -15753,6 +15762,7 @@ static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_d
                           mode == GCUDA_ROPE_TYPE_MROPE || mode == GCUDA_ROPE_TYPE_VISION ||
                           mode == GCUDA_ROPE_TYPE_IMROPE;
     GCUDAI_WANT(y, is_known, "mode %d does not exist", mode);
+    if (n_dims == 0) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_WANT(y, n_dims > 0 && n_dims % 2 == 0 && n_dims <= y->ne[0], "n_dims is %d, want an even number up to %lld",
         n_dims, (long long) y->ne[0]);
     GCUDAI_WANT(y, mode != GCUDA_ROPE_TYPE_VISION || 2 * (int64_t) n_dims == y->ne[0],
@@ -15777,7 +15787,7 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
             "want %lld frequency factors",
                     (long long) gcudai_rope_n_pairs(n_dims, mode));
     }
-    GCUDAI_WANT(y, gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
+    GCUDAI_WANT(y, n_dims == 0 || gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -15909,7 +15919,7 @@ static void gcudai_rope_work(const struct gcuda_tensor * y, struct gcudai_work *
     const int64_t padded = y->ne[0] + GCUDAI_STEP; // gcudai_get pads
     w->n_phases = 2;
     w->n_items[0] = 1;
-    w->item_cost[0] = 300.0 * (double) n_pairs;
+    w->item_cost[0] = 1.0 + 300.0 * (double) n_pairs;
     const double n_heads = (double) GCUDAI_MIN(y->ne[1], GCUDAI_ROPE_HEADS);
     w->n_items[1] = gcudai_rope_n_groups(y->ne[1]) * y->ne[2] * y->ne[3];
     w->item_cost[1] = 20.0 + 150.0 * (double) n_pairs + n_heads * (20.0 + 4.0 * (double) y->ne[0]);
@@ -16543,6 +16553,7 @@ static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcudai_a
     args->mul_mat_id.b = gcudai_array(y->src[1]);
     args->mul_mat_id.ids = gcudai_array(y->src[2]);
     args->mul_mat_id.y = gcudai_array(y);
+    args->mul_mat_id.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
 }
 
 // Phase 0 prepares the activations and, as its last item, sorts the slots (u, t) by expert and cuts each expert's into
@@ -17644,8 +17655,8 @@ static void gcudai_im2col_back_cpu(const union gcudai_args * args, const struct 
 }
 
 // >>op:im2col_3d --------------------------------------------------------------------------------------
-static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    return channels >= 1 && channels <= INT32_MAX && a->ne[3] % channels == 0 && b->ne[3] % channels == 0;
+static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * b) {
+    return channels >= 1 && channels <= INT32_MAX && b->ne[3] % channels == 0;
 }
 
 struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
@@ -17690,8 +17701,8 @@ static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_float(y, y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[0], y->src[1]),
-        "%lld channels do not divide the last extents", (long long) p->channels);
+    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[1]), "%lld channels do not divide the last extent, %lld",
+        (long long) p->channels, (long long) y->src[1]->ne[3]);
     for (int i = 0; i < 3; ++i) {
         GCUDAI_TRY(gcudai_want_conv(y, i, p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]));
         o[i] = gcudai_conv_extent(p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]);
@@ -17766,7 +17777,6 @@ static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2],
         (long long) b->ne[2]);
     GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, a));
     return gcudai_want_contiguous(y, y);
 }
 
@@ -17825,6 +17835,25 @@ static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, in
     }
 }
 
+static bool gcudai_conv_is_packed(const struct gcuda_array * k) { // an output channel's elements, one behind the other
+    const size_t size = gcuda_type_size(k->type), row = size * (size_t) k->ne[0];
+    return k->nb[0] == size && (k->ne[1] == 1 || k->nb[1] == row) && (k->ne[2] == 1 || k->nb[2] == row * (size_t) k->ne[1]);
+}
+
+// Kernel elements [tap, tap + n) of an output channel. The kernel may have any strides.
+static const float * gcudai_conv_weights(
+    const struct gcuda_conv_args * p, bool is_packed, int64_t oc, int64_t tap, int64_t n, float * buf) {
+    const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1];
+    if (is_packed) {
+        return gcudai_floats(p->kernel.type, gcudai_at(&p->kernel, 0, 0, oc) + (size_t) tap * p->kernel.nb[0], n, buf);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t kw = (tap + i) % kw_n, kh = (tap + i) / kw_n % kh_n, ic = (tap + i) / kw_n / kh_n;
+        buf[i] = gcudai_float_at(p->kernel.type, gcudai_at(&p->kernel, kh, ic, oc) + (size_t) kw * p->kernel.nb[0]);
+    }
+    return buf;
+}
+
 static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
     const struct gcudai_task * t) {
     const gcudai_lane_taps_fn add_taps = gcudai_isa_has_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
@@ -17833,6 +17862,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
     const int64_t image = item / c->n_oc_blocks / c->n_blocks;
     float * patches = (float *) (void *) t->local;
     float * sums = patches + GCUDAI_CONV_TAPS * c->width;
+    const bool is_packed = gcudai_conv_is_packed(&p->kernel);
     float weights[GCUDAI_CONV_TAPS];
     double spent = 0.0;
     memset(sums, 0, sizeof(float) * (size_t) (c->width * n_oc));
@@ -17840,8 +17870,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
         const int64_t n_taps = GCUDAI_MIN(GCUDAI_CONV_TAPS, c->n_taps - tap);
         gcudai_conv_pack(p, image, tap, n_taps, c->width, q0, n, patches);
         for (int64_t oc = 0; oc < n_oc; ++oc) {
-            const char * from = gcudai_at(&p->kernel, 0, 0, oc0 + oc) + (size_t) tap * p->kernel.nb[0];
-            const float * w = gcudai_floats(p->kernel.type, from, n_taps, weights);
+            const float * w = gcudai_conv_weights(p, is_packed, oc0 + oc, tap, n_taps, weights);
             add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
         }
         if (gcudai_stops(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
@@ -20353,7 +20382,7 @@ static struct gcuda_tensor * gcudai_norm_slope(
 static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     gcudai_grad_add(b, 0,
         gcudai_norm_slope(
-            b->ctx, g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
+            b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
 }
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
@@ -23352,12 +23381,19 @@ static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
     return gcuda_is_empty(y) ? GCUDA_STATUS_SUCCESS : gcudai_op_row(y->op)->can(y);
 }
 
+// Of every backend: where a type's elements or blocks cannot be is refused before anything reads them.
+static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcuda_is_empty(t) || (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
+        "the data of '%s' is not aligned to %llu bytes (%s)", t->name, (unsigned long long) gcudai_type_align(t->type),
+        gcuda_type_name(t->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (!gcuda_is_empty(t)) {
         GCUDAI_WANT(y, t->data != NULL, "'%s' has no memory", t->name);
         GCUDAI_WANT(y, gcudai_in_host_memory(t), "'%s' is not in host memory", t->name);
-        GCUDAI_WANT(y, (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
-            "the data of '%s' is not aligned to %llu bytes", t->name, (unsigned long long) gcudai_type_align(t->type));
+        GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -27043,7 +27079,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, both sides as BF16; from 8.0 on
+    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, F32 as TF32, beside F16 both sides as F16, else as BF16; from 8.0 on
     GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
@@ -27175,8 +27211,12 @@ static int64_t gcudai_cuda_id_vector_slots(const struct gcuda_mul_mat_id_args * 
     return GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
 }
 
+// Experts in blocks have kernels for F32 only where the tile launcher chooses the plain one.
+static bool gcudai_cuda_id_may_round(const struct gcuda_mul_mat_id_args * p) { return p->prec != GCUDA_PREC_F32; }
+
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
+    const bool has_precision = !gcuda_is_quantized(p->as.type) || gcudai_cuda_id_may_round(p); // as gcudai_cuda_takes_vector
+    return has_precision && gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
 }
 
 // What gcuda_launch_mul_mat_id_wg wants of its operands.
@@ -27185,7 +27225,7 @@ static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args 
     const bool a_fits = gcuda_is_quantized(p->as.type) && p->as.ne[0] > 0 && p->as.ne[0] % 32 == 0 && p->as.ne[0] <= (1 << 29) &&
                         (size_t) (uintptr_t) p->as.data % 16 == 0 && (p->as.nb[1] | p->as.nb[2]) % multiple == 0;
     const double tiles = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 64.0 + (double) p->as.ne[2] + 1.0; // counted in 32 bits
-    return a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
+    return gcudai_cuda_id_may_round(p) && a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
            (p->y.nb[1] | p->y.nb[2]) % sizeof(float) == 0 && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) && p->as.ne[2] <= (1 << 24) &&
            tiles * ((double) p->as.ne[1] / 128.0 + 1.0) <= (double) INT32_MAX;
 }
@@ -27207,7 +27247,7 @@ static bool gcudai_cuda_takes_id_bytes(const struct gcuda_mul_mat_id_args * p, i
     const size_t bits = (size_t) (uintptr_t) p->as.data | p->as.nb[1] | p->as.nb[2] | p->as.nb[3];
     const double units = (double) p->b.ne[1] * (double) p->b.ne[2] * ((double) p->as.ne[0] / 512.0 + 1.0); // counted in 32 bits
     const double lists = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 8.0 + (double) p->as.ne[2] + 1.0; // and their tiles too
-    return cc >= 800 && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
+    return cc >= 800 && gcudai_cuda_id_may_round(p) && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
            (bits % 4 == 0 || p->as.type == GCUDA_TYPE_MXFP4) &&
            p->as.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW && units * 16.0 <= (double) INT32_MAX && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) &&
            p->as.ne[2] <= (1 << 24) && lists * ((double) p->as.ne[1] / 16.0 + 1.0) <= (double) INT32_MAX;
@@ -27339,18 +27379,24 @@ static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cu
                : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
 }
 
-// As the backend wants its products: in full precision, nothing of floats with few columns is rounded to TF32, and what goes to cuBLAS
-// has F32 operands or 16-bit ones that are exact.
+// As the backend wants its products: in full precision, nothing of floats is rounded, and what goes to cuBLAS has F32 operands or 16-bit
+// ones that are exact.
 static enum gcudai_cuda_product gcudai_cuda_refined(
     const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
     const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
                            product == GCUDAI_CUDA_PRODUCT_HALVES;
-    const bool is_tf32 = product == GCUDAI_CUDA_PRODUCT_VECTOR && !gcuda_is_quantized(p->a.type);
-    if (!cu->is_full_precision || (!is_cublas && !is_tf32)) {
+    const bool is_float = gcudai_is_float(p->a.type);
+    if (!cu->is_full_precision || (!is_cublas && !is_float)) {
         return product;
     }
     p->prec = GCUDA_PREC_F32;
-    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : product;
+    const bool stays = is_cublas || product == GCUDAI_CUDA_PRODUCT_VECTOR;
+    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : stays ? product : GCUDAI_CUDA_PRODUCT_OWN;
+}
+
+// The same of mul_mat_id, before a way is chosen.
+static enum gcuda_prec gcudai_cuda_id_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+    return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
 }
 
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
@@ -27418,8 +27464,10 @@ static gcuda_status gcudai_cuda_multiply_id(
     return st;
 }
 
-static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, p), p);
+static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * args) {
+    struct gcuda_mul_mat_id_args p = *args;
+    p.prec = gcudai_cuda_id_prec(cu, args);
+    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, &p), &p);
 }
 
 static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
@@ -28304,6 +28352,7 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     p.y = s->args.y;
     p.bad_index = s->bad_index;
     p.max_shared = s->args.max_shared;
+    p.prec = s->args.prec;
     return gcudai_cuda_multiply_id(s->cu, product, &p);
 }
 
@@ -28635,6 +28684,7 @@ static gcuda_status gcudai_cuda_split_node(
     p.b = args->mul_mat_id.b;
     p.y = args->mul_mat_id.y;
     p.max_shared = args->mul_mat_id.max_shared;
+    p.prec = gcudai_cuda_id_prec(cu, &args->mul_mat_id);
     return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node);
 }
 
@@ -28914,6 +28964,7 @@ static gcuda_status gcudai_cuda_want_data(
         const bool is_host = t != y && buffer != NULL && buffer->buft == &gcudai_cuda_host_type && gcudai_cuda_reads_host(d);
         GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || is_host || buffer->buft == &d->buft),
             "'%s' has no memory on %s", t->name, d->name);
+        GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -29007,13 +29058,45 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
     return (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
 }
 
+// An operand that may have any strides, but that the kernels want packed; NULL: there is none, or it is.
+static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
+    const struct gcuda_tensor * a = y->src[0];
+    switch (y->op) {
+        case GCUDA_OP_NORM:
+        case GCUDA_OP_RMS_NORM:
+        case GCUDA_OP_L2_NORM: return gcuda_is_contiguous_rows(a) ? NULL : &args->norm.x;
+        case GCUDA_OP_CONV_2D: return gcuda_is_contiguous(a) ? NULL : &args->conv.kernel;
+        default: return NULL;
+    }
+}
+
+// gcudai_cuda_run_op with a copy of such an operand.
+static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    union gcudai_args own = *args; // a plan keeps its own
+    struct gcuda_array * t = gcudai_cuda_unpacked(y, &own);
+    struct gcuda_cpy_args copy;
+    size_t size = 0;
+    void * scratch = NULL;
+    if (t == NULL) { return gcudai_cuda_run_op(cu, args, y); }
+    copy.x = copy.y = *t;
+    copy.scratch = NULL;
+    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "packed operand", &scratch));
+    copy.y.data = scratch;
+    *t = copy.y;
+    gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
+    gcudai_cuda_pool_give(&cu->pool, scratch);
+    return st;
+}
+
 static gcuda_status gcudai_cuda_run_args(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     return gcudai_cuda_is_split(y)        ? gcudai_cuda_split_node(cu, args, y)
            : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
            : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
            : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
-                                          : gcudai_cuda_run_op(cu, args, y);
+                                          : gcudai_cuda_run_packed(cu, y, args);
 }
 
 static gcuda_status gcudai_cuda_run_chunked(
@@ -29925,7 +30008,7 @@ static const struct gcuda_tensor * gcudai_cuda_row_operand(const struct gcudai_c
 static int gcudai_cuda_match_norm_mul(
     const struct gcudai_cuda_window * w, int i, const struct gcuda_tensor * sum, struct gcuda_norm_mul_args * p) {
     const struct gcuda_tensor * norm = w->node[i], * weight = gcudai_cuda_row_operand(w, i + 1, GCUDA_OP_MUL);
-    if (weight == NULL || norm->type != GCUDA_TYPE_F32 || norm->src[0]->type != GCUDA_TYPE_F32 ||
+    if (weight == NULL || norm->type != GCUDA_TYPE_F32 || norm->src[0]->type != GCUDA_TYPE_F32 || !gcuda_is_contiguous_rows(norm->src[0]) ||
         norm->ne[0] > GCUDA_NORM_MUL_MAX) {
         return 0;
     }
@@ -30010,6 +30093,7 @@ static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, 
     }
     const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
     const int view = w->look->seen[w->at[set]].shape.src[0];
+    if (gcudai_param_i32(rope, 1) == 0) { return false; } // nothing to turn
     if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
         return false;
     }
@@ -30910,11 +30994,11 @@ struct gcudai_cuda_plan {
 
 // ---- steps ----
 
-// The node itself.
+// The node itself. Products, and what packs an operand first, take more than one launcher: they have no op.
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
-    s->op = is_product ? NULL : gcudai_cuda_op_of(y->op);
     gcudai_op_row(y->op)->args(y, &s->args.op);
+    s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
@@ -32566,6 +32650,8 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
     }
     GCUDAI_WANT(y, y->data != NULL || gcuda_nelements(y) == 0, "the result has no data");
     GCUDAI_TRY(gcudai_cuda_supports(cu->device, y));
+    GCUDAI_TRY(gcudai_want_aligned(y, y));
+    for (int i = 0; i < n_src; ++i) { GCUDAI_TRY(gcudai_want_aligned(y, y->src[i])); }
     if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
@@ -32586,6 +32672,7 @@ gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct
     struct gcuda_tensor y = gcudai_tensor_of(&args->y);
     struct gcuda_tensor src[3] = { gcudai_tensor_of(&args->as), gcudai_tensor_of(&args->b), gcudai_tensor_of(&args->ids) };
     y.op = GCUDA_OP_MUL_MAT_ID;
+    gcuda_mul_mat_set_prec(&y, args->prec);
     return gcudai_cuda_run_alone(backend, &y, src, 3);
 }
 

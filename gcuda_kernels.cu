@@ -702,7 +702,7 @@ static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] 
 // 2^-6 .. 2^15: smaller elements keep enough of their digits. Rows with infinities or NaN are left as they are.
 static inline __device__ int d_half_exponent(float max) {
     int exponent = 0;
-    if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
+    if (max > 0.0f && max < INFINITY && (max < 0.015625f || max > 32768.0f)) {
         (void) frexpf(max, &exponent);
         exponent -= 14; // the largest becomes 2^13 .. 2^14
     }
@@ -11857,9 +11857,10 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // =====================================================================================================
 // A block of 8 warps has 128 rows and up to 128 columns, a warp 16 of the rows and all of the columns. It walks along k;
 // what a step needs comes through a ring of slots in shared memory, filled by asynchronous copies: the weights as they
-// lie, and the columns, which another kernel has rounded to BF16 before. A lane decodes just those weights that the tensor
-// cores want of it, into registers: once for all columns. Weights become BF16, whose range is that of F32; products are
-// exact in F32, in which the sums are.
+// lie, and the columns, which another kernel has rounded before. A lane decodes just those weights that the tensor
+// cores want of it, into registers: once for all columns. F16 weights stay what they are and meet columns in F16, with a
+// factor per column (see k_half_rows); F32 meets F32 as TF32; other weights become BF16, whose range is that of F32, and so
+// do their columns. Products are exact in F32, in which the sums are.
 // All steps of all tiles are one list, which is cut into equal stretches, one for each block: so few rows fill the device,
 // and many leave none idle at the end. Where several blocks have a part of a tile, each leaves its sums in scratch, and the
 // one that comes last adds them up in order of k. No block waits for another, and the result does not depend on which is last.
@@ -11894,11 +11895,15 @@ static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, flo
 
 template <typename A> struct d_tile_format;
 
+// What the tensor cores get: a lane's words are in the same places for all three.
+enum d_tile_number { TILE_BF16, TILE_F16, TILE_TF32 };
+
 template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
     typedef typename d_format<TYPE>::block block;
     static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127, else 0 .. 127 and a zero among them
     static constexpr int zero = d_format<TYPE>::zero;
     static inline __device__ uint32_t entry(int) { return 0; }
+    static constexpr d_tile_number number = TILE_BF16;
     static constexpr int groups = 8, step_bytes = 256 / d_format<TYPE>::n * (int) sizeof(block), odd = 16, n_entries = 0;
 };
 #define TILE_FORMAT(ID, SPLIT, SIGNED) \
@@ -12129,14 +12134,15 @@ TILE_FORMAT(IQ1_M, false, false) {
 #undef TILE_CODEBOOK
 #undef TILE_FORMAT
 
-template <typename T> struct d_tile_floats {
+template <d_tile_number NUMBER> struct d_tile_floats {
     static constexpr bool split = false;
-    static constexpr int groups = 8 / (int) sizeof(T), step_bytes = 256, odd = sizeof(T) == 4 ? 16 : 64, n_entries = 0;
+    static constexpr d_tile_number number = NUMBER;
+    static constexpr int groups = 4, step_bytes = 256, odd = 64, n_entries = 0; // F32: a group has 16 elements, a lane four of them
     static inline __device__ uint32_t entry(int) { return 0; }
 };
-template <> struct d_tile_format<float> : d_tile_floats<float> {};
-template <> struct d_tile_format<__half> : d_tile_floats<__half> {};
-template <> struct d_tile_format<__nv_bfloat16> : d_tile_floats<__nv_bfloat16> {};
+template <> struct d_tile_format<float> : d_tile_floats<TILE_TF32> {};
+template <> struct d_tile_format<__half> : d_tile_floats<TILE_F16> {};
+template <> struct d_tile_format<__nv_bfloat16> : d_tile_floats<TILE_BF16> {};
 
 // Two BF16, each: a * b + c, a * b, a - b, rounded once.
 static inline __device__ uint32_t d_bf16_apply(char op, uint32_t a, uint32_t b, uint32_t c) {
@@ -12177,6 +12183,13 @@ template <bool SIGNED, int ZERO> static inline __device__ uint32_t d_bf16_codes(
 }
 
 // The lane's eight weights as four pairs.
+// To nearest where that is finite: the largest of F32 stay finite, and every NaN is one without the bits that are not read.
+static inline __device__ uint32_t d_tile_tf32(float v) {
+    const uint32_t w = __float_as_uint(v), r = (w + 0x1000u) & 0xffffe000u;
+    const bool overflows = (r & 0x7f800000u) == 0x7f800000u;
+    return v != v ? 0x7fc00000u : overflows ? w & 0xffffe000u : r;
+}
+
 template <typename A> struct d_tile_weights {
     typedef d_tile_format<A> F;
     static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
@@ -12191,28 +12204,28 @@ template <typename A> struct d_tile_weights {
 };
 template <> struct d_tile_weights<float> {
     static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
-        const float4 * v = (const float4 *) row + 8 * i + 2 * t;
-        UNROLL for (int k = 0; k < 2; ++k) {
-            f[2 * k] = d_bf16_pair(v[k].x, v[k].y);
-            f[2 * k + 1] = d_bf16_pair(v[k].z, v[k].w);
-        }
+        const float4 v = ((const float4 *) row)[4 * i + t];
+        f[0] = d_tile_tf32(v.x), f[1] = d_tile_tf32(v.y), f[2] = d_tile_tf32(v.z), f[3] = d_tile_tf32(v.w);
     }
 };
-template <> struct d_tile_weights<__half> {
-    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
-        const uint4 v = ((const uint4 *) row)[4 * i + t];
-        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
-        UNROLL for (int k = 0; k < 4; ++k) {
-            f[k] = d_bf16_pair(d_half((gcuda_fp16_t) (w[k] & 0xffffu)), d_half((gcuda_fp16_t) (w[k] >> 16)));
-        }
-    }
-};
-template <> struct d_tile_weights<__nv_bfloat16> {
+struct d_tile_words {
     static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
         const uint4 v = ((const uint4 *) row)[4 * i + t];
         f[0] = v.x, f[1] = v.y, f[2] = v.z, f[3] = v.w;
     }
 };
+template <> struct d_tile_weights<__half> : d_tile_words {};
+template <> struct d_tile_weights<__nv_bfloat16> : d_tile_words {};
+
+template <d_tile_number NUMBER> static inline __device__ void d_tile_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if constexpr (NUMBER == TILE_F16) {
+        d_mma_words<true>(c, a, b);
+    } else if constexpr (NUMBER == TILE_TF32) {
+        d_mma_tf32(c, a, b);
+    } else {
+        d_mma(c, a, b);
+    }
+}
 
 // ---- the kernel ----
 struct d_tile_part { // one of several products of the same columns, which blocks of its own compute as a launch of its own would
@@ -12223,7 +12236,8 @@ struct d_tile_part { // one of several products of the same columns, which block
 
 struct d_tile_job {
     d_job job;              // the first product: m, m_tiles and n_items are read from its part
-    const char * columns;   // BF16 in the order in which lanes hold weights, zeros beyond k; one after another
+    const char * columns;   // rounded, in the order in which lanes hold weights, zeros beyond k; one after another
+    const float * factors;  // F16 weights: that of each column
     int64_t column_bytes;
     int steps;              // along k
     int last_bytes;         // of a row of the weights in the last step
@@ -12297,16 +12311,17 @@ static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_til
     return r;
 }
 
+// Which of the packed columns is column j of a tile, which has it.
+static inline __device__ int64_t d_tile_packed_column(const d_tile_job & p, const d_tile & t, int j) {
+    if (p.job.tiles == nullptr) {
+        return t.matrix * p.job.n + t.c0 + j;
+    }
+    const uint32_t slot = (uint32_t) p.job.order[t.c0 + j], used = (uint32_t) p.job.y.ne[1], n = (uint32_t) p.job.b.ne[1];
+    return (int64_t) (slot / used) * n + slot % used % n;
+}
+
 static inline __device__ const char * d_tile_packed(const d_tile_job & p, const d_tile & t, int j) {
-    int64_t column = t.matrix * p.job.n + t.c0 + j;
-    if (j >= t.n) {
-        return nullptr;
-    }
-    if (p.job.tiles != nullptr) {
-        const uint32_t slot = (uint32_t) p.job.order[t.c0 + j], used = (uint32_t) p.job.y.ne[1], n = (uint32_t) p.job.b.ne[1];
-        column = (int64_t) (slot / used) * n + slot % used % n;
-    }
-    return p.columns + column * p.column_bytes;
+    return j < t.n ? p.columns + d_tile_packed_column(p, t, j) * p.column_bytes : nullptr;
 }
 
 // What is copied next. Four neighbouring threads copy a row of the weights and a group of a column: a thread has the same two
@@ -12400,7 +12415,7 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
                         TILE_UNROLL for (int j = 0; j < CHUNK; ++j) {
                             const uint32_t x[4] = { f[k][0][2 * s], f[k][1][2 * s], f[k][0][2 * s + 1], f[k][1][2 * s + 1] };
                             const uint32_t y[2] = { s == 0 ? w[k][j].x : w[k][j].z, s == 0 ? w[k][j].y : w[k][j].w };
-                            d_mma(CHUNK == 2 && k == 1 ? odd[j % (CHUNK == 2 ? 2 : 1)] : sum[j0 + j], x, y);
+                            d_tile_mma<F::number>(CHUNK == 2 && k == 1 ? odd[j % (CHUNK == 2 ? 2 : 1)] : sum[j0 + j], x, y);
                         }
                     }
                 }
@@ -12464,9 +12479,10 @@ static inline __device__ bool d_tile_gather(
     return true;
 }
 
-template <int NT>
+template <int NT, bool HAS_FACTORS>
 static inline __device__ void d_tile_store(
     const d_tile_job & p, const d_tile_part & part, const d_tile & t, char ** results, int n8, float (*sum)[4]) {
+    __shared__ float factors[HAS_FACTORS ? NT : 1];
     const int lane = (int) threadIdx.x % 32;
     const int64_t row = t.m0 + (int) threadIdx.x / 32 * 16 + lane / 4;
     const bool is_zero = t.matrix < 0;
@@ -12476,6 +12492,7 @@ static inline __device__ void d_tile_store(
         char * y;
         d_tile_column(p.job, t, (int) threadIdx.x, &b, &y);
         results[threadIdx.x] = y + part.y + (t.c0 + (int) threadIdx.x) * part.y_c; // 0 but in a group, which has one matrix of columns
+        if (HAS_FACTORS) { factors[threadIdx.x] = p.factors[d_tile_packed_column(p, t, (int) threadIdx.x)]; }
     }
     __syncthreads();
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
@@ -12483,7 +12500,8 @@ static inline __device__ void d_tile_store(
             const int column = 8 * j + 2 * (lane % 4) + c % 2;
             const int64_t m = row + c / 2 * 8;
             if (j < n8 && column < t.n && m < part.m) {
-                d_store(p.job.y.type, results[column] + m * (int64_t) p.job.y.nb[0], is_zero ? 0.0f : sum[j][c]);
+                const float v = HAS_FACTORS ? sum[j][c] * factors[column] : sum[j][c];
+                d_store(p.job.y.type, results[column] + m * (int64_t) p.job.y.nb[0], is_zero ? 0.0f : v);
             }
         }
     }
@@ -12582,7 +12600,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
             out = out + 1 == p.n_slots ? 0 : out + 1;
         }
         if (d_tile_gather<NT>(p, part, units, item, n8, sum)) {
-            d_tile_store<NT>(p, part, t, results, n8, sum);
+            d_tile_store<NT, d_tile_format<A>::number == TILE_F16>(p, part, t, results, n8, sum);
             if constexpr (NT <= GCUDA_MUL_MAT_TILE_FUSED) {
                 if (p.job.has_epilogue) { d_tile_finish(p, t.m0, t.c0, t.n); }
             }
@@ -12591,54 +12609,103 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     }
 }
 
-// ---- columns as BF16 ----
+// ---- columns as the weights want them ----
 struct d_tile_columns {
     d_job job;
     char * to;
+    float * factors;         // F16
     int64_t n, column_bytes; // columns
     bool is_id, split;
+    d_tile_number number;
     int32_t * counts;
     int n_counts;
 };
 
-// Eight elements of a thread; a block has 2048 of one column.
-static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at) {
-    const uint32_t per_column = (uint32_t) ((p.column_bytes / 16 + 255) / 256), column = at / per_column;
-    const int64_t i = (int64_t) (at - column * per_column) * 256 + threadIdx.x;
-    const int t = (int) (i % 4);
+static inline __device__ const char * d_tile_column_of(const d_tile_columns & p, uint32_t column) {
     const char * b;
     char * y;
     if (p.is_id) {
         const uint32_t n = (uint32_t) p.job.b.ne[1];
-        b = d_at(p.job.b, 0, column % n, column / n, 0);
-    } else {
-        const uint32_t n = (uint32_t) p.job.n;
-        const d_tile all = { 0, 0, column / n, (int) n };
-        d_tile_column(p.job, all, (int) (column % n), &b, &y);
+        return d_at(p.job.b, 0, column % n, column / n, 0);
     }
-    if (i >= p.column_bytes / 16) {
+    const uint32_t n = (uint32_t) p.job.n;
+    const d_tile all = { 0, 0, column / n, (int) n };
+    d_tile_column(p.job, all, (int) (column % n), &b, &y);
+    return b;
+}
+
+// Four elements of a column from k on, zeros beyond its end: there are whole groups.
+static inline __device__ float4 d_tile_four(const d_tile_columns & p, const char * b, int64_t k) {
+    const char * from = b + k * p.job.b_k;
+    if (k >= p.job.k) {
+        return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    if (p.job.b.type == GCUDA_TYPE_F32 && p.job.b_k == 4 && (uintptr_t) b % 16 == 0) {
+        return *(const float4 *) from;
+    }
+    return make_float4(d_load(p.job.b.type, from), d_load(p.job.b.type, from + p.job.b_k), d_load(p.job.b.type, from + 2 * p.job.b_k),
+        d_load(p.job.b.type, from + 3 * p.job.b_k));
+}
+
+// Sixteen bytes of a packed column, the i-th: eight elements, of TF32 four. exponent: of F16, the power of two that is taken out.
+static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32_t column, const char * b, int64_t i, int exponent) {
+    const int t = (int) (i % 4);
+    char * to = p.to + column * p.column_bytes + 16 * i;
+    if (p.number == TILE_TF32) {
+        const float4 x = d_tile_four(p, b, 4 * i);
+        *(uint4 *) to = make_uint4(d_tile_tf32(x.x), d_tile_tf32(x.y), d_tile_tf32(x.z), d_tile_tf32(x.w));
         return;
     }
-    const bool is_wide = p.job.b.type == GCUDA_TYPE_F32 && p.job.b_k == 4 && (uintptr_t) b % 16 == 0;
     float v[8];
     UNROLL for (int h = 0; h < 2; ++h) {
-        const int64_t k = i / 4 * 32 + (p.split ? 16 * h + 4 * t : 8 * t + 4 * h);
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (k < p.job.k) { // whole groups
-            const char * from = b + k * p.job.b_k;
-            x = is_wide ? *(const float4 *) from
-                        : make_float4(d_load(p.job.b.type, from), d_load(p.job.b.type, from + p.job.b_k),
-                              d_load(p.job.b.type, from + 2 * p.job.b_k), d_load(p.job.b.type, from + 3 * p.job.b_k));
-        }
+        const float4 x = d_tile_four(p, b, i / 4 * 32 + (p.split ? 16 * h + 4 * t : 8 * t + 4 * h));
         v[4 * h] = x.x, v[4 * h + 1] = x.y, v[4 * h + 2] = x.z, v[4 * h + 3] = x.w;
     }
-    d_store16((__nv_bfloat16 *) (p.to + column * p.column_bytes) + 8 * i, v);
+    if (p.number == TILE_BF16) {
+        d_store16((__nv_bfloat16 *) to, v);
+        return;
+    }
+    if (exponent != 0) { // not a factor: that of 2^-149 would be none
+        UNROLL for (int k = 0; k < 8; ++k) { v[k] = ldexpf(v[k], -exponent); }
+    }
+    *(uint4 *) to = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+}
+
+// A block has 256 pieces of one column.
+static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at) {
+    const uint32_t per_column = (uint32_t) ((p.column_bytes / 16 + 255) / 256), column = at / per_column;
+    const int64_t i = (int64_t) (at - column * per_column) * 256 + threadIdx.x;
+    if (i < p.column_bytes / 16) { d_tile_pack_piece(p, column, d_tile_column_of(p, column), i, 0); }
+}
+
+// To F16: a block has a column, and reads it twice, the second time from L1 or L2.
+static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint32_t column) {
+    const char * b = d_tile_column_of(p, column);
+    float max = 0.0f;
+    for (int64_t k = 4 * (int64_t) threadIdx.x; k < p.job.k; k += 1024) {
+        const float4 x = d_tile_four(p, b, k);
+        max = fmaxf(max, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+    }
+    const int exponent = d_half_exponent(d_block_max(max));
+    for (int64_t i = threadIdx.x; i < p.column_bytes / 16; i += 256) { d_tile_pack_piece(p, column, b, i, exponent); }
+    if (threadIdx.x == 0) { p.factors[column] = ldexpf(1.0f, exponent); }
+}
+
+// Blocks that have something to pack.
+static inline __host__ __device__ int64_t d_tile_pack_units(const d_tile_columns & p) {
+    return p.number == TILE_F16 ? p.n : p.n * ((p.column_bytes / 16 + 255) / 256);
 }
 
 static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64_t block, int64_t n_blocks) {
-    const int64_t n = p.n * ((p.column_bytes / 16 + 255) / 256);
+    const int64_t n = d_tile_pack_units(p);
     for (int64_t i = block * 256 + threadIdx.x; i < p.n_counts; i += n_blocks * 256) { p.counts[i] = 0; }
-    for (int64_t i = block; i < n; i += n_blocks) { d_tile_pack(p, (uint32_t) i); }
+    for (int64_t i = block; i < n; i += n_blocks) {
+        if (p.number == TILE_F16) {
+            d_tile_pack_halves(p, (uint32_t) i);
+        } else {
+            d_tile_pack(p, (uint32_t) i);
+        }
+    }
 }
 
 static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
@@ -12660,7 +12727,7 @@ static int64_t tile_step(gcuda_type type) { // elements of k
 }
 static int64_t tile_column_bytes(const gcuda_array & a) {
     const int64_t step = tile_step(a.type);
-    return (a.ne[0] + step - 1) / step * step * 2;
+    return (a.ne[0] + step - 1) / step * step * (a.type == GCUDA_TYPE_F32 ? 4 : 2);
 }
 // Kernels are compiled for so many columns; as many are multiplied, in steps of 32.
 static int tile_width(int tn) { return tn <= 16 ? 16 : tn <= 32 ? 32 : tn <= 64 ? 64 : 128; }
@@ -12684,9 +12751,9 @@ static int64_t tile_blocks(const tile_units & u, int64_t most) {
     return sum;
 }
 
-// Scratch: columns, sums, counts.
+// Scratch: columns, sums, counts, factors.
 struct tile_scratch {
-    size_t sums_at, counts_at, bytes;
+    size_t sums_at, counts_at, factors_at, bytes;
 };
 static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, const tile_units & units, int tn) {
     tile_scratch s;
@@ -12694,7 +12761,8 @@ static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, con
     const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
-    s.bytes = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
+    s.factors_at = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
+    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // of F16, but the type is not asked for
     return s;
 }
 
@@ -12795,6 +12863,7 @@ static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * m
         p.columns = data;
         p.sums = (float *) (data + s.sums_at);
         p.counts = (int32_t *) (data + s.counts_at);
+        p.factors = (const float *) (data + s.factors_at);
         p.y = job.y;
         if (job.has_epilogue) { p.job.y = tile_sums_of(job.y, data + s.bytes); }
         job_tiles(p.job, TILE_ROWS, p.tn, 0);
@@ -12806,14 +12875,14 @@ static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * m
         c.column_bytes = p.column_bytes;
         c.is_id = is_id;
         c.split = d_tile_format<A>::split;
+        c.number = d_tile_format<A>::number;
+        c.factors = (float *) (data + s.factors_at);
         c.counts = p.counts;
         c.n_counts = (int) blocks;
         const gcuda_status st = prepare(c, p.tn);
         return st == GCUDA_STATUS_SUCCESS ? launch_tile<A>(p, blocks, n_bytes, max_shared, stream) : st;
     });
 }
-
-static int64_t tile_pack_blocks(const d_tile_columns & c) { return c.n * ((c.column_bytes / 16 + 255) / 256); }
 
 // Upper bound of the steps of all tiles.
 static int64_t tile_max_units(const gcuda_array & a, int64_t n_lists) {
@@ -12838,7 +12907,7 @@ static bool tile_takes(const gcuda_mul_mat_args & p, const void * scratch) {
 static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
     return mul_mat_tile(p, args + 1, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_units_of(args, n_args), false,
         (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
-            return launch_in_turn(k_mul_mat_tile_columns, tile_pack_blocks(c), dim3(256), stream, c);
+            return launch_in_turn(k_mul_mat_tile_columns, d_tile_pack_units(c), dim3(256), stream, c);
         });
 }
 
@@ -12904,7 +12973,7 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
 static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, int tn, const d_tile_columns & c, gcuda_stream stream) {
     size_t n_bytes;
     const int n_sort = id_sort_plan(l, tn, &n_bytes);
-    return launch_overlapped(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
+    return launch_overlapped(k_mul_mat_id_prepare, n_sort + d_tile_pack_units(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
 }
 
 // Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
@@ -12935,7 +13004,7 @@ static d_job id_job(const gcuda_mul_mat_id_args & p, const d_id_lists & l) {
 static tile_units id_units(const gcuda_mul_mat_id_args & p) { return { 1, { tile_max_units(p.as, id_max_tiles(p, 8)) } }; }
 
 static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
-    return capability_major() >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
+    return p.prec != GCUDA_PREC_F32 && capability_major() >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
            id_units(p).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 

@@ -652,6 +652,20 @@ TEST(rope_vision) {
     rope_mode(24, 80, 40, "2,3,3", 3);
 }
 
+TEST(rope_of_no_dimension) { // a copy, whatever the frequencies and sections, in every mode
+    static const int modes[] = { 0, 2, 8, 40, 24 };
+    for (int i = 0; i < 10; ++i) {
+        char tag[64];
+        struct p_rope p = rope_params(modes[i / 2], 0, 0, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, i % 2 != 0);
+        p.freq_base = 0.0f;
+        memset(p.sections, 0, sizeof p.sections);
+        snprintf(tag, sizeof tag, "mode=%d,n=0%s", p.mode, p.is_back ? ",back" : "");
+        rope_cases("F32,I32>F32 F16,I32>F16 BF16,I32>BF16", (p.mode & 8) != 0 ? "24,2,3,2|12" : "24,2,3,2|3", tag, &p, false, LAYOUT_ANY);
+        strcat(tag, ",factors");
+        rope_cases("F32,I32,F32>F32", (p.mode & 8) != 0 ? "64,70,3|12|1" : "64,70,3|3|1", tag, &p, true, 0);
+    }
+}
+
 // Sections that do not fill the pairs repeat, and what belongs to none of the first three reads the fourth plane.
 TEST(rope_sections) {
     static const int modes[] = { 8, 40, 24 };

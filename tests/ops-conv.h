@@ -618,6 +618,8 @@ TEST(im2col_3d) {
         "F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4 2,3,2,10|70,5,3,20", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
     t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
+    t.shapes = "1,2,3,1|5,4,3,6 3,1,2,5|4,5,3,2 2,3,2,0|70,5,3,20", t.tag = "last extent"; // of the kernel: says nothing about channels
+    op_test_run(&t);
     t.shapes = "3,3,3,2|9,8,7,0", t.tag = "empty", t.in[1].layouts = 0; // no images
     op_test_run(&t);
     for (int i = 0; i < 3; ++i) {
@@ -691,6 +693,18 @@ TEST(conv_2d_direct_layouts) { // images that are no plain array, in all types; 
     op_test_run(&t);
     t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1",
         "blocks", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    op_test_run(&t);
+}
+
+TEST(conv_2d_direct_kernel_layouts) { // kernels that are no plain array: few channels, tiles, large products
+    struct p_conv p = conv_params(2, 1, 1, 2, 1, 1);
+    struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,2,5,3|17,9,5,2 1,3,4,20|9,8,4,2 3,3,33,70|9,8,33,1",
+        "kernel layouts", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t.in[0].layouts = LAYOUT_ANY;
+    op_test_run(&t);
+    p = conv_params(1, 1, 1, 1, 1, 1);
+    t.types = "F16,F32>F32", t.shapes = "3,3,64,128|40,33,64,1";
+    t.in[0].layouts = LAYOUT_PERMUTED | LAYOUT_SHUFFLED, t.in[1].layouts = LAYOUT_GAPS;
     op_test_run(&t);
 }
 

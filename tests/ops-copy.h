@@ -652,6 +652,10 @@ TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never nam
     t.types = "F32,I32,F32 F16,I32,F32>F32 BF16,I32,F32>F32", t.shapes = "257,9|9|257,5 65,1100|1100|65,7", t.tag = "any";
     t.in[0].layouts = LAYOUT_ANY, t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
+    // fewer indices than rows: what lies beyond is not read; few, and so many that they are sorted or chained
+    t.tag = "fewer", t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = 0;
+    t.types = "F32,I32,F32 F16,I32,F32>F32", t.shapes = "257,9|5|257,5 8,3|0|8,2 64,90|41|64,9 259,1100|1050|259,7";
+    op_test_run(&t);
     t.tag = NULL, t.in[0].layouts = t.in[1].layouts = 0;
     t.types = "F32,I32,F32", t.shapes = "8,6|6|8,5", t.in[1].fill = fill_bad_back_index,
         t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";

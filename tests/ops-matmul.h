@@ -395,6 +395,12 @@ static struct gcuda_tensor * build_mul_mat_id(struct gcuda_context * ctx, struct
     return gcuda_mul_mat_id(ctx, in[0], in[1], in[2]);
 }
 
+static struct gcuda_tensor * build_mul_mat_id_f32(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    struct gcuda_tensor * y = build_mul_mat_id(ctx, in, p);
+    if (y != NULL) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    return y;
+}
+
 static void fill_experts(struct rng * r, const struct op_case * c, int k, struct arr * a) { // an expert may repeat
     (void) k;
     fill_below(r, a, c->in[0]->ne[2]);
@@ -483,6 +489,41 @@ TEST(mul_mat_id_range_of_activations) { // a slot at a time, and in tiles
         t.types = "Q4_0,F32,I32>F32 Q6_K,F32,I32>F32 IQ4_XS,F32,I32>F32", t.shapes = "1024,256,4|1024,1,5|2,5"; // experts as bytes
         op_test_run(&t);
     }
+}
+
+// What mul_mat promises: F32 beside F32 to TF32 and beside F16 to F16 at most, in whichever way: a slot at a time, in tiles (whose
+// operands are then no BF16 numbers, of which 5e-6 would come), of rows that end within a step, and in the plain kernel (experts
+// that begin nowhere in particular). Activations that become F16 keep their size, small or large.
+static void fill_sizes(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    static const double size[] = { 1e-30, 1.0, 1e36, 7e4, 1e-6 };
+    (void) c, (void) k;
+    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = rng_between(r, -1.0, 1.0) * size[(i1 + i2) % 5]; }
+}
+
+// One element of each column, the largest of F32.
+static void fill_largest(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = i0 != (i1 + 3 * i2) % a->ne[0] ? 0.0 : i2 % 2 ? (double) FLT_MAX : -(double) FLT_MAX; }
+}
+
+TEST(mul_mat_id_precision) {
+    static const char * const shapes = "256,17,4|256,1,2|2,2 96,130,4|96,2,17|4,17 1056,33,3|1056,1,40|2,40 256,9,2|256,1,70|2,70 "
+                                       "64,20,1|64,1,130|1,130";
+    struct op_test t = mul_mat_id_test("F32,F32,I32>F32 F16,F32,I32>F32 F32,F16,I32>F32 F16,F16,I32>F32", shapes, "tf32", fill_experts);
+    t.in[0].layouts = LAYOUT_ROWS, t.max_nmse = 5e-7;
+    op_test_run(&t);
+    t.types = "F16,F32,I32>F32", t.tag = "each row of its own size", t.in[1].fill = fill_sizes;
+    op_test_run(&t);
+    t.types = "F32,F32,I32>F32 F16,F32,I32>F32", t.tag = "largest", t.in[1].fill = fill_largest;
+    op_test_run(&t);
+    t.in[1].fill = NULL;
+    t.types = "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 F16,BF16,I32>F32", t.tag = "f32", t.build = build_mul_mat_id_f32;
+    t.max_nmse = 1e-10;
+    op_test_run(&t);
+    t.types = "Q4_0,F32,I32>F32 Q8_0,F32,I32>F32 Q6_K,F32,I32>F32", t.tag = "blocks"; // few slots, as bytes, in tiles
+    t.shapes = "256,17,4|256,1,2|2,2 1024,256,4|1024,2,8|2,8 256,33,2|256,1,70|2,70", t.in[0].layouts = 0;
+    t.max_nmse = op_backends_ready() && op_on_device ? 1e-10 : ERR_PRODUCT;
+    op_test_run(&t);
 }
 
 static void mul_mat_id_cases_packed(const char * types, const char * shapes, const char * tag, fill_fn fill) {

@@ -56,6 +56,18 @@ TEST(norm) { // >>op:norm; one row so long that several threads share it
 TEST(rms_norm) { run_norm('r', 1, "1,5 16896,2 0,3 3,0 70001"); } // >>op:rms_norm
 TEST(l2_norm) { run_norm('l', 0, "1,5 0,3 70001"); }              // >>op:l2_norm
 
+TEST(norm_unpacked_rows) { // elements that are not adjacent, of each type and kind; short rows, and such as several blocks share
+    static const struct norm_p all[] = { { 'm', 1e-5f }, { 'r', 1e-5f }, { 'l', 1e-5f } };
+    for (int i = 0; i < 3; ++i) {
+        struct op_test t = { .types = "F32 F16 BF16", .shapes = "65,5,4,3 1,4,3 256,9,2", .n_in = 1, .build = build_norm, .ref = ref_norm,
+            .p = &all[i], .tag = tagf("%c", all[i].kind), .max_nmse = 1e-7,
+            .in = { { .lo = -10, .hi = 10, .layouts = LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED } } };
+        op_test_run(&t);
+        t.types = "F32", t.shapes = "20008,3 0,3 3,0";
+        op_test_run(&t);
+    }
+}
+
 static void ref_norm_zero_row(const struct op_case * c) {
     ref_norm(c);
     for (int64_t i = 0; i < arr_n(c->out); ++i) {

@@ -54,6 +54,56 @@ TEST(refuse_products) {
     gcuda_free(ctx);
 }
 
+// A source (of the node, or its result) `offset` bytes behind where its type can be: refused by name before anything runs, which on a
+// device would lose it. 0: as it should be.
+static void check_placed(enum gcuda_type type, size_t offset, bool is_result) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL && op_backends_ready());
+    struct gcuda_tensor * x = leaf(ctx, type, 256, 3, 1, 1);
+    struct gcuda_tensor * y = gcuda_is_quantized(type) ? gcuda_cast(ctx, x, GCUDA_TYPE_F32) : gcuda_cont(ctx, x);
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
+    gcuda_backend_buffer_t buf = gcuda_backend_alloc_buffer(op_backends[0], 65536);
+    REQUIRE(y != NULL && g != NULL && buf != NULL);
+    char * base = (char *) gcuda_backend_buffer_get_base(buf);
+    (void) gcuda_set_name(x, "placed-x");
+    (void) gcuda_set_name(y, "placed-y");
+    CHECK_OK(gcuda_backend_buffer_clear(buf, 0));
+    CHECK_OK(gcuda_backend_tensor_alloc(buf, x, base + (is_result ? 0 : offset)));
+    CHECK_OK(gcuda_backend_tensor_alloc(buf, y, base + 32768 + (is_result ? offset : 0)));
+    CHECK_OK(gcuda_build_forward_expand(g, y));
+    const gcuda_status st = gcuda_backend_graph_compute(op_backends[0], g);
+    CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (offset == 0 || type == GCUDA_TYPE_MXFP4), "%s at %d: %d", gcuda_type_name(type), (int) offset, (int) st);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        CHECK(st == GCUDA_STATUS_INVALID_ARGUMENT);
+        CHECK_HAS(gcuda_last_error(), is_result ? "placed-y" : "placed-x");
+        CHECK_HAS(gcuda_last_error(), "aligned");
+    }
+    gcuda_backend_buffer_free(buf);
+    gcuda_free(ctx);
+}
+
+TEST(refuse_misaligned) {
+    static const struct { enum gcuda_type type; size_t offset; } all[] = { { GCUDA_TYPE_F32, 0 }, { GCUDA_TYPE_F32, 1 }, { GCUDA_TYPE_F32, 2 },
+        { GCUDA_TYPE_F16, 1 }, { GCUDA_TYPE_BF16, 1 }, { GCUDA_TYPE_I32, 2 }, { GCUDA_TYPE_Q4_0, 1 }, { GCUDA_TYPE_Q6_K, 1 },
+        { GCUDA_TYPE_Q4_K, 1 }, { GCUDA_TYPE_MXFP4, 1 } };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        check_placed(all[i].type, all[i].offset, false);
+        if (!gcuda_is_quantized(all[i].type)) { check_placed(all[i].type, all[i].offset, true); }
+    }
+    struct gcuda_context * ctx = op_context(); // strides and offsets of views, which constructors refuse, set by hand
+    REQUIRE(ctx != NULL && op_backends_ready());
+    struct gcuda_tensor * x = gcuda_view_2d(ctx, F32(16, 8, 1, 1), 8, 4, 64, 8), * y = gcuda_scale(ctx, x, 2.0f);
+    REQUIRE(y != NULL);
+    CHECK(gcuda_backend_supports_op(op_backends[0], y));
+    x->nb[1] += 2;
+    CHECK(!gcuda_backend_supports_op(op_backends[0], y));
+    CHECK_HAS(gcuda_last_error(), "not multiples of 4 bytes");
+    x->nb[1] -= 2, x->view_offs += 1;
+    CHECK(!gcuda_backend_supports_op(op_backends[0], y));
+    CHECK_HAS(gcuda_last_error(), "not multiples of 4 bytes");
+    gcuda_free(ctx);
+}
+
 TEST(refuse_soft_max) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);

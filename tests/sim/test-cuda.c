@@ -917,6 +917,9 @@ static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t 
     id_args.b = args.b = gcudai_array(b);
     id_args.b.data = args.b.data = NULL;
     CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    id_args.b.data = args.b.data = (char *) b->data + 2;
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "not aligned to 4 bytes");
     free(chosen);
     free(got);
     free(want);
@@ -1276,17 +1279,20 @@ TEST(many_matrices_are_one_call_of_cublas) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) { check_batches(&cases[i], &params); }
 }
 
-// One product of activations that only F32 holds and weights of the type, whose first element of a row is 1 and others are 0.
-static float one_activation(enum gcuda_type type, int64_t columns, const struct gcuda_cuda_params * params, int * cc) {
+// One product of activations that only F32 holds and weights of the type, whose first element of a row is 1 and others are 0; by_id: of
+// the only expert.
+static float one_activation(enum gcuda_type type, int64_t columns, bool by_id, const struct gcuda_cuda_params * params, int * cc) {
     enum { K = 32, M = 64 };
     fresh(1, 64 * MB, 1);
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, K, M), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, columns);
-    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, K, M), * ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, columns);
+    struct gcuda_tensor * b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, K, by_id ? 1 : columns, by_id ? columns : 1);
+    struct gcuda_tensor * y = by_id ? gcuda_mul_mat_id(p.ctx, a, b, ids) : gcuda_mul_mat(p.ctx, a, b);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK(place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
     float w[K * M], * x = (float *) malloc(gcuda_nbytes(b)), out = NAN;
     char typed[sizeof w];
     for (int i = 0; i < K * M; ++i) { w[i] = i % K == 0 ? 1.0f : 0.0f; }
@@ -1321,17 +1327,24 @@ TEST(products_are_in_full_precision_when_asked) {
     static const struct {
         enum gcuda_type type;
         int64_t columns;
+        bool by_id;
         int rounds_from; // compute capability, unless asked for full precision
+        const char * product;
     } cases[] = {
-        { GCUDA_TYPE_F16, 64, 0 }, { GCUDA_TYPE_BF16, 64, 0 }, // cuBLAS
-        { GCUDA_TYPE_F16, 8, 800 }, { GCUDA_TYPE_BF16, 8, 800 }, { GCUDA_TYPE_F16, 2, 800 }, // few columns, on tensor cores
-        { GCUDA_TYPE_F16, 1, INT32_MAX }, { GCUDA_TYPE_F32, 1, INT32_MAX },
+        { GCUDA_TYPE_F16, 64, false, 0, NULL }, { GCUDA_TYPE_BF16, 64, false, 0, NULL }, // cuBLAS
+        { GCUDA_TYPE_F16, 8, false, 800, NULL }, { GCUDA_TYPE_BF16, 8, false, 800, NULL }, // few columns, on tensor cores
+        { GCUDA_TYPE_F16, 2, false, 800, NULL },
+        { GCUDA_TYPE_F16, 1, false, INT32_MAX, NULL }, { GCUDA_TYPE_F32, 1, false, INT32_MAX, NULL },
+        { GCUDA_TYPE_F32, 64, false, 800, "tile" }, { GCUDA_TYPE_F16, 64, false, 800, "tile" }, // as where there is no cuBLAS
+        { GCUDA_TYPE_BF16, 64, false, 800, "tile" },
+        { GCUDA_TYPE_F32, 200, true, 800, NULL }, { GCUDA_TYPE_F16, 200, true, 800, NULL }, { GCUDA_TYPE_BF16, 200, true, 800, NULL },
+        { GCUDA_TYPE_F16, 2, true, INT32_MAX, NULL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         for (int on = 0; on < 2; ++on) {
-            const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF };
+            const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, .product = cases[i].product };
             int cc = 0;
-            const float out = one_activation(cases[i].type, cases[i].columns, &params, &cc);
+            const float out = one_activation(cases[i].type, cases[i].columns, cases[i].by_id, &params, &cc);
             CHECK_MSG((out == 1.0f + 1.0f / 65536.0f) == (on != 0 || cc < cases[i].rounds_from), "case %d, %s: %.9g", (int) i, on ? "on" : "off",
                 (double) out);
         }
