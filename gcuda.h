@@ -1571,7 +1571,7 @@ enum gcuda_op {
 //   CONV_TRANSPOSE_1D            0 s0, 1 p0, 2 d0
 //   CONV_TRANSPOSE_2D            0 stride, 7 enum gcuda_prec
 //   POOL_1D                      0 enum gcuda_op_pool, 1 k0, 2 s0, 3 p0
-//   POOL_2D, POOL_2D_BACK        0 enum gcuda_op_pool, 1 k0, 2 k1, 3 s0, 4 s1, 5 p0, 6 p1
+//   POOL_2D, POOL_2D_BACK        0 enum gcuda_op_pool, 1 k0, 2 k1, 3 s0, 4 s1, 5 p0, 6 p1 (whole parts), 7 f p0, 8 f p1
 //   UPSCALE                      0 enum gcuda_scale_mode and its flags
 //   GATED_LINEAR_ATTN            0 f scale
 //   CUSTOM                       private
@@ -10901,6 +10901,24 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
     return info ? info->name : "invalid operation";
 }
 
+// What a message calls a tensor of node y: its name in quotes, or else its place there. One of four texts of this thread.
+static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
+    static GCUDAI_THREAD_LOCAL int next = 0;
+    char * text = texts[next = (next + 1) % 4];
+    if (t->name[0] != '\0') {
+        snprintf(text, sizeof(texts[0]), "'%s'", t->name);
+        return text;
+    }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (y->src[k] == t) {
+            snprintf(text, sizeof(texts[0]), "src%d", k);
+            return text;
+        }
+    }
+    return t == y ? "the result" : "an unnamed tensor";
+}
+
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
     gcudai_append(out, "; %s", role);
     if (t->name[0] != '\0') {
@@ -10980,23 +10998,23 @@ GCUDAI_UNUSED static gcuda_status gcudai_want_shape(
 GCUDAI_UNUSED static gcuda_status gcudai_want_type(
     const struct gcuda_tensor * y, const struct gcuda_tensor * t, enum gcuda_type type) {
     GCUDAI_WANT(
-        y, t->type == type, "type of '%s' is %s, want %s", t->name, gcuda_type_name(t->type), gcuda_type_name(type));
+        y, t->type == type, "type of %s is %s, want %s", gcudai_label(y, t), gcuda_type_name(t->type), gcuda_type_name(type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 GCUDAI_UNUSED static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(
-        y, gcudai_is_float(t->type), "type of '%s' is %s, want f32, f16 or bf16", t->name, gcuda_type_name(t->type));
+        y, gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16", gcudai_label(y, t), gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 GCUDAI_UNUSED static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous(t), "'%s' must be contiguous", t->name);
+    GCUDAI_WANT(y, gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
 GCUDAI_UNUSED static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of '%s' must be packed, nb[0] is %llu bytes", t->name,
+    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t),
         (unsigned long long) t->nb[0]);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -12056,14 +12074,14 @@ static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const s
 }
 
 static gcuda_status gcudai_want_plain(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, !gcuda_is_quantized(t->type), "type of '%s' is %s, want one that is not quantized", t->name,
+    GCUDAI_WANT(y, !gcuda_is_quantized(t->type), "type of %s is %s, want one that is not quantized", gcudai_label(y, t),
         gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_want_same_type(
     const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    GCUDAI_WANT(y, a->type == b->type, "types of '%s' and '%s' must be equal, are %s and %s", a->name, b->name,
+    GCUDAI_WANT(y, a->type == b->type, "types of %s and %s must be equal, are %s and %s", gcudai_label(y, a), gcudai_label(y, b),
         gcuda_type_name(a->type), gcuda_type_name(b->type));
     return GCUDA_STATUS_SUCCESS;
 }
@@ -12384,14 +12402,14 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[0], * c = y->src[1], * a = y->src[2];
     GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_WANT(y, gcudai_to_float(y->type) != NULL, "rows cannot be written to %s", gcuda_type_name(y->type));
-    GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of '%s' is %s, want i32 or i64",
-        c->name, gcuda_type_name(c->type));
+    GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of %s is %s, want i32 or i64",
+        gcudai_label(y, c), gcuda_type_name(c->type));
     GCUDAI_WANT(y,
         y->view_src == (a->view_src ? a->view_src : a) && y->view_offs == a->view_offs && gcudai_same_layout(y, a),
         "result must be a view of source 2 with its shape and strides");
     GCUDAI_WANT(y, y->ne[0] == b->ne[0] && y->ne[2] == b->ne[2] && y->ne[3] == b->ne[3],
-        "rows [%lld, any, %lld, %lld] are wanted for '%s'", (long long) y->ne[0], (long long) y->ne[2],
-        (long long) y->ne[3], b->name);
+        "rows [%lld, any, %lld, %lld] are wanted for %s", (long long) y->ne[0], (long long) y->ne[2],
+        (long long) y->ne[3], gcudai_label(y, b));
     GCUDAI_WANT(y, c->ne[0] == b->ne[1] && c->ne[3] == 1, "%lld rows need indices [%lld, .., .., 1]",
         (long long) b->ne[1], (long long) b->ne[1]);
     GCUDAI_WANT(y,
@@ -13364,7 +13382,7 @@ static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * 
     const int dim = gcudai_param_i32(y, 0), max_period = gcudai_param_i32(y, 1);
     GCUDAI_TRY(gcudai_want_type(y, x, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_WANT(y, gcuda_is_vector(x), "'%s' must be a vector", x->name);
+    GCUDAI_WANT(y, gcuda_is_vector(x), "%s must be a vector", gcudai_label(y, x));
     GCUDAI_WANT(y, dim >= 1 && max_period >= 1, "dim is %d and max_period %d, want at least 1", dim, max_period);
     return gcudai_want_shape(y, dim, x->ne[0], 1, 1);
 }
@@ -16177,7 +16195,7 @@ struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gc
 static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_like, int64_t n_params) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * params = y->src[n_like];
-    GCUDAI_WANT(y, (a->flags & GCUDA_TENSOR_FLAG_PARAM) != 0, "'%s' is no parameter: see gcuda_set_param", a->name);
+    GCUDAI_WANT(y, (a->flags & GCUDA_TENSOR_FLAG_PARAM) != 0, "%s is no parameter: see gcuda_set_param", gcudai_label(y, a));
     for (int i = 0; i < n_like; ++i) {
         GCUDAI_TRY(gcudai_want_type(y, y->src[i], GCUDA_TYPE_F32));
         GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
@@ -16185,8 +16203,8 @@ static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_li
     }
     GCUDAI_TRY(gcudai_want_type(y, params, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, params));
-    GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in '%s'", (long long) n_params,
-        params->name);
+    GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in %s", (long long) n_params,
+        gcudai_label(y, params));
     GCUDAI_TRY(gcudai_want_alias(y));
     return gcudai_want_like(y, a);
 }
@@ -18798,8 +18816,8 @@ struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_te
 // Dimensions 0 and 1 packed, the others anywhere.
 static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_TRY(gcudai_want_rows(y, t));
-    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == gcuda_row_size(t->type, t->ne[0]), "rows of '%s' must follow each other",
-        t->name);
+    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == gcuda_row_size(t->type, t->ne[0]), "rows of %s must follow each other",
+        gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23384,15 +23402,15 @@ static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
 // Of every backend: where a type's elements or blocks cannot be is refused before anything reads them.
 static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcuda_is_empty(t) || (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
-        "the data of '%s' is not aligned to %llu bytes (%s)", t->name, (unsigned long long) gcudai_type_align(t->type),
+        "the data of %s is not aligned to %llu bytes (%s)", gcudai_label(y, t), (unsigned long long) gcudai_type_align(t->type),
         gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (!gcuda_is_empty(t)) {
-        GCUDAI_WANT(y, t->data != NULL, "'%s' has no memory", t->name);
-        GCUDAI_WANT(y, gcudai_in_host_memory(t), "'%s' is not in host memory", t->name);
+        GCUDAI_WANT(y, t->data != NULL, "%s has no memory", gcudai_label(y, t));
+        GCUDAI_WANT(y, gcudai_in_host_memory(t), "%s is not in host memory", gcudai_label(y, t));
         GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
     return GCUDA_STATUS_SUCCESS;
@@ -28111,15 +28129,15 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
             continue;
         }
         GCUDAI_CAN(y, (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && k == 0,
-            "'%s' is in a %s buffer: only mul_mat and mul_mat_id take it, as their first operand", a->name, t->name);
-        GCUDAI_CAN(y, t->buft.device == &d->device, "'%s' is in a %s buffer, whose main device is not %s%s", a->name,
+            "%s is in a %s buffer: only mul_mat and mul_mat_id take it, as their first operand", gcudai_label(y, a), t->name);
+        GCUDAI_CAN(y, t->buft.device == &d->device, "%s is in a %s buffer, whose main device is not %s%s", gcudai_label(y, a),
             t->name, d->name, d->context != NULL ? " in a context of the caller's" : "");
-        GCUDAI_CAN(y, a->view_src == NULL && gcuda_is_contiguous(a), "'%s' is in a %s buffer and a view or permuted",
-            a->name, t->name);
+        GCUDAI_CAN(y, a->view_src == NULL && gcuda_is_contiguous(a), "%s is in a %s buffer and a view or permuted",
+            gcudai_label(y, a), t->name);
         GCUDAI_CAN(y, y->op == GCUDA_OP_MUL_MAT_ID || (gcuda_is_matrix(a) && gcuda_is_matrix(y->src[1])),
-            "'%s' is in a %s buffer: both operands must be single matrices", a->name, t->name);
+            "%s is in a %s buffer: both operands must be single matrices", gcudai_label(y, a), t->name);
         const struct gcudai_cuda_rows r = gcudai_cuda_split_rows(t, a, d->index);
-        GCUDAI_CAN(y, r.low < r.high, "no row of '%s' is on %s, the main device of its %s buffer", a->name, d->name,
+        GCUDAI_CAN(y, r.low < r.high, "no row of %s is on %s, the main device of its %s buffer", gcudai_label(y, a), d->name,
             t->name);
     }
     return GCUDA_STATUS_SUCCESS;
@@ -28698,7 +28716,7 @@ static gcuda_status gcudai_cuda_any_can(const struct gcuda_tensor * y) {
 }
 
 static gcuda_status gcudai_cuda_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_CAN(y, gcudai_is_float(t->type), "no CUDA kernel for type %s of '%s'", gcuda_type_name(t->type), t->name);
+    GCUDAI_CAN(y, gcudai_is_float(t->type), "no CUDA kernel for type %s of %s", gcuda_type_name(t->type), gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -28759,7 +28777,7 @@ static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
 
 static gcuda_status gcudai_cuda_want_built(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const char * name = gcudai_cuda_switch_of(t->type);
-    GCUDAI_CAN(y, name == NULL, "%s left kernels for %s of '%s' out of this build", name, gcuda_type_name(t->type), t->name);
+    GCUDAI_CAN(y, name == NULL, "%s left kernels for %s of %s out of this build", name, gcuda_type_name(t->type), gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -28934,11 +28952,11 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const gcuda_backend_buffer_t buffer = y->src[k] ? gcudai_buffer_of(y->src[k]) : NULL;
         GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft,
-            "'%s' is on %s%s, not on %s%s", y->src[k]->name, gcuda_backend_buft_name(buffer->buft),
+            "%s is on %s%s, not on %s%s", gcudai_label(y, y->src[k]), gcuda_backend_buft_name(buffer->buft),
             gcudai_cuda_whose_context((const struct gcudai_cuda_device *) buffer->buft->device), d->name, gcudai_cuda_whose_context(d));
         GCUDAI_CAN(y, buffer == NULL || buffer->buft != &gcudai_cuda_host_type || !gcudai_cuda_reads_host(d) ||
                           gcudai_cuda_buft_alloc_size(buffer->buft, y->src[k]) == gcuda_nbytes(y->src[k]),
-            "'%s' is in host memory, where its rows of %lld are not padded to %d", y->src[k]->name,
+            "%s is in host memory, where its rows of %lld are not padded to %d", gcudai_label(y, y->src[k]),
             (long long) y->src[k]->ne[0], GCUDA_MATRIX_ROW_PADDING);
     }
     GCUDAI_TRY(gcudai_cuda_split_can(d, y));
@@ -28963,7 +28981,7 @@ static gcuda_status gcudai_cuda_want_data(
         const bool is_split = gcudai_cuda_split_placed(t) != NULL; // and y may have it so
         const bool is_host = t != y && buffer != NULL && buffer->buft == &gcudai_cuda_host_type && gcudai_cuda_reads_host(d);
         GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || is_host || buffer->buft == &d->buft),
-            "'%s' has no memory on %s", t->name, d->name);
+            "%s has no memory on %s", gcudai_label(y, t), d->name);
         GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
     return GCUDA_STATUS_SUCCESS;

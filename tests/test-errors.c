@@ -947,6 +947,17 @@ TEST(messages_say_which_one_and_what_helps) {
     end();
 }
 
+TEST(a_tensor_without_a_name_is_called_by_its_place) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * x = f32(8, 4), * quantized = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_Q4_0, 32, 4);
+    REQUIRE(x != NULL && quantized != NULL);
+    x->name[0] = quantized->name[0] = '\0';
+    CHECK(gcuda_soft_max(ctx, quantized) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "type of src0 is q4_0");
+    gcuda_context_clear_error(ctx);
+    end();
+}
+
 TEST(nodes_are_checked_without_a_device) {
     if (!begin()) { return; }
     struct gcuda_tensor * y = gcuda_mul_mat(ctx, f32(8, 4), f32(8, 3));

@@ -422,6 +422,8 @@ static void set_hollow(struct stress * k, bool is_hollow) {
     k->is_hollow = SIZE(false, is_hollow);
 #if defined(GCUDAI_SIM)
     sim_skip(is_hollow ? 1 : 0);
+#else
+    (void) is_hollow;
 #endif
 }
 

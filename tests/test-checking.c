@@ -1,5 +1,5 @@
 // What lives how long: memory that the graph allocator and the scheduler give, and what they refuse since nothing is in it.
-// On the CPU; tests/sim/test-lifetimes.c has the same on a device.
+// On the CPU; tests/sim/test-checking.c has the same on a device.
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE 1 // setenv
 #endif
@@ -13,8 +13,8 @@ static void set_variable(const char * value) {
 #endif
 }
 
-#if !defined(LIFETIMES_DEVICE)
-#define LIFETIMES_DEVICE NULL
+#if !defined(CHECKING_DEVICE)
+#define CHECKING_DEVICE NULL
 #endif
 
 enum { N = 16 };
@@ -29,7 +29,7 @@ struct bench {
 };
 
 static bool begin(struct bench * b, bool by_sched) {
-    const char * name = LIFETIMES_DEVICE;
+    const char * name = CHECKING_DEVICE;
     const struct gcuda_init_params params = { 0, NULL, true };
     memset(b, 0, sizeof *b);
     b->by_sched = by_sched;
