@@ -5768,15 +5768,16 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         sum = d_block_sums(sum);
         const double mean = sum.x / (double) p.x.ne[0];
         const double all = sum.y - sum.x * mean;
-        const float shift = (float) (first + mean), squares = (float) all;
-        x.unpack(words);
+        const float squares = (float) all;
+        float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
-            const double scale = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            x.all([&](float & v) { v = (float) (((double) v - (first + mean)) * scale); });
-        } else {
-            const float scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
-            x.all([&](float & v) { v = (v - shift) * scale; });
+            const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
+            unit = d_unit(fminf((float) (1.0 / right), F32_MOST)); // x * unit is of the order of 1
+            shift = (float) ((first + mean) * (double) unit);
+            scale = (float) (right / (double) unit);
         }
+        x.unpack(words);
+        x.all([&](float & v) { v = fmaf(v, unit, -shift) * scale; });
         x.template store<true>(d_part_at(p.y, q), q.n);
         return true;
     }
