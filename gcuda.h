@@ -1552,7 +1552,7 @@ enum gcuda_op {
 //   FILL                         0 f value
 //   ARANGE                       0 f start, 1 f stop, 2 f step
 //   TIMESTEP_EMBEDDING           0 dim, 1 max_period
-//   UNARY                        0 enum gcuda_unary_op; XIELU: 1 f alpha_n, 2 f alpha_p, 3 f beta, 4 f eps
+//   UNARY                        0 enum gcuda_unary_op; XIELU: 1 f beta + softplus(alpha_n), 2 f softplus(alpha_p), 3 f beta, 4 f eps
 //   GLU                          0 enum gcuda_glu_op, 1 swapped; SWIGLU_OAI: 2 f alpha, 3 f limit
 //   SCALE                        0 f scale, 1 f bias
 //   CLAMP                        0 f min, 1 f max
@@ -2515,8 +2515,8 @@ struct gcuda_matrix_pointers_args {
 //   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
 //   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
-//   accuracy as gcuda_mul_mat, with gcuda_mul_mat_set_prec as there: CUDA rounds beside F32 experts to TF32, beside F16 experts
-//            to F16 with a factor per column, beside others to BF16 (blocks with few tokens: to 8 bits), but with few tokens
+//   accuracy as gcuda_mul_mat, with gcuda_mul_mat_set_prec as there: CUDA rounds to TF32 for F32 experts, for F16 experts
+//            to F16 with a factor per column, for others to BF16 (blocks with few tokens: to 8 bits), but with few tokens
 //            multiplies floats as they are; with GCUDA_PREC_F32 always, and then blocks too (slower)
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
@@ -3005,7 +3005,7 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
 // reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// What it places is temporary: a leaf's memory, an INPUT's too, goes to others behind its last reader, so set it before every run; a
+// What it places is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run; a
 // result that nodes read is to be had after the run only with gcuda_set_output. Views, also those of gcuda_view_tensor, keep their
 // owner while they are read. INVALID_ARGUMENT, by name, where nothing can be in the memory: a leaf of another context than the
 // graph's that is not placed and not an INPUT (weights that never got a buffer), a source that no earlier node computes.
@@ -4402,7 +4402,7 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sch
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
 // Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
 // As gcuda_gallocr_set_check, for what this scheduler places. A tensor that is copied to another backend is filled when
-// gcuda_backend_sched_graph_compute ends, not behind the copy.
+// gcuda_backend_sched_graph_compute ends, not after the copy.
 GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
@@ -6629,7 +6629,7 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #define gcudai_fail(status, ...) (status)
 #endif
 
-// For an object that is NULL because an earlier call failed: the message of that failure is kept behind the new one.
+// For an object that is NULL because an earlier call failed: its message is appended to the new one.
 static gcuda_status gcudai_null_fail(const char * function, const char * object) {
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is NULL%s%.800s", function, object,
         gcudai_message[0] != '\0' ? "; the error before: " : "", gcudai_message);
