@@ -591,9 +591,12 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_expm1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1_inplace)
 #define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
 #define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
+#define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
 #define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
 #define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
+#define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
+#define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
 #define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
 #define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
 #define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
@@ -2567,6 +2570,13 @@ struct gcuda_out_prod_args {
 //   logit_softcap 0: none
 //   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that may attend to nothing gets zeros
 //   fails    NULL, and ctx keeps the error: shapes that do not match, a type without float form, max_bias without mask
+// How a CUDA device computes it (gcuda_flash_attn_choose).
+enum gcuda_flash_attn_path {
+    GCUDA_FLASH_ATTN_AUTO,
+    GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
+    GCUDA_FLASH_ATTN_SPLIT, // tensor cores, up to 32 rows (tokens times heads that share k and v) a block; positions are split
+    GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block
+};
 struct gcuda_flash_attn_ext_args {
     struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
     float scale, max_bias, logit_softcap;
@@ -2574,8 +2584,12 @@ struct gcuda_flash_attn_ext_args {
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
     // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
     // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
+    // The plain path does so, and is the one that runs then.
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
-    bool is_begun, is_open;     // positions were before these; there are more behind them
+    bool is_begun, is_open;     // positions were before these; there are more after them
+    enum gcuda_flash_attn_path path; // launchers: AUTO, or a wish, which is followed where the path can
+    int n_splits;                    // launchers: blocks that share the positions of a row; 0: chosen
+    void * scratch;                  // launchers: gcuda_flash_attn_ext_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
@@ -4314,6 +4328,23 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
+// The path and the number of splits that the launcher takes on the current device. SUCCESS, or FAILED: the device could not be asked.
+GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
+    const struct gcuda_flash_attn_ext_args * args, enum gcuda_flash_attn_path * path, int * n_splits);
+// What the path is chosen by, and the choice:
+//     PLAIN   capability below 750; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned; DK or DV not a multiple
+//             of 8; DK above 640 or DV above 256; too little shared memory
+//     ROWS    more than 32 rows, k and v F16 or BF16, and shared memory for it
+//     SPLIT   otherwise
+struct gcuda_flash_attn_case {
+    int capability;                  // 100 * major + 10 * minor
+    enum gcuda_type k_type, v_type;
+    int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
+    bool is_aligned;                 // rows at multiples of 16 bytes, of Q8_0 and Q4_0 of 2; elements of a row next to each other
+    bool fits_rows, fits_split;      // two stages fit in the shared memory that a block may have
+};
+GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 
 // =====================================================================================================
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
@@ -28884,7 +28915,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      no))
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes))
 // clang-format on
 
 // The launchers take their own struct, these take the union.

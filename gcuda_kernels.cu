@@ -19108,23 +19108,1123 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
     }
 }
 
-gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
-    const gcuda_flash_attn_ext_args & p = *args;
-    if (n_elements(p.y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
+// ---- on tensor cores (mma.sync) ----
+// Products of 16 rows by 8 positions, accumulated in F32. A row is a token of one of the heads that share k and v, so that a group of
+// heads reads them once. Two kernels from one template:
+//
+//   path    warps divide   k and v                                     for
+//   SPLIT   positions      each warp has a ring of 16 positions         up to 32 rows: decoding; k and v also quantized
+//   ROWS    rows           a block shares a ring of tiles of 64         more rows; F16 and BF16
+//
+// Positions are dealt in tiles of 64 to n_splits blocks; blocks of one row then leave partial results, which k_attn_join adds in the
+// order of the splits. The tiles dealt are those that some row sees: k_attn_classes finds them, on the device, so that a view of a
+// whole cache costs what is visible. Scores are kept in units of log 2.
+//   floor     k and v once for each block of rows, q, mask and y once
+//   precision q is rounded to F16, with a power of two per row taken out where it would not fit; weights to F16. Under BF16 and
+//             GCUDA_PREC_F32 q is the sum of two numbers, under GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact; scales of
+//             k are applied in F32, values of v are rounded to F16
+#define ATTN_TILE 64          // positions: what is dealt, and what a class of the mask is about
+#define ATTN_CLASS_TOKENS 32  // tokens of a class
+#define ATTN_MAX_SPLITS 512
+#define ATTN_MAX_STAGES 4
+#define ATTN_MAX_ROWS 128      // of a block
+#define ATTN_LOG2E 1.44269504088896340736f
+
+enum d_attn_kind { ATTN_F16, ATTN_BF16, ATTN_Q8_0, ATTN_Q4_0 };
+
+struct d_attn_side { // k or v
+    int kind, row_bytes;
+    int n_pieces, stride; // of a row in shared memory: copies of 16 bytes; bytes from row to row, an odd multiple of 16
+    int tile_bytes;       // of 16 rows
+};
+
+struct d_attn_mma {
+    gcuda_flash_attn_ext_args p;
+    const uint2 * classes; // [plane of the mask][block of tokens][word]: bits of tiles that some token sees, of those it sees without bias
+    float * parts;         // [split][row][DV]; NULL: the result itself
+    float * part_sums;     // [split][row][2]: maximum and sum
+    d_attn_side k, v;
+    int64_t n_queries;     // rows of a group of heads
+    int group, n_groups, n_row_blocks, n_splits;
+    int n_tiles, n_words, n_class_blocks;
+    int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
+    int n_steps;           // of 16 elements of a row of k
+    int is_v_in_k, is_wide_mask;
+    float scale, cap;      // cap 0: none
+};
+
+// ---- classes of the mask ----
+// A block has 32 tiles of 32 tokens: one word for each.
+static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTANT gcuda_array mask, uint2 * classes, int64_t n_tokens,
+    int n_words, int n_class_blocks) {
+    __shared__ uint32_t seen[8], full[8];
+    d_take_turn();
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n_planes = mask.ne[2] * mask.ne[3], n_kv = mask.ne[0];
+    const bool is_wide = mask.type == GCUDA_TYPE_F16 && n_kv % 8 == 0 && (uintptr_t) mask.data % 16 == 0;
+    for (int64_t item = blockIdx.x; item < n_planes * n_class_blocks * n_words; item += gridDim.x) {
+        const int word = (int) (item % n_words);
+        const int64_t token0 = item / n_words % n_class_blocks * ATTN_CLASS_TOKENS, plane = item / n_words / n_class_blocks;
+        const int n = (int) (n_tokens - token0 < ATTN_CLASS_TOKENS ? n_tokens - token0 : ATTN_CLASS_TOKENS);
+        const char * rows = d_at(mask, 0, token0, plane % mask.ne[2], plane / mask.ne[2]);
+        uint32_t my_seen = 0, my_full = 0;
+        for (int i = 0; i < 4; ++i) {
+            const int bit = 4 * warp + i;
+            const int64_t j0 = ((int64_t) word * 32 + bit) * ATTN_TILE;
+            bool sees = false, is_biased = j0 + ATTN_TILE > n_kv;
+            if (is_wide) { // 8 lanes a token
+                UNROLL_4 for (int k = lane / 8; k < n; k += 4) {
+                    const int64_t j = j0 + lane % 8 * 8;
+                    if (j < n_kv) {
+                        const uint4 v = *(const uint4 *) (rows + k * (int64_t) mask.nb[1] + 2 * j);
+                        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
+                        for (int e = 0; e < 4; ++e) {
+                            sees = sees || (w[e] & 0xffffu) != 0xfc00u || w[e] >> 16 != 0xfc00u;
+                            is_biased = is_biased || (w[e] & 0x7fff7fffu) != 0;
+                        }
+                    }
+                }
+            } else {
+                for (int k = 0; k < n; ++k) {
+                    for (int64_t j = j0 + lane; j < j0 + ATTN_TILE && j < n_kv; j += 32) {
+                        const float v = d_load(mask.type, rows + k * (int64_t) mask.nb[1] + j * (int64_t) mask.nb[0]);
+                        sees = sees || v != -INFINITY;
+                        is_biased = is_biased || v != 0.0f;
+                    }
+                }
+            }
+            const bool any = __any_sync(0xffffffffu, sees) != 0, biased = __any_sync(0xffffffffu, is_biased) != 0;
+            my_seen |= (uint32_t) any << bit;
+            my_full |= (uint32_t) (any && !biased) << bit;
+        }
+        if (lane == 0) {
+            seen[warp] = my_seen;
+            full[warp] = my_full;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint2 all = { 0, 0 };
+            for (int i = 0; i < 8; ++i) {
+                all.x |= seen[i];
+                all.y |= full[i];
+            }
+            classes[item] = all;
+        }
+        __syncthreads();
     }
-    int64_t gk = p.q.ne[2] / p.k.ne[2], gv = p.q.ne[2] / p.v.ne[2];
-    while (gv != 0) { // greatest common divisor
-        const int64_t rest = gk % gv;
-        gk = gv;
-        gv = rest;
+}
+
+// ---- the tiles of a block ----
+struct d_attn_block {
+    int64_t head0, s, row0; // first head of the group, sequence, first row
+    int n_rows;             // that exist
+    int class0, class1;     // blocks of tokens
+    int n_planes;           // of the mask that heads of the group have
+};
+
+// Tiles 32 word .. 32 word + 31: x: some row of the block sees some of it; y: all rows see all of it, without bias.
+static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+    uint2 all = { 0, 0xffffffffu };
+    if (a.classes == nullptr) {
+        const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : (int) (a.p.k.ne[1] / ATTN_TILE) - 32 * word;
+        all.x = n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1;
+        all.y = n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1;
+        return all;
     }
+    const int64_t plane0 = b.s % a.p.mask.ne[3] * a.p.mask.ne[2];
+    for (int i = 0; i < b.n_planes; ++i) {
+        const int64_t plane = plane0 + (b.head0 + i) % a.p.mask.ne[2];
+        for (int c = b.class0; c <= b.class1; ++c) {
+            const uint2 one = a.classes[(plane * a.n_class_blocks + c) * a.n_words + word];
+            all.x |= one.x;
+            all.y &= one.y;
+        }
+    }
+    return all;
+}
+
+// Goes over the visible tiles of a block. All lanes of a warp do the same.
+struct d_attn_walk {
+    int word, rank; // of the next tile: its word, its number among the visible ones
+    uint32_t seen, full;
+
+    inline __device__ void load(const d_attn_mma & a, const d_attn_block & b) {
+        const uint2 w = d_attn_word(a, b, word);
+        seen = w.x;
+        full = w.y;
+    }
+    inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
+        while (true) {
+            while (seen == 0) {
+                ++word;
+                load(a, b);
+            }
+            if (rank == number) { return; }
+            seen &= seen - 1;
+            ++rank;
+        }
+    }
+    inline __device__ int tile() const { return 32 * word + __ffs((int) seen) - 1; }
+    inline __device__ bool is_full() const { return (full & seen & (0u - seen)) != 0; }
+
+    // Goes to the first tile of a split; returns their number.
+    inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
+        const int lane = (int) threadIdx.x % 32;
+        int total = 0;
+        for (int w = lane; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
+        total = d_warp_reduce<d_sum_op>(total);
+        const int first = (int) ((int64_t) total * split / a.n_splits), n = (int) ((int64_t) total * (split + 1) / a.n_splits) - first;
+        rank = 0;
+        for (int w0 = 0; n > 0; w0 += 32) {
+            const int own = w0 + lane < a.n_words ? __popc(d_attn_word(a, b, w0 + lane).x) : 0;
+            int upto = own; // and all lanes before
+            for (int k = 1; k < 32; k *= 2) {
+                const int v = __shfl_up_sync(0xffffffffu, upto, k);
+                upto += lane >= k ? v : 0;
+            }
+            const uint32_t beyond = __ballot_sync(0xffffffffu, rank + upto > first);
+            if (beyond != 0) {
+                const int at = __ffs((int) beyond) - 1;
+                rank += __shfl_sync(0xffffffffu, upto - own, at);
+                word = w0 + at;
+                load(a, b);
+                go_to(a, b, first);
+                break;
+            }
+            rank += __shfl_sync(0xffffffffu, upto, 31);
+        }
+        return n;
+    }
+};
+
+// ---- k and v in shared memory ----
+// Where the copies of a thread begin, and its next one: `step` threads copy a tile.
+struct d_attn_cursor {
+    int row, piece, d_row, d_piece;
+
+    inline __device__ void set(const d_attn_side & s, int first, int step) {
+        row = first / s.n_pieces;
+        piece = first % s.n_pieces;
+        d_row = step / s.n_pieces;
+        d_piece = step % s.n_pieces;
+    }
+};
+
+// Starts the copies of n_rows positions from j0. A row begins in shared memory as far behind a multiple of 16 as it does in memory
+// (d_attn_skew). Beyond the row and beyond the last position there are zeros.
+static inline __device__ void d_attn_fetch(const d_attn_side & s, const gcuda_array & x, const char * head, d_attn_cursor c, char * to,
+    int64_t j0, int n_rows) {
+    const int64_t n_kv = x.ne[1];
+    while (c.row < n_rows) {
+        const char * row = head + (j0 + c.row) * (int64_t) x.nb[1];
+        const char * first = (const char *) ((uintptr_t) row & ~(uintptr_t) 15), * from = first + 16 * c.piece;
+        int64_t n = j0 + c.row < n_kv ? row + s.row_bytes - from : 0;
+        n = n < 0 ? 0 : n > 16 ? 16 : n;
+        d_copy_16(to + c.row * s.stride + 16 * c.piece, n > 0 ? from : head - ((uintptr_t) head & 15), (int) n);
+        c.row += c.d_row;
+        c.piece += c.d_piece;
+        if (c.piece >= s.n_pieces) {
+            c.piece -= s.n_pieces;
+            ++c.row;
+        }
+    }
+}
+
+// Waits until at most n of the latest groups of copies are under way.
+static inline __device__ void d_attn_copies_wait(int n) {
+    if (n <= 0) {
+        d_copies_wait<0>();
+    } else if (n == 1) {
+        d_copies_wait<1>();
+    } else {
+        d_copies_wait<2>();
+    }
+}
+
+static inline __device__ uint32_t d_attn_u16(const char * p) { return *(const uint16_t *) p; }
+static inline __device__ uint32_t d_attn_word_at(const char * p) { return d_attn_u16(p) | d_attn_u16(p + 2) << 16; } // at even bytes
+static inline __device__ float d_attn_half_at(const char * p) { return __half2float(*(const __half *) p); }
+// Bytes from the multiple of 16 before row j to the row. j counts from a multiple of 16.
+static inline __device__ int d_attn_skew(uintptr_t head, size_t nb1, int j) { return (int) ((unsigned) head + (unsigned) nb1 * (unsigned) j) & 15; }
+
+// Matrices of 8 x 8 from shared memory as d_matrices, each transposed.
+static inline __device__ void d_matrices_transposed(uint32_t * v, const char * row) {
+#if defined(GCUDAI_SIM)
+    sim_ldmatrix<4, true>(v, row);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((uint32_t) __cvta_generic_to_shared(row))
+                 : "memory");
+#else
+    const int lane = (int) threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i) {
+        v[i] = 0;
+        for (int e = 0; e < 2; ++e) {
+            const unsigned long long at = __shfl_sync(0xffffffffu, (unsigned long long) (uintptr_t) row, 8 * i + lane % 4 * 2 + e);
+            v[i] |= (uint32_t) *(const uint16_t *) ((const char *) (uintptr_t) at + lane / 4 * 2) << 16 * e;
+        }
+    }
+#endif
+}
+
+template <bool IS_BF16> static inline __device__ void d_attn_mma_16(float * c, const uint32_t * a, const uint32_t * b) {
+    if (IS_BF16) {
+        d_mma(c, a, b);
+    } else {
+        d_mma_words<true>(c, a, b);
+    }
+}
+template <bool IS_BF16> static inline __device__ uint32_t d_attn_pair(float low, float high) {
+    return IS_BF16 ? d_bf16_pair(low, high) : d_two_halfs(low, high);
+}
+template <bool IS_BF16> static inline __device__ float d_attn_rounded(float v) {
+    return IS_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
+}
+
+static inline __device__ uint32_t d_half2_bits(__half2 v) {
+    uint32_t w;
+    memcpy(&w, &v, 4);
+    return w;
+}
+static inline __device__ __half2 d_half2_of(uint32_t w) {
+    __half2 v;
+    memcpy(&v, &w, 4);
+    return v;
+}
+// Two codes in the low bytes of halfs that were 1024 and more: minus 1024 and the code that stands for 0. Exact.
+static inline __device__ __half2 d_attn_codes(uint32_t w, float zero) {
+    return __hsub2(d_half2_of(w | 0x64006400u), __float2half2_rn(1024.0f + zero));
+}
+
+// Place i of a row of q in shared memory holds this element: the order in which a lane finds the codes of k, 32 at a time.
+static inline __device__ int d_attn_k_element(int kind, int i) {
+    const int step = i / 16 % 2, side = i / 8 % 2, lane = i / 2 % 4, e = i % 2, first = i / 32 * 32;
+    return kind == ATTN_Q8_0   ? first + 8 * lane + 4 * step + 2 * side + e
+           : kind == ATTN_Q4_0 ? first + 16 * step + 4 * lane + side + 2 * e
+                               : i;
+}
+// Column c of tile j of 8 elements of the result: the order in which a lane finds the codes of v.
+static inline __device__ int d_attn_v_element(int kind, int j, int c) {
+    const int i = j % 4, first = j / 4 * 32;
+    return kind == ATTN_Q8_0 ? first + 4 * c + i : kind == ATTN_Q4_0 ? first + 16 * (i % 2) + 2 * c + i / 2 : 8 * j + c;
+}
+
+// ---- scores ----
+// Rows of q in shared memory, as matrices: where this lane reads for step 0 of part 0.
+struct d_attn_q {
+    const char * rows;
+    int stride, part_bytes, n_parts;
+
+    inline __device__ void load(uint32_t * a, int part, int mt, int step) const {
+        d_matrices(a, rows + part * part_bytes + mt * 16 * stride + step * 32);
+    }
+};
+
+template <bool IS_BF16, int MT, int NP>
+static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, int stride, int n_steps) {
+    const int lane = (int) threadIdx.x % 32;
+    k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
+    UNROLL_4 for (int step = 0; step < n_steps; ++step) {
+        uint32_t b[NP][4];
+        UNROLL for (int np = 0; np < NP; ++np) { d_matrices(b[np], k + np * 16 * stride + step * 32); }
+        for (int part = 0; part < q.n_parts; ++part) {
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                uint32_t a[4];
+                q.load(a, part, mt, step);
+                UNROLL for (int i = 0; i < 2 * NP; ++i) { d_attn_mma_16<IS_BF16>(s[mt][i], a, b[i / 2] + 2 * (i % 2)); }
+            }
+        }
+    }
+}
+
+// Of codes: 32 elements, two steps, at a time. b[step] are those of position lane / 4, the scales those of the result's columns.
+template <bool IS_Q8, int MT, int NP>
+static inline __device__ void d_attn_scores_of_codes(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, const d_attn_side & side,
+    uintptr_t head, size_t nb1, int j0, int n_steps) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, block_bytes = IS_Q8 ? 34 : 18;
+    UNROLL for (int i = 0; i < 2 * NP; ++i) {
+        const int j = 8 * i + g, j1 = 8 * i + 2 * t;
+        const char * codes = k + j * side.stride + d_attn_skew(head, nb1, j0 + j) + 2 + (IS_Q8 ? 8 : 4) * t;
+        const char * scale0 = k + j1 * side.stride + d_attn_skew(head, nb1, j0 + j1);
+        const char * scale1 = k + (j1 + 1) * side.stride + d_attn_skew(head, nb1, j0 + j1 + 1);
+        UNROLL_4 for (int n = 0; n < n_steps / 2; ++n) {
+            uint32_t b[2][2];
+            const uint32_t w = d_attn_word_at(codes + n * block_bytes);
+            if (IS_Q8) {
+                const uint32_t x = w ^ 0x80808080u, y = d_attn_word_at(codes + n * block_bytes + 4) ^ 0x80808080u;
+                b[0][0] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4140), 128.0f));
+                b[0][1] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4342), 128.0f));
+                b[1][0] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4140), 128.0f));
+                b[1][1] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4342), 128.0f));
+            } else {
+                b[0][0] = d_half2_bits(d_attn_codes(w & 0x000f000fu, 8.0f));
+                b[0][1] = d_half2_bits(d_attn_codes(w >> 8 & 0x000f000fu, 8.0f));
+                b[1][0] = d_half2_bits(d_attn_codes(w >> 4 & 0x000f000fu, 8.0f));
+                b[1][1] = d_half2_bits(d_attn_codes(w >> 12 & 0x000f000fu, 8.0f));
+            }
+            const float d0 = d_attn_half_at(scale0 + n * block_bytes), d1 = d_attn_half_at(scale1 + n * block_bytes);
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                float c[4] = {};
+                for (int part = 0; part < q.n_parts; ++part) {
+                    UNROLL for (int step = 0; step < 2; ++step) {
+                        uint32_t a[4];
+                        q.load(a, part, mt, 2 * n + step);
+                        d_mma_words<true>(c, a, b[step]);
+                    }
+                }
+                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] += c[e] * (e % 2 == 0 ? d0 : d1); }
+            }
+        }
+    }
+}
+
+// ---- values ----
+// Weights of 16 positions as rows of a product. rest: what rounding left, for a second product.
+template <int MT> struct d_attn_weights {
+    uint32_t w[MT][4], rest[MT][4];
+
+    template <bool IS_BF16> inline __device__ void set(int mt, int i, float x, float y, bool has_rest) {
+        w[mt][i] = d_attn_pair<IS_BF16>(x, y);
+        if (has_rest) { rest[mt][i] = d_attn_pair<IS_BF16>(x - d_attn_rounded<IS_BF16>(x), y - d_attn_rounded<IS_BF16>(y)); }
+    }
+    template <bool IS_BF16, int NT> inline __device__ void set_all(const float (&s)[MT][NT][4], int np, float factor, bool has_rest) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const float * x = s[mt][2 * np + i / 2] + i % 2 * 2;
+                set<IS_BF16>(mt, i, x[0] * factor, x[1] * factor, has_rest);
+            }
+        }
+    }
+};
+
+template <bool IS_BF16, int DT, int MT>
+static inline __device__ void d_attn_multiply(float (&o)[MT][DT][4], int j, const d_attn_weights<MT> & w, const uint32_t * b, bool has_rest) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        d_attn_mma_16<IS_BF16>(o[mt][j], w.w[mt], b);
+        if (has_rest) { d_attn_mma_16<IS_BF16>(o[mt][j], w.rest[mt], b); }
+    }
+}
+
+// keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
+template <bool IS_BF16, int DT, int MT>
+static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const d_attn_weights<MT> & w, const char * v, int stride, int n_v_tiles,
+    const uint32_t (&keep)[2], bool has_rest) {
+    const int lane = (int) threadIdx.x % 32;
+    v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
+    UNROLL for (int j = 0; j < DT; j += 2) {
+        if (j < n_v_tiles) {
+            uint32_t b[4];
+            d_matrices_transposed(b, v + j * 16);
+            UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
+            d_attn_multiply<IS_BF16>(o, j, w, b, has_rest);
+            d_attn_multiply<IS_BF16>(o, j + 1, w, b + 2, has_rest);
+        }
+    }
+}
+
+// Rows of v of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9.
+struct d_attn_code_rows {
+    const char * row[4];
+
+    inline __device__ d_attn_code_rows(const char * v, const d_attn_side & side, uintptr_t head, size_t nb1, int j0) {
+        const int t = (int) threadIdx.x % 4;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int j = 2 * t + i % 2 + i / 2 * 8;
+            row[i] = v + j * side.stride + d_attn_skew(head, nb1, j0 + j);
+        }
+    }
+    inline __device__ uint32_t scales(int i, int at) const { return d_attn_u16(row[2 * i] + at) | d_attn_u16(row[2 * i + 1] + at) << 16; }
+};
+
+// Whether a value may lie beyond F16: then scales are taken 256 times smaller, and weights larger.
+static inline __device__ bool d_attn_has_large(const d_attn_code_rows & r, int n_blocks, int block_bytes, uint32_t limit) {
+    bool is_large = false;
+    for (int n = 0; n < n_blocks; ++n) {
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const uint32_t d = r.scales(i, n * block_bytes) & 0x7fff7fffu;
+            is_large = is_large || (d & 0xffffu) > limit || d >> 16 > limit;
+        }
+    }
+    return __any_sync(0xffffffffu, is_large) != 0;
+}
+
+template <bool IS_Q8, int DT, int MT>
+static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const d_attn_weights<MT> & w, const d_attn_code_rows & r,
+    int n_v_tiles, const uint32_t (&keep)[2], bool is_large, bool has_rest) {
+    const int g = (int) threadIdx.x % 32 / 4, block_bytes = IS_Q8 ? 34 : 18;
+    const __half2 shrink = __float2half2_rn(is_large ? 1.0f / 256.0f : 1.0f);
+    UNROLL for (int n = 0; n < DT / 4; ++n) {
+        if (4 * n < n_v_tiles) {
+            __half2 d[2];
+            uint32_t x[2][2];
+            UNROLL for (int i = 0; i < 2; ++i) {
+                d[i] = __hmul2(d_half2_of(r.scales(i, n * block_bytes)), shrink);
+                const int at = n * block_bytes + 2 + (IS_Q8 ? 4 : 2) * g;
+                if (IS_Q8) { // bytes 0 and 1 of both positions, then bytes 2 and 3
+                    const uint32_t u = d_attn_word_at(r.row[2 * i] + at) ^ 0x80808080u, v = d_attn_word_at(r.row[2 * i + 1] + at) ^ 0x80808080u;
+                    x[i][0] = __byte_perm(u, v, 0x5140);
+                    x[i][1] = __byte_perm(u, v, 0x7362);
+                } else {
+                    x[i][0] = d_attn_u16(r.row[2 * i] + at) | d_attn_u16(r.row[2 * i + 1] + at) << 16;
+                }
+            }
+            UNROLL for (int k = 0; k < 4; ++k) {
+                uint32_t b[2];
+                UNROLL for (int i = 0; i < 2; ++i) {
+                    const __half2 q = IS_Q8 ? d_attn_codes(__byte_perm(x[i][k / 2], 0, k % 2 == 0 ? 0x4140 : 0x4342), 128.0f)
+                                            : d_attn_codes(x[i][0] >> 4 * k & 0x000f000fu, 8.0f);
+                    b[i] = d_half2_bits(__hmul2(q, d[i])) & keep[i];
+                }
+                d_attn_multiply<false>(o, 4 * n + k, w, b, has_rest);
+            }
+        }
+    }
+}
+
+// ---- the kernel ----
+// What a warp keeps of its 16 MT rows: lane l has rows l / 4 and l / 4 + 8 of each 16, and of a tile of 8 columns the columns
+// 2 (l % 4) and the next.
+template <int DT, int MT> struct d_attn_state {
+    float o[MT][DT][4], max[MT][2], sum[MT][2]; // values so far; largest score; this lane's share of the sum of weights
+    float unit[MT][2], slope[MT][2];            // what a product of q and k is multiplied with, and a bias
+    const char * mask[MT][2];                   // row of the mask; NULL: there is no such row, or no mask
+    bool is_row[MT][2];
+};
+
+static inline __device__ int64_t d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + (b.row0 + row) % a.group; }
+static inline __device__ int64_t d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return (b.row0 + row) / a.group; }
+// Number of a row in the result, and among partial ones.
+static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
+    return (b.s * a.p.q.ne[1] + d_attn_token(a, b, row)) * a.p.q.ne[2] + d_attn_head(a, b, row);
+}
+
+// Row `row` of the block into shared memory; a warp takes it. Returns the exponent that was taken out.
+static inline __device__ int d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int row) {
+    const int lane = (int) threadIdx.x % 32, n = 16 * a.n_steps, dk = (int) a.p.q.ne[0];
+    const bool is_row = row < b.n_rows;
+    const char * x = is_row ? d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s) : nullptr;
+    float max = 0.0f;
+    for (int d = lane; d < dk && is_row && a.k.kind != ATTN_BF16; d += 32) { max = fmaxf(max, fabsf(d_load(a.p.q.type, x + d * (int64_t) a.p.q.nb[0]))); }
+    const int exponent = d_half_exponent(d_warp_reduce<d_max_op>(max));
+    for (int i = lane; i < n; i += 32) {
+        const int d = d_attn_k_element(a.k.kind, i);
+        float v = is_row && d < dk ? d_load(a.p.q.type, x + d * (int64_t) a.p.q.nb[0]) : 0.0f;
+        v = exponent != 0 ? ldexpf(v, -exponent) : v;
+        for (int part = 0; part < a.q_parts; ++part) {
+            uint16_t * to = (uint16_t *) (q + part * a.q_bytes + row * a.q_stride) + i;
+            if (a.k.kind == ATTN_BF16) {
+                *to = (uint16_t) d_bf16_pair(v, 0.0f);
+                v -= d_attn_rounded<true>(v);
+            } else {
+                *to = (uint16_t) d_two_halfs(v, 0.0f);
+                v -= d_attn_rounded<false>(v);
+            }
+        }
+    }
+    return exponent;
+}
+
+template <int DT, int MT>
+static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, const int * exponents) {
+    const int g = (int) threadIdx.x % 32 / 4;
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const int row = row0 + 16 * mt + 8 * i + g;
+            const bool is_row = row < b.n_rows;
+            const int64_t head = d_attn_head(a, b, row), token = d_attn_token(a, b, row);
+            st.max[mt][i] = -INFINITY;
+            st.sum[mt][i] = 0.0f;
+            st.unit[mt][i] = is_row ? ldexpf(a.scale, exponents[row]) : 0.0f;
+            st.slope[mt][i] = is_row ? ATTN_LOG2E * d_slope(a.p.max_bias, a.p.q.ne[2], head) : 0.0f;
+            st.is_row[mt][i] = is_row;
+            st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, head % a.p.mask.ne[2], b.s % a.p.mask.ne[3]) : nullptr;
+        }
+        UNROLL for (int j = 0; j < DT; ++j) {
+            UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] = 0.0f; }
+        }
+    }
+}
+
+// Biases of positions j and j + 1, -inf: not seen.
+static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, const char * mask, bool is_row, int64_t j) {
+    const int64_t n_kv = a.p.k.ne[1];
+    if (mask != nullptr && a.is_wide_mask) {
+        const uint32_t w = j < n_kv ? *(const uint32_t *) (mask + 2 * j) : 0xfc00fc00u;
+        bias[0] = d_low(w);
+        bias[1] = d_low(w >> 16);
+        return;
+    }
+    UNROLL for (int e = 0; e < 2; ++e) {
+        const bool is_in = is_row && j + e < n_kv;
+        bias[e] = !is_in ? -INFINITY : mask != nullptr ? d_load(a.p.mask.type, mask + (j + e) * (int64_t) a.p.mask.nb[0]) : 0.0f;
+    }
+}
+
+// Biases of 16 NP positions; returns which positions of this lane's columns some row of the warp sees: bit 2 i + e for column e of tile i.
+template <int DT, int MT, int NP>
+static inline __device__ uint32_t d_attn_biases(float (&bias)[MT][2 * NP][4], const d_attn_state<DT, MT> & st, const d_attn_mma & a, int64_t j0) {
+    const int t = (int) threadIdx.x % 4;
+    uint32_t seen = 0;
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < 2 * NP; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { d_attn_bias(bias[mt][i] + 2 * r, a, st.mask[mt][r], st.is_row[mt][r], j0 + 8 * i + 2 * t); }
+            UNROLL for (int e = 0; e < 4; ++e) {
+                if (!st.is_row[mt][e / 2]) { bias[mt][i][e] = -INFINITY; }
+                seen |= (uint32_t) (bias[mt][i][e] != -INFINITY) << (2 * i + e % 2);
+            }
+        }
+    }
+    for (int k = 4; k < 32; k *= 2) { seen |= __shfl_xor_sync(0xffffffffu, seen, k); }
+    return seen;
+}
+
+// Scores become weights relative to the largest so far; what was summed before is scaled to match.
+template <int DT, int MT, int NT>
+static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s)[MT][NT][4]) {
+    float factor[MT][2];
+    bool has_grown = false;
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            float max = st.max[mt][r];
+            UNROLL for (int i = 0; i < NT; ++i) { max = fmaxf(max, fmaxf(s[mt][i][2 * r], s[mt][i][2 * r + 1])); }
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+            const float base = max == -INFINITY ? 0.0f : max;
+            has_grown = has_grown || max != st.max[mt][r];
+            factor[mt][r] = d_exp2(st.max[mt][r] - base);
+            st.max[mt][r] = max;
+            float sum = 0.0f;
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    s[mt][i][e] = d_exp2(s[mt][i][e] - base);
+                    sum += s[mt][i][e];
+                }
+            }
+            st.sum[mt][r] = st.sum[mt][r] * factor[mt][r] + sum;
+        }
+    }
+    if (__any_sync(0xffffffffu, has_grown)) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int j = 0; j < DT; ++j) {
+                UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] *= factor[mt][e / 2]; }
+            }
+        }
+    }
+}
+
+// 16 NP positions from j0, whose rows of k and v are in shared memory.
+template <int DT, int MT, int NP, bool HAS_CODES>
+static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_q & q, const char * k, const char * v,
+    const char * k_head, const char * v_head, int j0, bool is_full) {
+    float s[MT][2 * NP][4] = {}, bias[MT][2 * NP][4];
+    uint32_t seen = 0xffffffffu;
+    if (!is_full) {
+        seen = d_attn_biases<DT, MT, NP>(bias, st, a, j0);
+        if (!__any_sync(0xffffffffu, seen != 0)) { return; }
+    }
+    if (a.k.kind == ATTN_F16) {
+        d_attn_scores<false, MT, NP>(s, q, k, a.k.stride, a.n_steps);
+    } else if (a.k.kind == ATTN_BF16) {
+        d_attn_scores<true, MT, NP>(s, q, k, a.k.stride, a.n_steps);
+    } else if (HAS_CODES && a.k.kind == ATTN_Q8_0) {
+        d_attn_scores_of_codes<true, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0, a.n_steps);
+    } else if (HAS_CODES) {
+        d_attn_scores_of_codes<false, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0, a.n_steps);
+    }
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < 2 * NP; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) {
+                float x = s[mt][i][e] * st.unit[mt][e / 2];
+                x = a.cap != 0.0f ? a.cap * tanhf(x) : x;
+                s[mt][i][e] = is_full ? x : bias[mt][i][e] == -INFINITY ? -INFINITY : x + st.slope[mt][e / 2] * bias[mt][i][e];
+            }
+        }
+    }
+    d_attn_soften<DT, MT, 2 * NP>(st, s);
+    const int n_v_tiles = (int) a.p.v.ne[0] / 8;
+    const bool has_rest = a.w_parts > 1;
+    UNROLL for (int np = 0; np < NP; ++np) {
+        uint32_t keep[2];
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const uint32_t bits = seen >> (4 * np + 2 * i);
+            keep[i] = (bits & 1 ? 0x0000ffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
+        }
+        const char * rows = v + np * a.v.tile_bytes;
+        d_attn_weights<MT> w;
+        if (a.v.kind == ATTN_F16) {
+            w.template set_all<false>(s, np, 1.0f, has_rest);
+            d_attn_values<false>(st.o, w, rows, a.v.stride, n_v_tiles, keep, has_rest);
+        } else if (a.v.kind == ATTN_BF16) {
+            w.template set_all<true>(s, np, 1.0f, has_rest);
+            d_attn_values<true>(st.o, w, rows, a.v.stride, n_v_tiles, keep, has_rest);
+        } else if (HAS_CODES) {
+            const bool is_q8 = a.v.kind == ATTN_Q8_0;
+            const d_attn_code_rows r(rows, a.v, (uintptr_t) v_head, a.p.v.nb[1], j0 + 16 * np);
+            const bool is_large = d_attn_has_large(r, n_v_tiles / 4, is_q8 ? 34 : 18, is_q8 ? 0x5fffu : 0x6fffu); // 511.75, 8188
+            w.template set_all<false>(s, np, is_large ? 256.0f : 1.0f, has_rest);
+            if (is_q8) {
+                d_attn_values_of_codes<true>(st.o, w, r, n_v_tiles, keep, is_large, has_rest);
+            } else {
+                d_attn_values_of_codes<false>(st.o, w, r, n_v_tiles, keep, is_large, has_rest);
+            }
+        }
+    }
+}
+
+// What the sum of a row's weighted values is multiplied with. Nothing seen: 0, with a sink too.
+static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_args & p, int64_t head, float max, float sum) {
+    if (max == -INFINITY && sum == 0.0f) { return 0.0f; }
+    if (p.sinks.data == nullptr) { return 1.0f / sum; }
+    const float sink = ATTN_LOG2E * d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)), top = fmaxf(max, sink);
+    const float shrink = exp2f(max - top);
+    return shrink / (sum * shrink + exp2f(sink - top));
+}
+
+// Adds the states of the warps of a block, by halves; the first warp has the result.
+template <int DT, int MT> static inline __device__ void d_attn_merge(d_attn_state<DT, MT> & st, float4 * shared) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n = MT * (DT + 1);
+    for (int n_left = (int) blockDim.x / 64; n_left > 0; n_left /= 2) {
+        __syncthreads();
+        float4 * place = shared + (warp % n_left) * n * 32 + lane;
+        if (warp >= n_left && warp < 2 * n_left) {
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                UNROLL for (int j = 0; j < DT; ++j) { place[(mt * (DT + 1) + j) * 32] = make_float4(st.o[mt][j][0], st.o[mt][j][1], st.o[mt][j][2], st.o[mt][j][3]); }
+                place[(mt * (DT + 1) + DT) * 32] = make_float4(st.max[mt][0], st.max[mt][1], st.sum[mt][0], st.sum[mt][1]);
+            }
+        }
+        __syncthreads();
+        if (warp < n_left) {
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                const float4 other = place[(mt * (DT + 1) + DT) * 32];
+                const float max[2] = { other.x, other.y }, sum[2] = { other.z, other.w };
+                float own[2], its[2];
+                UNROLL for (int r = 0; r < 2; ++r) {
+                    const float top = fmaxf(st.max[mt][r], max[r]), base = top == -INFINITY ? 0.0f : top;
+                    own[r] = d_exp2(st.max[mt][r] - base);
+                    its[r] = d_exp2(max[r] - base);
+                    st.sum[mt][r] = st.sum[mt][r] * own[r] + sum[r] * its[r];
+                    st.max[mt][r] = top;
+                }
+                UNROLL for (int j = 0; j < DT; ++j) {
+                    const float4 v = place[(mt * (DT + 1) + j) * 32];
+                    const float x[4] = { v.x, v.y, v.z, v.w };
+                    UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] = st.o[mt][j][e] * own[e / 2] + x[e] * its[e / 2]; }
+                }
+            }
+        }
+    }
+}
+
+template <int DT, int MT>
+static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, dv = (int) a.p.v.ne[0];
+    const int64_t n_rows = a.p.q.ne[1] * a.p.q.ne[2] * a.p.q.ne[3];
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int row = row0 + 16 * mt + 8 * r + g;
+            if (row >= b.n_rows) { continue; }
+            const int64_t out = d_attn_out_row(a, b, row);
+            float * y = a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
+            const float scale = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[mt][r], st.sum[mt][r]) : 1.0f;
+            if (a.parts != nullptr && t == 0) {
+                float * sums = a.part_sums + (split * n_rows + out) * 2;
+                sums[0] = st.max[mt][r];
+                sums[1] = st.sum[mt][r];
+            }
+            UNROLL for (int j = 0; j < DT; ++j) {
+                UNROLL for (int e = 0; e < 2; ++e) {
+                    if (8 * j < dv) { y[d_attn_v_element(a.v.kind, j, 2 * t + e)] = st.o[mt][j][2 * r + e] * scale; }
+                }
+            }
+        }
+    }
+}
+
+// Number `item` of blocks of rows, splits, groups and sequences. Rows run fastest, so that blocks that read the same k and v run together;
+// the last rows first, which see most under a causal mask.
+static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int64_t item, int block_rows, int & split) {
+    d_attn_block b;
+    b.row0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * block_rows;
+    split = (int) (item / a.n_row_blocks % a.n_splits);
+    const int64_t unit = item / a.n_row_blocks / a.n_splits;
+    b.head0 = unit % a.n_groups * a.group;
+    b.s = unit / a.n_groups;
+    b.n_rows = (int) (a.n_queries - b.row0 < block_rows ? a.n_queries - b.row0 : block_rows);
+    b.class0 = (int) (b.row0 / a.group / ATTN_CLASS_TOKENS);
+    b.class1 = (int) ((b.row0 + b.n_rows - 1) / a.group / ATTN_CLASS_TOKENS);
+    b.n_planes = (int) (a.p.mask.ne[2] < a.group ? a.p.mask.ne[2] : a.group);
+    return b;
+}
+
+// Threads of a block, and blocks that a multiprocessor is to have registers for.
+template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
+template <int DT, int MT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * MT <= 16 ? 2 : 1;
+
+template <int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
+static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, MT, HAS_CODES>)) k_attn_mma(const D_GRID_CONSTANT d_attn_mma a) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ int exponents[ATTN_MAX_ROWS];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
+    const int block_rows = IS_ROWS ? n_warps * 16 * MT : 16 * MT, row0 = IS_ROWS ? warp * 16 * MT : 0;
+    const int tile_rows = IS_ROWS ? ATTN_TILE : 16, k_bytes = tile_rows / 16 * a.k.tile_bytes;
+    const int stage_bytes = k_bytes + (a.is_v_in_k ? 0 : tile_rows / 16 * a.v.tile_bytes);
+    char * ring = shared + a.q_parts * a.q_bytes + (IS_ROWS ? 0 : warp * a.n_stages * stage_bytes);
+    d_attn_cursor k_cursor, v_cursor;
+    k_cursor.set(a.k, IS_ROWS ? (int) threadIdx.x : lane, IS_ROWS ? (int) blockDim.x : 32);
+    v_cursor.set(a.v, IS_ROWS ? (int) threadIdx.x : lane, IS_ROWS ? (int) blockDim.x : 32);
+    d_attn_q q;
+    q.rows = shared + (row0 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
+    q.stride = a.q_stride;
+    q.part_bytes = a.q_bytes;
+    q.n_parts = a.q_parts;
+    d_take_turn();
+    const int64_t n_items = a.p.q.ne[3] * a.n_groups * a.n_splits * a.n_row_blocks;
+    for (int64_t item = blockIdx.x; item < n_items; item += gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, block_rows, split);
+        const char * k_head = d_at(a.p.k, 0, 0, b.head0 / (a.p.q.ne[2] / a.p.k.ne[2]), b.s);
+        const char * v_head = d_at(a.p.v, 0, 0, b.head0 / (a.p.q.ne[2] / a.p.v.ne[2]), b.s);
+        d_attn_walk walk;
+        const int n_tiles = walk.begin(a, b, split), first = walk.rank;
+        // of this warp, or of the block: tiles, or quarters of tiles dealt to the warps in turn
+        const int n_mine = IS_ROWS ? n_tiles : (4 * n_tiles - warp + n_warps - 1) / n_warps;
+        int n_issued = 0, held = 0; // lane s: what stage s holds, 2 (position / 16) + whether it is full
+        auto issue = [&]() {
+            if (n_issued < n_mine) {
+                const int i = IS_ROWS ? 4 * n_issued : warp + n_issued * n_warps, stage = n_issued % a.n_stages;
+                walk.go_to(a, b, first + i / 4);
+                const int j0 = walk.tile() * ATTN_TILE + i % 4 * 16;
+                char * to = ring + stage * stage_bytes;
+                d_attn_fetch(a.k, a.p.k, k_head, k_cursor, to, j0, tile_rows);
+                if (!a.is_v_in_k) { d_attn_fetch(a.v, a.p.v, v_head, v_cursor, to + k_bytes, j0, tile_rows); }
+                held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
+                ++n_issued;
+            }
+            d_copies_commit();
+        };
+        for (int s = 0; s < a.n_stages - 1; ++s) { issue(); }
+        for (int row = warp; row < block_rows; row += n_warps) {
+            const int exponent = d_attn_put_q(a, b, shared, row);
+            if (lane == 0) { exponents[row] = exponent; }
+        }
+        __syncthreads();
+        d_attn_state<DT, MT> st;
+        d_attn_begin(st, a, b, row0, exponents);
+        for (int i = 0; i < n_mine; ++i) {
+            d_attn_copies_wait(a.n_stages - 2);
+            if (IS_ROWS) {
+                __syncthreads();
+            } else {
+                __syncwarp();
+            }
+            const int code = __shfl_sync(0xffffffffu, held, i % a.n_stages);
+            issue();
+            const char * k = ring + i % a.n_stages * stage_bytes, * v = a.is_v_in_k ? k : k + k_bytes;
+            const bool is_full = code % 2 != 0;
+            if (IS_ROWS) {
+                UNROLL for (int c = 0; c < ATTN_TILE / 16; c += NP) {
+                    d_attn_step<DT, MT, NP, HAS_CODES>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, k_head, v_head, (code / 2 + c) * 16, is_full);
+                }
+            } else {
+                d_attn_step<DT, MT, NP, HAS_CODES>(st, a, q, k, v, k_head, v_head, code / 2 * 16, is_full);
+            }
+        }
+        d_copies_wait<0>();
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                st.sum[mt][r] += __shfl_xor_sync(0xffffffffu, st.sum[mt][r], 1);
+                st.sum[mt][r] += __shfl_xor_sync(0xffffffffu, st.sum[mt][r], 2);
+            }
+        }
+        if (!IS_ROWS) { d_attn_merge(st, (float4 *) (shared + a.q_parts * a.q_bytes)); }
+        if (IS_ROWS || warp == 0) { d_attn_store(st, a, b, row0, split); }
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
+// Adds the splits of a row, in their order: a block has 128 elements of a row.
+static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
+    __shared__ float weight[ATTN_MAX_SPLITS];
+    d_take_turn();
+    const int64_t n_rows = a.p.q.ne[1] * a.p.q.ne[2] * a.p.q.ne[3], dv = a.p.v.ne[0], n_chunks = (dv + 127) / 128;
+    for (int64_t item = blockIdx.x; item < n_rows * n_chunks; item += gridDim.x) {
+        const int64_t row = item / n_chunks, d = item % n_chunks * 128 + threadIdx.x;
+        float max = -INFINITY, sum = 0.0f;
+        for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) { max = fmaxf(max, a.part_sums[(s * n_rows + row) * 2]); }
+        max = d_block_reduce<d_max_op>(max, -INFINITY);
+        const float base = max == -INFINITY ? 0.0f : max;
+        for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) {
+            const float * part = a.part_sums + (s * n_rows + row) * 2;
+            weight[s] = d_exp2(part[0] - base);
+            sum += weight[s] * part[1];
+        }
+        sum = d_block_reduce<d_sum_op>(sum, 0.0f); // synchronizes: the weights are there
+        const float scale = d_attn_final_scale(a.p, row % a.p.q.ne[2], max, sum);
+        float v = 0.0f;
+        UNROLL_4 for (int s = 0; s < a.n_splits; ++s) {
+            v += weight[s] != 0.0f && d < dv ? weight[s] * a.parts[(s * n_rows + row) * dv + d] : 0.0f;
+        }
+        if (d < dv) { ((float *) a.p.y.data)[row * dv + d] = v * scale; }
+        __syncthreads();
+    }
+}
+
+// ---- the choice of a path ----
+static int attn_kind(gcuda_type type) { // -1: none of those that these kernels decode
+    switch (type) {
+        case GCUDA_TYPE_F16: return ATTN_F16;
+        case GCUDA_TYPE_BF16: return ATTN_BF16;
+        case GCUDA_TYPE_Q8_0: return ATTN_Q8_0;
+        case GCUDA_TYPE_Q4_0: return ATTN_Q4_0;
+        default: return -1;
+    }
+}
+static bool attn_is_codes(gcuda_type type) { return type == GCUDA_TYPE_Q8_0 || type == GCUDA_TYPE_Q4_0; }
+
+enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
+    if (c->capability < 750 || attn_kind(c->k_type) < 0 || attn_kind(c->v_type) < 0 || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
+    if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 256) { return GCUDA_FLASH_ATTN_PLAIN; }
+    const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type);
+    if (!has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
+    return c->fits_split ? GCUDA_FLASH_ATTN_SPLIT : GCUDA_FLASH_ATTN_PLAIN;
+}
+
+// Blocks of a path.
+struct attn_blocks {
+    int n_warps, mt, block_rows, per_sm;
+    size_t n_bytes; // of shared memory
+};
+
+static int64_t attn_gcd(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static d_attn_side attn_side(const gcuda_array & x) {
+    d_attn_side s;
+    s.kind = attn_kind(x.type);
+    s.row_bytes = (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type));
+    const bool is_even = s.row_bytes % 16 == 0 && (uintptr_t) x.data % 16 == 0 && x.nb[1] % 16 == 0 && x.nb[2] % 16 == 0 && x.nb[3] % 16 == 0;
+    // floats: whole pairs of matrices of 8; codes: up to 15 bytes before a row come along
+    s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : (s.row_bytes + 31) / 32 * 2;
+    s.stride = 16 * (s.n_pieces | 1);
+    s.tile_bytes = 16 * s.stride;
+    return s;
+}
+
+static bool attn_is_aligned(const gcuda_array & x) {
+    const size_t unit = attn_is_codes(x.type) ? 2 : 16;
+    return x.nb[0] == gcuda_type_size(x.type) && ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % unit == 0;
+}
+
+static bool attn_is_v_in_k(const gcuda_flash_attn_ext_args & p) {
+    return p.k.data == p.v.data && p.k.type == p.v.type && p.k.nb[1] == p.v.nb[1] && p.k.nb[2] == p.v.nb[2] && p.k.nb[3] == p.v.nb[3] &&
+           p.k.ne[2] == p.v.ne[2] && p.v.ne[0] <= p.k.ne[0];
+}
+
+static bool attn_has_q_rest(const gcuda_flash_attn_ext_args & p) { return p.prec == GCUDA_PREC_F32 || p.k.type == GCUDA_TYPE_BF16; }
+
+static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int block_rows) {
+    a.n_steps = (int) ((p.q.ne[0] + 15) / 16);
+    a.q_stride = 16 * (2 * a.n_steps + 1);
+    a.q_bytes = block_rows * a.q_stride;
+    a.q_parts = attn_has_q_rest(p) ? 2 : 1;
+    a.w_parts = p.prec == GCUDA_PREC_F32 ? 2 : 1;
+}
+
+// Shared memory of a block with so many stages: q, then the rings, whose place the states of half of the warps take in the end.
+static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tiles16, int dt, int n_stages) {
+    const size_t stage = (size_t) n_tiles16 * (size_t) (a.k.tile_bytes + (a.is_v_in_k ? 0 : a.v.tile_bytes));
+    const bool is_split = n_tiles16 == 1;
+    const size_t rings = (is_split ? (size_t) w.n_warps : 1) * (size_t) n_stages * stage;
+    const size_t states = is_split ? (size_t) (w.n_warps / 2) * (size_t) (w.mt * (dt + 1)) * 32 * sizeof(float4) : 0;
+    return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 16; // 16: a word after the last code is read
+}
+
+static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
+
+// Most stages that let two blocks share a multiprocessor, else most that one may have.
+static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w, int n_tiles16) {
+    const size_t all = p.max_shared > 0 ? p.max_shared : (size_t) SHARED_ALWAYS, shared_by_two = (all + 1024) / 2 - 1024;
+    const int dt = attn_v_tiles(p.v.ne[0]), most = n_tiles16 == 1 ? ATTN_MAX_STAGES : 2;
+    for (int is_alone = all > (size_t) SHARED_ALWAYS ? 0 : 1; is_alone < 2; ++is_alone) {
+        for (int n = most; n >= 2; --n) {
+            w.n_bytes = attn_bytes(a, w, n_tiles16, dt, n);
+            if (fits_shared(w.n_bytes, is_alone ? all : shared_by_two)) {
+                a.n_stages = n;
+                w.per_sm = is_alone && all > (size_t) SHARED_ALWAYS ? 1 : 2;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_mma & a, attn_blocks & w) {
+    w.mt = n_queries > 16 && p.v.ne[0] <= 128 ? 2 : 1;
+    w.block_rows = 16 * w.mt;
+    attn_set_q(p, a, w.block_rows);
+    for (w.n_warps = attn_is_codes(p.k.type) && attn_is_codes(p.v.type) ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
+        if (attn_set_stages(p, a, w, 1)) { return true; }
+    }
+    return false;
+}
+
+static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
+    w.n_warps = 4;
+    w.mt = p.v.ne[0] <= 128 ? 2 : 1;
+    w.block_rows = 64 * w.mt;
+    attn_set_q(p, a, w.block_rows);
+    return attn_set_stages(p, a, w, ATTN_TILE / 16);
+}
+
+// What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
+struct attn_plan {
+    d_attn_mma a;
+    attn_blocks w;
+    gcuda_flash_attn_path path;
+    int64_t n_rows;
+    size_t class_bytes, part_bytes;
+};
+
+static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
+    attn_plan x;
+    memset(&x, 0, sizeof(x));
+    d_attn_mma & a = x.a;
+    a.p = p;
+    a.group = (int) attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
+    a.n_groups = (int) (p.q.ne[2] / a.group);
+    a.n_queries = p.q.ne[1] * a.group;
+    x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
+    x.path = GCUDA_FLASH_ATTN_PLAIN;
+    if (p.path == GCUDA_FLASH_ATTN_PLAIN || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
+    a.k = attn_side(p.k);
+    a.v = attn_side(p.v);
+    a.is_v_in_k = attn_is_v_in_k(p);
+    if (a.is_v_in_k) {
+        a.v.stride = a.k.stride;
+        a.v.tile_bytes = a.k.tile_bytes;
+    }
+    d_attn_mma rows = a;
+    attn_blocks rows_w = x.w;
+    gcuda_flash_attn_case c;
+    memset(&c, 0, sizeof(c));
+    c.capability = capability_major() * 100 + device_attribute(cudaDevAttrComputeCapabilityMinor) * 10;
+    c.k_type = p.k.type;
+    c.v_type = p.v.type;
+    c.dk = p.k.ne[0];
+    c.dv = p.v.ne[0];
+    c.n_rows = a.n_queries;
+    c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
+    c.fits_rows = attn_set_rows(p, rows, rows_w);
+    c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
+    x.path = gcuda_flash_attn_choose(&c);
+    if (p.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
+        const bool can = p.path == GCUDA_FLASH_ATTN_SPLIT ? c.fits_split : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
+        x.path = can ? p.path : x.path;
+    }
+    if (x.path == GCUDA_FLASH_ATTN_ROWS) {
+        a = rows;
+        x.w = rows_w;
+    }
+    a.n_row_blocks = (int) ((a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1));
+    a.n_tiles = (int) ((p.k.ne[1] + ATTN_TILE - 1) / ATTN_TILE);
+    a.n_words = (a.n_tiles + 31) / 32;
+    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
+    a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
+    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
+    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
+    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
+    // as many splits as keep every multiprocessor busy, of at least a tile; blocks that fill half of the device are not split by rows
+    const int64_t units = (int64_t) a.n_row_blocks * a.n_groups * p.q.ne[3], room = n_multiprocessors() * x.w.per_sm;
+    const int64_t want = p.n_splits > 0 ? p.n_splits : room / (units > 0 ? units : 1);
+    const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
+    a.n_splits = (int) (want > most ? most : want);
+    a.n_splits = a.n_splits < 1 ? 1 : a.n_splits;
+    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
+        x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
+    }
+    if (a.n_splits > 1) { x.part_bytes = (size_t) a.n_splits * (size_t) x.n_rows * (size_t) (p.v.ne[0] + 2) * sizeof(float); }
+    return x;
+}
+
+size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args) {
+    if (n_elements(args->y) == 0) { return 0; }
+    const attn_plan x = attn_plan_of(*args);
+    return asked_bytes(x.class_bytes + x.part_bytes);
+}
+
+gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, enum gcuda_flash_attn_path * path, int * n_splits) {
+    *path = GCUDA_FLASH_ATTN_PLAIN;
+    *n_splits = 1;
+    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    const attn_plan x = attn_plan_of(*args);
+    *path = x.path;
+    *n_splits = x.path == GCUDA_FLASH_ATTN_PLAIN ? 1 : x.a.n_splits;
+    return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
+}
+
+template <int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
+static gcuda_status attn_launch(const attn_plan & x, bool is_behind, gcuda_stream stream) {
+    const int64_t n = x.a.p.q.ne[3] * x.a.n_groups * x.a.n_splits * x.a.n_row_blocks;
+    const dim3 block((unsigned) (32 * x.w.n_warps));
+    return is_behind ? launch_behind(k_attn_mma<DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
+                     : launch_overlapped(k_attn_mma<DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+}
+
+template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan & x, bool is_behind, gcuda_stream stream) {
+    const int dt = attn_v_tiles(x.a.p.v.ne[0]);
+    if (x.w.mt == 2) {
+        return dt == 8 ? attn_launch<8, 2, 1, false, HAS_CODES>(x, is_behind, stream) : attn_launch<16, 2, 1, false, HAS_CODES>(x, is_behind, stream);
+    }
+    return dt == 8    ? attn_launch<8, 1, 1, false, HAS_CODES>(x, is_behind, stream)
+           : dt == 16 ? attn_launch<16, 1, 1, false, HAS_CODES>(x, is_behind, stream)
+                      : attn_launch<32, 1, 1, false, HAS_CODES>(x, is_behind, stream);
+}
+
+static gcuda_status attn_launch_mma(const attn_plan & x, bool is_behind, gcuda_stream stream) {
+    const int dt = attn_v_tiles(x.a.p.v.ne[0]);
+    if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
+        return attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type) ? attn_launch_split<true>(x, is_behind, stream)
+                                                                           : attn_launch_split<false>(x, is_behind, stream);
+    }
+    return dt == 8    ? attn_launch<8, 2, 4, true, false>(x, is_behind, stream)
+           : dt == 16 ? attn_launch<16, 2, 2, true, false>(x, is_behind, stream)
+                      : attn_launch<32, 1, 2, true, false>(x, is_behind, stream);
+}
+
+static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const d_attn_mma & m, gcuda_stream stream) {
     d_attn a;
-    a.group = gk;
-    a.n_groups = p.q.ne[2] / gk;
-    a.n_queries = p.q.ne[1] * gk;
+    a.group = m.group;
+    a.n_groups = m.n_groups;
+    a.n_queries = m.n_queries;
     a.n_blocks = (a.n_queries + ATTN_QUERIES - 1) / ATTN_QUERIES;
     const bool has_blocks = gcuda_is_quantized(p.k.type) || gcuda_is_quantized(p.v.type);
     return launch(has_blocks ? k_flash_attn<true> : k_flash_attn<false>, p.q.ne[3] * a.n_groups * a.n_blocks, 256, stream, p, a);
+}
+
+gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
+    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    attn_plan x = attn_plan_of(*args);
+    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x.a, stream); }
+    if (x.class_bytes > 0) {
+        uint2 * classes = (uint2 *) args->scratch;
+        const int64_t n = args->mask.ne[2] * args->mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
+        const gcuda_status st = launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, args->mask, classes, args->q.ne[1], x.a.n_words, x.a.n_class_blocks);
+        if (st != GCUDA_STATUS_SUCCESS) { return st; }
+        x.a.classes = classes;
+    }
+    if (x.a.n_splits > 1) {
+        x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
+        x.a.part_sums = x.a.parts + (int64_t) x.a.n_splits * x.n_rows * args->v.ne[0];
+    }
+    const gcuda_status st = attn_launch_mma(x, x.class_bytes > 0, stream);
+    if (st != GCUDA_STATUS_SUCCESS || x.a.n_splits == 1) { return st; }
+    return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
 #endif // part 7
