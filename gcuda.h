@@ -10901,7 +10901,7 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
     return info ? info->name : "invalid operation";
 }
 
-// What a message calls a tensor of node y: its name in quotes, or else its place there. One of four texts of this thread.
+// What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
     static GCUDAI_THREAD_LOCAL int next = 0;
@@ -10910,9 +10910,10 @@ static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcu
         snprintf(text, sizeof(texts[0]), "'%s'", t->name);
         return text;
     }
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (y->src[k] == t) {
-            snprintf(text, sizeof(texts[0]), "src%d", k);
+    for (int k = 0; k < 2 * GCUDA_MAX_SRC && y != NULL; ++k) { // the sources first, then their owners
+        const struct gcuda_tensor * src = y->src[k % GCUDA_MAX_SRC];
+        if (src != NULL && (k < GCUDA_MAX_SRC ? src : src->view_src) == t) {
+            snprintf(text, sizeof(texts[0]), "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
             return text;
         }
     }
@@ -12114,8 +12115,8 @@ static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
 // Said by the constructor itself where a result of quantized rows could not even be made.
 static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op, const struct gcuda_tensor * a) {
     if (gcuda_is_quantized(a->type)) {
-        gcudai_op_error(ctx, op, "type of '%s' [%lld, %lld, %lld, %lld] is %s, want one that is not quantized", a->name,
-            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
+        gcudai_op_error(ctx, op, "type of %s [%lld, %lld, %lld, %lld] is %s, want one that is not quantized",
+            a->name[0] != '\0' ? gcudai_label(NULL, a) : "src0", (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
             gcuda_type_name(a->type));
         return false;
     }
@@ -21443,8 +21444,8 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
 
 static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
     return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, node,
-        "reads '%s', which has no memory yet and which no node before it computes: expand '%s' into the graph first", src->name,
-        src->name);
+        "reads %s, which has no memory yet and which no node before it computes: expand that into the graph first",
+        gcudai_label(node, src));
 }
 
 // Memory without contents: nothing computes what the node reads.
@@ -21458,8 +21459,8 @@ static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct g
         }
         if (owner != src && !life->is_listed && !life->is_allocated) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, t,
-                "'%s' is a view of '%s', which has no memory and is not in the graph: allocate it, or expand it into the graph",
-                src->name, owner->name);
+                "%s is a view of %s, which has no memory and is not in the graph: allocate it, or expand it into the graph",
+                gcudai_label(t, src), gcudai_label(t, owner));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -21470,8 +21471,8 @@ static gcuda_status gcudai_check_leaf(const struct gcuda_cgraph * graph, const s
     const bool may = t->op != GCUDA_OP_NONE || (t->flags & GCUDA_TENSOR_FLAG_INPUT) || gcuda_is_empty(t) || graph->ctx == NULL;
     if (may || gcudai_context_holds(graph->ctx, t)) { return GCUDA_STATUS_SUCCESS; }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-        "'%s' (%s) has no memory and is of another context than the graph: allocate it (gcuda_backend_alloc_ctx_tensors), or "
-        "declare it with gcuda_set_input and set it before each run", t->name, gcuda_type_name(t->type));
+        "%s (%s) has no memory and is of another context than the graph: allocate it (gcuda_backend_alloc_ctx_tensors), or "
+        "declare it with gcuda_set_input and set it before each run", gcudai_label(NULL, t), gcuda_type_name(t->type));
 }
 
 static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph) {
@@ -21700,8 +21701,8 @@ static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
         if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
         if (is_untouched) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
-                "reads '%s', which holds nothing: not written since it was placed, or since its last reader in the run before "
-                "(set an input before every run; expand what writes before what reads)", src->name);
+                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
+                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -21880,7 +21881,7 @@ static gcuda_status gcudai_place_context(
         const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
         if (size > max || size > (size_t) PTRDIFF_MAX) {
             return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "alloc_ctx_tensors: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", t->name,
+                "alloc_ctx_tensors: %s of %llu bytes is larger than a buffer of %s may be (%llu)", gcudai_label(NULL, t),
                 (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
         }
         if (sum > max - size || sum > (size_t) PTRDIFF_MAX - size) {
@@ -22144,11 +22145,11 @@ static gcuda_status gcudai_check_range(
     }
     if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: %llu bytes at offset %llu are outside '%s' of %llu bytes", what, (unsigned long long) size,
-            (unsigned long long) offset, t->name, (unsigned long long) gcuda_nbytes(t));
+            "%s: %llu bytes at offset %llu are outside %s of %llu bytes", what, (unsigned long long) size,
+            (unsigned long long) offset, gcudai_label(NULL, t), (unsigned long long) gcuda_nbytes(t));
     }
     if (size > 0 && t->data == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' has no memory yet%s", what, t->name,
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s has no memory yet%s", what, gcudai_label(NULL, t),
             t->view_src == NULL         ? ": allocate its context or its graph first"
             : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
                                         : ": it is a view made before its owner was allocated, see gcuda_backend_view_init");
@@ -22338,7 +22339,7 @@ gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gc
     const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
     if (need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base))) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "tensor_alloc: '%s' of %llu bytes does not lie inside the buffer of %llu bytes", tensor->name,
+            "tensor_alloc: %s of %llu bytes does not lie inside the buffer of %llu bytes", gcudai_label(NULL, tensor),
             (unsigned long long) need, (unsigned long long) size);
     }
     tensor->buffer = buffer;
@@ -22522,7 +22523,7 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
         return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error;
     }
     if (t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: '%s' has no memory", t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: %s has no memory", gcudai_label(NULL, t));
     }
     memcpy(u->ne, t->ne, sizeof(u->ne));
     memcpy(u->nb, t->nb, sizeof(u->nb));
@@ -35301,7 +35302,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
             continue;
         }
         if (gcudai_writes_source(&node, k)) {
-            gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "it cannot write '%s' in %s", src->name,
+            gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "it cannot write %s in %s", gcudai_label(&node, src),
                 gcuda_backend_buft_name(gcudai_sched_placed_in(root)));
             return false;
         }
@@ -35350,7 +35351,7 @@ static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int 
         for (; m >= 0; m = s->items[m].next_member) {
             const struct gcudai_sched_item * root = &s->items[s->items[m].root];
             if (root->is_placed && !gcuda_backend_supports_buft(s->backends[a].backend, gcudai_sched_placed_in(root->original))) {
-                gcudai_append(&out, "cannot write '%s' in %s", root->original->name,
+                gcudai_append(&out, "cannot write %s in %s", gcudai_label(s->items[m].original, root->original),
                     gcuda_backend_buft_name(gcudai_sched_placed_in(root->original)));
                 break;
             }

@@ -955,6 +955,12 @@ TEST(a_tensor_without_a_name_is_called_by_its_place) {
     CHECK(gcuda_soft_max(ctx, quantized) == NULL);
     CHECK_HAS(gcuda_context_error(ctx), "type of src0 is q4_0");
     gcuda_context_clear_error(ctx);
+    CHECK(gcuda_pad(ctx, quantized, 1, 0, 0, 0) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "type of src0 [32, 4, 1, 1] is q4_0");
+    gcuda_context_clear_error(ctx);
+    char byte = 0;
+    CHECK(gcuda_backend_tensor_set(x, &byte, 0, 1) != GCUDA_STATUS_SUCCESS); // no memory
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor has no memory yet");
     end();
 }
 
