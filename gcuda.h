@@ -23563,6 +23563,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
             st = gcudai_cpu_run_node(y, s, &run);
+            if (y->op == GCUDA_OP_CUSTOM) { (void) gcudai_fp_enter(); } // which may have changed it; workers enter it with each node
             if (st == GCUDA_STATUS_SUCCESS && s->check_finite) {
                 st = gcudai_cpu_check_finite(y, &run);
             }
