@@ -1545,6 +1545,7 @@ enum gcuda_op {
 // or build graphs of their own read it here; the constructors write it.
 //
 //   operation                    slots
+//   VIEW                         0-1 offset into src[0], 64 bits
 //   PERMUTE                      0-3 the axis that each dimension goes to
 //   SET, ACC                     0-2 nb[1..3], 3 offset (lower 32 bits; upper ones in 5-8), 4 in place
 //   CONCAT                       0 dimension
