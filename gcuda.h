@@ -8247,7 +8247,7 @@ struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value) {
 
 struct gcuda_tensor * gcuda_dup_tensor(struct gcuda_context * ctx, const struct gcuda_tensor * src) {
     if (ctx == NULL || src == NULL) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dup_tensor: context or source is NULL"));
+        gcudai_latch(ctx, gcudai_null_fail("dup_tensor", ctx == NULL ? "context" : "source"));
         return NULL;
     }
     return gcudai_tensor_new(ctx, src->type, src->ne, NULL, 0);
@@ -8267,7 +8267,7 @@ static struct gcuda_tensor * gcudai_view_like(struct gcuda_context * ctx, struct
 
 struct gcuda_tensor * gcuda_view_tensor(struct gcuda_context * ctx, struct gcuda_tensor * src) {
     if (ctx == NULL || src == NULL) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view_tensor: context or source is NULL"));
+        gcudai_latch(ctx, gcudai_null_fail("view_tensor", ctx == NULL ? "context" : "source"));
         return NULL;
     }
     struct gcuda_tensor * t = gcudai_view_like(ctx, src);
@@ -20884,7 +20884,7 @@ struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer) {
 gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor) {
     size_t end = 0;
     if (talloc == NULL || talloc->buffer == NULL || tensor == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tallocr_alloc: allocator, buffer or tensor is NULL");
+        return gcudai_null_fail("tallocr_alloc", talloc == NULL ? "allocator" : talloc->buffer == NULL ? "buffer" : "tensor");
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
@@ -21603,7 +21603,7 @@ static gcuda_status gcudai_gallocr_plan(
 gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes) {
     if (galloc == NULL || graph == NULL || sizes == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve_n_size: allocator, graph or result is NULL");
+        return gcudai_null_fail("gallocr_reserve_n_size", galloc == NULL ? "allocator" : graph == NULL ? "graph" : "result");
     }
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) {
@@ -21922,9 +21922,12 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     struct gcudai_buffer_list list;
     gcuda_backend_buffer_t result = NULL;
     GCUDAI_ZERO(list);
-    if (ctx == NULL || buft == NULL || !ctx->no_alloc) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "alloc_ctx_tensors: context or buffer type is NULL, or the context was made without no_alloc");
+    if (ctx == NULL || buft == NULL) {
+        gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "buffer type");
+        return NULL;
+    }
+    if (!ctx->no_alloc) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_ctx_tensors: the context was made without no_alloc");
         return NULL;
     }
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
@@ -21960,7 +21963,7 @@ const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft) {
 gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type_t buft, size_t size) {
     gcuda_backend_buffer_t buffer = NULL;
     if (buft == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_buffer: buffer type is NULL");
+        gcudai_null_fail("alloc_buffer", "buffer type");
         return NULL;
     }
     return buft->iface.alloc_buffer(buft, size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
@@ -22145,7 +22148,7 @@ static gcuda_status gcudai_check_range(
     const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
     size_t end = 0;
     if (t == NULL || (size > 0 && data == NULL)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: tensor or data is NULL", what);
+        return gcudai_null_fail(what, t == NULL ? "tensor" : "data");
     }
     if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
@@ -22437,18 +22440,18 @@ void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_
 }
 
 gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
-    if (backend == NULL || plan == NULL || backend->iface.graph_plan_compute == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: backend or plan is NULL, or the backend has no plans");
+    if (backend == NULL || plan == NULL) { return gcudai_null_fail("graph_plan_compute", backend == NULL ? "backend" : "plan"); }
+    if (backend->iface.graph_plan_compute == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
     }
     return backend->iface.graph_plan_compute(backend, plan);
 }
 
 gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph) {
-    if (backend == NULL || plan == NULL || backend->iface.graph_plan_update == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_plan_update: backend or plan is NULL, or the backend has no plans that can be updated");
+    if (backend == NULL || plan == NULL) { return gcudai_null_fail("graph_plan_update", backend == NULL ? "backend" : "plan"); }
+    if (backend->iface.graph_plan_update == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_update: %s has no plans that can be updated", gcuda_backend_name(backend));
     }
     return backend->iface.graph_plan_update(backend, plan, graph);
 }
@@ -22663,8 +22666,7 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes) {
     if (backend1 == NULL || callback == NULL || (n_test_nodes > 0 && test_nodes == NULL)) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: backend, callback or list of nodes is NULL");
+        return gcudai_null_fail("compare_graph_backend", backend1 == NULL ? "backend1" : callback == NULL ? "callback" : "test_nodes");
     }
     struct gcuda_backend_graph_copied copy;
     gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
@@ -22696,31 +22698,32 @@ void gcuda_backend_event_free(gcuda_backend_event_t event) {
 }
 
 gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
-    if (event == NULL || backend == NULL || backend->iface.event_record == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "event_record: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_record", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_record == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
     }
     return backend->iface.event_record(backend, event);
 }
 
 gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
     if (event == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_synchronize: event is NULL");
+        return gcudai_null_fail("event_synchronize", "event");
     }
     return event->device->iface.event_synchronize(event->device, event);
 }
 
 gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
-    if (event == NULL || done == NULL || event->device->iface.event_query == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: event or result is NULL, or the device cannot");
+    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
+    if (event->device->iface.event_query == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
     }
     return event->device->iface.event_query(event->device, event, done);
 }
 
 gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
-    if (event == NULL || backend == NULL || backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "event_wait: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_wait == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
     }
     return backend->iface.event_wait(backend, event);
 }
@@ -22750,7 +22753,7 @@ bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_te
 
 bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
     if (dev == NULL || op == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "supports_op: device or node is NULL");
+        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
         return false;
     }
     return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
@@ -22759,7 +22762,7 @@ bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_t
 gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
     size_t a = 0, b = 0;
     gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
-                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_memory: device is NULL");
+                          : gcudai_null_fail("dev_memory", "device");
     if (free != NULL) {
         *free = a;
     }
@@ -22771,7 +22774,7 @@ gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, si
 
 gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
     if (dev == NULL || props == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get_props: device or result is NULL");
+        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
     }
     memset(props, 0, sizeof(*props));
     return dev->iface.get_props(dev, props);
@@ -22780,7 +22783,7 @@ gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_b
 gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
     gcuda_backend_t backend = NULL;
     if (dev == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_init: device is NULL");
+        gcudai_null_fail("dev_init", "device");
         return NULL;
     }
     return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
@@ -23608,9 +23611,9 @@ struct gcuda_cplan gcuda_graph_plan(
 gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan) {
     struct gcudai_cpu_setup s;
     size_t work = 0;
-    if (graph == NULL || cplan == NULL || cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: graph or plan is NULL, or %d threads",
-            cplan ? cplan->n_threads : 0);
+    if (graph == NULL || cplan == NULL) { return gcudai_null_fail("graph_compute", graph == NULL ? "graph" : "plan"); }
+    if (cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %d threads, want 1 to %d", cplan->n_threads, GCUDA_MAX_N_THREADS);
     }
     GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
     if (work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN)) {
@@ -33365,7 +33368,7 @@ static gcuda_status gcudai_uploader_give(struct gcuda_cuda_uploader * up, const 
     size_t offset, size_t size, bool is_download, gcuda_cuda_ticket * ticket) {
     const char * what = is_download ? "cuda_download" : "cuda_upload";
     if (ticket != NULL) { *ticket = 0; }
-    if (up == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: uploader is NULL", what); }
+    if (up == NULL) { return gcudai_null_fail(what, "uploader"); }
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, what));
     if (size > 0) { GCUDAI_TRY(gcudai_uploader_check(up, tensor, what)); }
     gcudai_mutex_lock(&up->lock);
@@ -33399,7 +33402,7 @@ gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const st
 // Locks the uploader and says which ticket is meant; the lock is not held after a failure.
 static gcuda_status gcudai_uploader_ask(
     struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket, const char * what, gcuda_cuda_ticket * meant) {
-    if (up == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: uploader is NULL", what); }
+    if (up == NULL) { return gcudai_null_fail(what, "uploader"); }
     gcudai_mutex_lock(&up->lock);
     *meant = ticket == 0 ? up->last : ticket;
     if (ticket > up->last) {
@@ -35994,7 +35997,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
 }
 
 static gcuda_status gcudai_sched_check_self(gcuda_backend_sched_t s, const char * what) {
-    return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: scheduler is NULL", what);
+    return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_null_fail(what, "scheduler");
 }
 
 gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph) {
