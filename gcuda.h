@@ -59,12 +59,12 @@ MEMORY
     each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
     use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
     All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
-    What a gcuda_gallocr or a scheduler places lives while nodes still read it: set inputs before every run, mark what is
-    read after it with gcuda_set_output, and allocate weights, caches and other state first (a context of their own, with
-    gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's that has no memory is refused, unless
-    gcuda_set_input says that it is set before every run. Nodes run in the order in which they were expanded: expand what
-    writes a cache before what reads a view of it.
-    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, finds what breaks these rules.
+    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader: set inputs before every run, mark
+    results with gcuda_set_output, and allocate weights, caches and other state first, in a context of their own
+    (gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's without memory is refused unless
+    gcuda_set_input marks it. Nodes run in the order in which they were expanded: expand the node that writes a cache
+    before a node that reads a view of it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
     Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
     nothing.
     On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
@@ -84,11 +84,11 @@ THREADS
     one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
     n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
     for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
-    nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and leaves the
-    caller's rounding mode, flush-to-zero mode and traps as they were. After fork(), while no other thread is inside gcuda, the
-    child may use and free its copies of contexts, graphs, CPU buffers and CPU backends: a backend starts threads anew, a pool made
-    before the fork has none (its graphs run on the calling thread) and is freed without a join. Nothing of CUDA may be used or freed
-    there, as CUDA has it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
+    nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and restores the
+    caller's rounding mode, flush-to-zero mode and traps. If no other thread is inside gcuda at a fork(), the child may use and
+    free its copies of contexts, graphs, CPU buffers and CPU backends. A backend starts new threads there; a pool made before the
+    fork has none (its graphs run on the calling thread) and is freed without a join. CUDA does not survive fork(): the child must
+    neither use nor free anything of it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
     read need names (gcuda_set_name) before: building a graph names what has none.
 
 EMBEDDING IN AN ENGINE
@@ -130,9 +130,9 @@ ADDING AN OPERATION
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
     7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
-    8. on CUDA, for a graph that may be stopped: a row of gcudai_cuda_cuts, which says along which dimensions a node is cut into
-       slices; without one it is never cut, and the comment behind the table lists those. If it works element by element and
-       should run in one launch with its neighbours: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
+    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut into
+       slices; without a row it is never cut, and the comment after the table lists such operations. If it works element by
+       element and should be fused with its neighbours into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
        gcuda_kernels.cu d_chain_map or d_chain_binary and is_chain_step, which refuses a step that has no kernel
     The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
     list and the README's table.
@@ -1323,7 +1323,11 @@ GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // ""
 GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
 GCUDA_API struct gcuda_tensor * gcuda_format_name(
     struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
+// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its last
+// reader, so a value set once does not survive the first run; weights and caches are allocated before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
+// OUTPUT: the program reads the tensor after a run. Its memory is not reused and no fusion skips it; without the flag a tensor
+// that a node reads may have been overwritten by the end of the run.
 GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
 // Declares that sizes and strides of this tensor change from run to run: a view of a KV cache that grows, its mask. Where such a
 // graph is built again with other ones, and with this declared again, a CUDA backend's plan of the graph before follows: it is not made
@@ -1544,6 +1548,7 @@ enum gcuda_op {
 // or build graphs of their own read it here; the constructors write it.
 //
 //   operation                    slots
+//   VIEW                         0-1 offset into src[0], 64 bits
 //   PERMUTE                      0-3 the axis that each dimension goes to
 //   SET, ACC                     0-2 nb[1..3], 3 offset (lower 32 bits; upper ones in 5-8), 4 in place
 //   CONCAT                       0 dimension
@@ -1758,7 +1763,7 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows(
 // Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
 //
 //   a        [n, R]  F32, F16 or BF16: gradient of the rows
-//   b        [R]     I32; an index out of range is left out and reported. Shorter: what a has beyond is not read
+//   b        [R]     I32; an index out of range is left out and reported. Fewer indices than rows of a: the other rows are not read
 //   c        [n, m]  only its shape counts
 //   returns  [n, m]  F32
 GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
@@ -2352,7 +2357,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //   a         [D, heads, tokens, batch]  F32, F16 or BF16
 //   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
 //   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
-//   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a, and of what follows only the mode is looked at
+//   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a; of the parameters below only the mode is checked
 //   mode      which elements are pairs, see below
 //   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
 //   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
@@ -2409,8 +2414,8 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 loses nothing, also where its logit is -inf (0 ln 0 = 0),
-// and a row of such labels nothing at all; a logit of -inf with another label loses infinitely much.
+// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0), so a row of
+// zero labels has loss 0; a logit of -inf with a positive label makes the loss infinite.
 //
 //   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
 //   returns  F32 [1]; 0 without rows
@@ -2462,9 +2467,9 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 //   returns  [M, N, B2, B3]  F32
 //   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
-//            CUDA, unless GCUDA_PREC_F32: F32 rounded to TF32, beside F16 weights to F16 (with a factor per column,
-//            so that no size is lost), and with many columns beside other weights, which are decoded, to BF16
-//            (relative squared errors of about 1e-7, 1e-7 and 5e-6); F16 and BF16 weights stay as they are
+//            CUDA, unless GCUDA_PREC_F32: F32 activations are rounded to TF32 for F32 weights, to F16 (with a factor per
+//            column, so that no size is lost) for F16 weights, and with many columns to BF16 for other weights, which
+//            are decoded (relative squared errors of about 1e-7, 1e-7 and 5e-6); F16 and BF16 weights are exact
 //   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
@@ -2518,9 +2523,9 @@ struct gcuda_matrix_pointers_args {
 //   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
 //   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
-//   accuracy as gcuda_mul_mat, with gcuda_mul_mat_set_prec as there: CUDA rounds to TF32 for F32 experts, for F16 experts
-//            to F16 with a factor per column, for others to BF16 (blocks with few tokens: to 8 bits), but with few tokens
-//            multiplies floats as they are; with GCUDA_PREC_F32 always, and then blocks too (slower)
+//   accuracy as gcuda_mul_mat; gcuda_mul_mat_set_prec applies. CUDA rounds activations to TF32 for F32 experts, to F16 with
+//            a factor per column for F16 experts, to BF16 for others (quantized experts, few tokens: to 8 bits). Float
+//            experts with few tokens, and every product with GCUDA_PREC_F32 (slower), multiply unrounded activations
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
                                                  struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -2530,7 +2535,7 @@ struct gcuda_mul_mat_id_args {
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
     void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    enum gcuda_prec prec; // launchers: gcuda_launch_mul_mat_id heeds it, others are not for GCUDA_PREC_F32 where they round
+    enum gcuda_prec prec; // launchers: gcuda_launch_mul_mat_id applies it; do not ask GCUDA_PREC_F32 of launchers that round
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -2684,8 +2689,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, str
     struct gcuda_tensor * b, int s0, int p0, int d0);
 GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int d0);
-// im2col and mul_mat, as the field does it: im2col takes KW * KH times the memory of the image. gcuda_conv_2d_direct gives the same
-// without that memory, and on the CPU in a third of the time; prefer it unless the graph is to have these very nodes.
+// im2col and mul_mat: the columns of im2col need KW * KH times the memory of the image. gcuda_conv_2d_direct computes the same without
+// them, on the CPU in a third of the time; prefer it unless a program expects these two nodes in the graph.
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2700,8 +2705,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 // Depthwise convolution, every channel with its own kernel:
 //     y[ow, oh, c, n] = sum_{kh, kw} a[kw, kh, 0, c] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, c, n]
-// over what is inside of b: an infinite weight takes no part elsewhere. (Through im2col, and in conv_2d_direct, b is surrounded by
-// zeros, and an infinite weight times one of them is NaN.)
+// over elements inside b: an infinite weight over the padding adds nothing. (im2col and conv_2d_direct multiply the padding's zeros:
+// there an infinite weight gives NaN.)
 //
 //   a        [KW, KH, 1, C]  float; any strides
 //   b        [W, H, C, N]    float; contiguous, or channels innermost in memory (C, W, H, N)
@@ -2737,8 +2742,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
     struct gcuda_tensor * b, int stride);
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
-// Largest value or mean of windows along rows. The mean divides by the number of elements that a window has inside the row (that of
-// pool_2d by k0 * k1, padding too); a window with nothing but padding gives -FLT_MAX or 0.
+// Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
+// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0.
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2748,7 +2753,7 @@ struct gcuda_pool_args { // pool_1d: k1, s1 are 1, p1 is 0
     struct gcuda_array dy; // pool_2d_back only: gradient of the pooled image
     enum gcuda_op_pool op;
     int32_t k0, k1, s0, s1, p0, p1;
-    int32_t counts_inside; // 1: the mean divides by what lies inside the row. pool_1d, whose launcher sets it; else 0
+    int32_t counts_inside; // 1: the mean divides by the window elements inside the row. Set by pool_1d and its launcher; else 0
     void * scratch; // launcher of pool_2d_back: gcuda_pool_2d_back_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2922,12 +2927,12 @@ GCUDA_API struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ct
 GCUDA_API size_t gcuda_graph_overhead(void); // bytes of a context that a default graph takes
 GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads); // 0 if too large
 
-// Appends everything that tensor depends on and is not there yet, sources first, then tensor. Fails when the
-// context holds an error (with the context's first message), when tensor is NULL, or when the graph is full; the
-// graph is unchanged then.
+// Appends everything that tensor depends on and the graph does not list yet, sources first, then tensor. Nodes run in this order:
+// expand a node that writes into a tensor (a cache) before nodes that read views of it. Fails when the context holds an error
+// (with the context's first message), when tensor is NULL, or when the graph is full; the graph is unchanged then.
 GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
-// Appends the tensor alone, last, to be computed there: what it reads has memory and contents, or comes from an earlier node. A
-// tensor that is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
+// Appends the tensor alone as the last node. Its sources have memory and contents, or are computed by earlier nodes. A tensor that
+// is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
@@ -3019,10 +3024,10 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
 // reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// What it places is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run; a
-// result that nodes read is to be had after the run only with gcuda_set_output. Views, also those of gcuda_view_tensor, keep their
-// owner while they are read. INVALID_ARGUMENT, by name, where nothing can be in the memory: a leaf of another context than the
-// graph's that is not placed and not an INPUT (weights that never got a buffer), a source that no earlier node computes.
+// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run; a
+// result that nodes read survives the run only with gcuda_set_output. Views, those of gcuda_view_tensor too, keep their owner
+// alive until their last reader. INVALID_ARGUMENT names tensors without contents: a leaf of another context than the graph's
+// without memory and without INPUT (weights that never got a buffer), a source that no earlier node computes.
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
@@ -3032,12 +3037,12 @@ GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; N
 // For backends that compute branches side by side (gcuda_cuda_params.concurrency): a branch is not given memory of another
 // one beside it, for which it would have to wait. Takes more memory. Before the graph is reserved; a scheduler does it by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
-// Looks for memory that is read when nothing is in it: an INPUT set once and computed twice, a result read without OUTPUT, a view of
-// a cache read before the node that writes it. While it is on, every tensor has memory of its own (the sum of all), filled with 0xFF
-// bytes, NaN in every floating-point type, when it is placed and when its last reader is done; graph_compute goes node by node on every
-// backend and ends with INVALID_DATA naming the first node that reads a tensor with nothing but such bytes. It computes to the end.
-// Before the graph is allocated. Not looked at: OUTPUT, weights and what else has memory from elsewhere, plans of the caller. Off, unless
-// the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator, or a scheduler (its own is the same), is made.
+// Detects reads of memory without contents: an INPUT set once and computed twice, a result read without OUTPUT, a view of a placed
+// cache read before the node that writes it. While it is on, no two tensors share memory (the sum of all sizes is allocated), and
+// a tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
+// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes alone.
+// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with memory of their own (weights, allocated caches),
+// plans of the caller. Off unless the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
 // leaf. Growing a buffer moves it: whatever was placed there before is gone.
@@ -3097,8 +3102,8 @@ struct gcuda_rows_2d { // bytes; row i is at offset + i * stride_tensor of the t
 struct gcuda_backend_buffer_i {
     void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
     void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
-    // optional; once for each tensor that is placed, views too. May set tensor->extra, which is the backend's: row-split CUDA
-    // buffers keep there where the rows are. Whoever copies a struct gcuda_tensor copies that pointer, not what it points at
+    // optional; called once for each placed tensor, views too. May set tensor->extra, which belongs to the backend: row-split CUDA
+    // buffers point it at the addresses of the rows. A copy of a struct gcuda_tensor shares the object that extra points to
     gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
     gcuda_status (*memset_tensor)(
         gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
@@ -3236,9 +3241,9 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
-// NULL is allowed. Tensors in it must not be used any more. Memory that gcuda asked for on a CUDA device, or page-locked, goes back when
-// the work that backends have been given on it is done, a call that waits; of memory of the caller's (buffer_from_ptr, imports) only the
-// buffer goes, and work on it may still run.
+// NULL is allowed. Tensors in it must not be used any more. CUDA device memory and page-locked memory that gcuda allocated: the call
+// waits for the work queued on it, then frees it. Memory of the caller's (buffer_from_ptr, imports): only the buffer object is freed,
+// without a wait.
 GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer);
 GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0; an error of multi-buffers
 GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
@@ -3286,8 +3291,8 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
 // overwrites a tensor that is still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
-// Place a tensor at an address inside a buffer; give a view its owner's place. The address has to be a multiple of what the type
-// wants, its size or at most 8 bytes, of blocks at most 4: computing with another is refused by name.
+// Place a tensor at an address inside a buffer; a view at its offset in its owner. The address must be aligned for the type: to
+// the size of an element, at most 8 bytes; quantized blocks: at most 4. Computing with a misaligned tensor is refused by name.
 GCUDA_API gcuda_status gcuda_backend_tensor_alloc(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
 GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
@@ -3303,12 +3308,12 @@ GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_graph_compute(
     gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
-// Returns when all work is queued (CPU: done). Nothing looks at the graph, its tensors and their context afterwards: they may be freed or
-// changed before the backend is synchronized. Their memory may not be freed or used otherwise, see gcuda_backend_buffer_free; nor
-// what a custom operation's userdata points to.
+// Returns when all work is queued (CPU: done). The graph, its tensors and their context are not read afterwards: they may be freed or
+// changed before the backend is synchronized. Their memory (see gcuda_backend_buffer_free) and the userdata of custom operations must
+// stay untouched until then.
 GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
-// A plan keeps its own node list; its tensors must be there whenever it is computed. Once they are gone it can be freed, or updated to
-// another graph. NULL on failure.
+// A plan keeps its own node list; its tensors must exist whenever it is computed. Once they are freed it can only be freed, or updated
+// to another graph. NULL on failure.
 GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
@@ -3365,8 +3370,7 @@ GCUDA_API gcuda_status gcuda_backend_register(
     gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
 GCUDA_API size_t gcuda_backend_reg_count(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
-// By name, such as "CPU" or "CUDA0": upper and lower case are the same. NULL when there is none; of a device the message then
-// names those that exist.
+// By name, such as "CPU" or "CUDA0"; case is ignored. NULL if none has the name; for a device the message lists the existing ones.
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name);
 GCUDA_API size_t gcuda_backend_dev_count(void);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_get(size_t index);
@@ -3425,8 +3429,8 @@ struct gcuda_threadpool_params {
         // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
     bool strict_cpu; // thread i on the i-th processor of cpumask alone (the first is left to the caller)
     bool paused;                       // start asleep; the next graph wakes it
-    // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, for a profiler's or an engine's
-    // register of threads; threads may call it at the same time. NULL: nothing
+    // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, to register the thread with a profiler
+    // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
 };
@@ -3469,9 +3473,9 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, s
 
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
 // GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
-// Results differ between sets within the documented accuracy, in matrix products only; within one they have the same bits on
-// every machine of a kind (x86-64, arm64), whatever the compiler's -O, -march and -ffp-contract are (clang's
-// -ffp-contract=fast and -ffast-math excepted), as far as the C library's expf and the like have. Set it for tests or for equal
+// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on
+// all machines of an architecture (x86-64, arm64) and for all of the compiler's -O, -march and -ffp-contract (except clang's
+// -ffp-contract=fast and -ffast-math), provided that expf and the like of the C library are. Set it for tests or for equal
 // results on unequal machines, while no graph runs and before graph_plan; it holds until gcuda_shutdown.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
@@ -4012,8 +4016,8 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
-// in each operation's >>op: block; shapes are not checked again, nor are addresses and strides, which have to be aligned for the
-// types: a kernel that reads where it cannot loses the device. Defined in gcuda_kernels.cu.
+// in each operation's >>op: block; shapes, addresses and strides are not checked. Addresses and strides must be aligned for the
+// types: a misaligned access loses the device. Defined in gcuda_kernels.cu.
 // A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
 // aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
 // and CUDA's last error says why.
@@ -4416,12 +4420,12 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
 // it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
-// What it places is temporary, and what nothing can be in is refused by name, as struct gcuda_gallocr says.
+// Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
-// Computes a graph; one that is not the allocated one is allocated first. The allocated one may be changed in place, as for other
-// backends: parameters (op_params), where views begin and where tensors with memory of the caller's have it, are followed at once.
-// What is changed in sources, sizes, strides, types or flags has the graph allocated again, with what is in its leafs. The tensors
-// of an earlier graph need not exist any more, also when those of this one are at the same addresses.
+// Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
+// backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
+// strides, types or flags make it allocate the graph again, preserving the contents of leafs. Tensors of an earlier graph may be freed
+// before, even if this graph's tensors have their addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
 // with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
@@ -4431,10 +4435,10 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 // through page-locked memory of the scheduler's, up to 64 MiB a device, and the host goes on.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
-// Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
-// As gcuda_gallocr_set_check, for what this scheduler places. A tensor that is copied to another backend is filled when
-// gcuda_backend_sched_graph_compute ends, not after the copy.
+// As gcuda_gallocr_set_check, for tensors that this scheduler places; it resets the scheduler. A tensor that is copied to another
+// backend is filled at the end of gcuda_backend_sched_graph_compute, not after the copy.
 GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
+// Forgets the allocated graph and the assignments of gcuda_backend_sched_set_tensor_backend: before tensors are freed.
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
 // For graphs allocated from now on, until reset; NULL: as the rules say. A graph is refused with a backend that cannot
@@ -6225,7 +6229,7 @@ static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
 typedef pthread_mutex_t gcudai_mutex;
 typedef pthread_cond_t gcudai_cond;
 typedef struct { pthread_t handle; int64_t process; void (*fn)(void *); void * arg; } gcudai_thread;
-// After fork() the child has another number, and of all threads only the one that called it.
+// After fork() the child has another process number and a single thread, the one that called fork().
 static GCUDAI_UNUSED int64_t gcudai_process(void) { return (int64_t) getpid(); }
 #define GCUDAI_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
@@ -6276,9 +6280,8 @@ static void * gcudai_thread_main(void * arg) {
     return NULL;
 }
 
-// pthread_create with the thread's signals blocked from its first instruction on (a thread begins with its creator's mask).
-// Signals to the process are for the program's own threads; those that a thread raises by what it does stay: a crash handler
-// sees them.
+// pthread_create with signals blocked from the thread's first instruction on (a thread inherits its creator's mask). Signals to
+// the process are for the program's own threads; synchronous ones (SIGSEGV and the like) stay unblocked for crash handlers.
 static int gcudai_thread_create(gcudai_thread * t) {
 #if defined(SIG_SETMASK) // hidden in strict modes when another header came first
     static const int own[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT };
@@ -6301,7 +6304,7 @@ static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void
     t->process = gcudai_process();
     return gcudai_thread_create(t) == 0;
 }
-// A thread of the process before a fork() does not exist here.
+// A thread started before fork() does not exist in the child.
 static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
     if (t->process == gcudai_process()) { (void) pthread_join(t->handle, NULL); }
 }
@@ -6609,7 +6612,7 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 }
 
 // True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. Threads that find nothing noted all note the same.
-// What the machine has: kernels ask what gcuda_cpu_set_isa leaves of it, by gcudai_simd_now or gcudai_isa_has_avx2.
+// The processor's features. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
 static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
     if (f == 0) {
@@ -6935,7 +6938,7 @@ void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) {
 #include <float.h>
 
 // A block is copied to a local before use: the compiler then knows that nothing written to y can change it, and
-// vectorises. The products are taken from left to right as the type's formula is written.
+// vectorises. Products are evaluated from left to right, as the type's formula is written.
 
 static void gcudai_put_signed(float * y, int n, float scale, uint64_t mags, uint32_t signs) {
     for (int j = 0; j < n; ++j) {
@@ -7389,7 +7392,7 @@ static void gcudai_quantize_worker(void * arg) {
     }
 }
 
-// Up to here the products and sums of the searches are finite for all that the scales of a format hold.
+// Largest importance for which the products and sums of the scale searches stay finite, whatever the data.
 #define GCUDAI_MAX_IMPORTANCE 1e15f
 
 static gcuda_status gcudai_quantize_check_importance(const struct gcudai_quantize_job * job, const char * type_name) {
@@ -8275,7 +8278,7 @@ struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value) {
 
 struct gcuda_tensor * gcuda_dup_tensor(struct gcuda_context * ctx, const struct gcuda_tensor * src) {
     if (ctx == NULL || src == NULL) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dup_tensor: context or source is NULL"));
+        gcudai_latch(ctx, gcudai_null_fail("dup_tensor", ctx == NULL ? "context" : "source"));
         return NULL;
     }
     return gcudai_tensor_new(ctx, src->type, src->ne, NULL, 0);
@@ -8295,7 +8298,7 @@ static struct gcuda_tensor * gcudai_view_like(struct gcuda_context * ctx, struct
 
 struct gcuda_tensor * gcuda_view_tensor(struct gcuda_context * ctx, struct gcuda_tensor * src) {
     if (ctx == NULL || src == NULL) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view_tensor: context or source is NULL"));
+        gcudai_latch(ctx, gcudai_null_fail("view_tensor", ctx == NULL ? "context" : "source"));
         return NULL;
     }
     struct gcuda_tensor * t = gcudai_view_like(ctx, src);
@@ -8552,7 +8555,7 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor->buffer != NULL) {
         return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
     }
-    if (gcuda_is_empty(tensor)) { return tensor; } // its data may be NULL, which memset must not get
+    if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
     if (gcuda_is_contiguously_allocated(tensor)) {
         memset(tensor->data, 0, gcuda_nbytes(tensor));
     } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
@@ -9059,7 +9062,7 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
-    // read as they are: from (int8_t) q[i], gcc 12 makes with -mavx512vnni products of unsigned codes
+    // signed loads: for (int8_t) q[i], gcc 12 with -mavx512vnni emits products of unsigned codes
     const int8_t * s = (const int8_t *) q;
     int sum = 0;
     for (int i = 0; is_signed && i < n; ++i) { sum += s[i] * u[i]; }
@@ -10932,7 +10935,7 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
     return info ? info->name : "invalid operation";
 }
 
-// What a message calls a tensor of node y: its name in quotes, or else its place there. One of four texts of this thread.
+// What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
     static GCUDAI_THREAD_LOCAL int next = 0;
@@ -10941,9 +10944,10 @@ static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcu
         snprintf(text, sizeof(texts[0]), "'%s'", t->name);
         return text;
     }
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (y->src[k] == t) {
-            snprintf(text, sizeof(texts[0]), "src%d", k);
+    for (int k = 0; k < 2 * GCUDA_MAX_SRC && y != NULL; ++k) { // the sources first, then their owners
+        const struct gcuda_tensor * src = y->src[k % GCUDA_MAX_SRC];
+        if (src != NULL && (k < GCUDA_MAX_SRC ? src : src->view_src) == t) {
+            snprintf(text, sizeof(texts[0]), "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
             return text;
         }
     }
@@ -12003,7 +12007,7 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     w->xs[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(x->type));
     w->ys[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(y->type));
     const bool is_empty = w->ne[0] == 0 || w->ne[1] == 0 || w->ne[2] == 0 || w->ne[3] == 0;
-    if (!w->is_ragged && !is_empty) { // strides of nothing may be anything: their products could overflow
+    if (!w->is_ragged && !is_empty) { // strides of an empty tensor are arbitrary: their products could overflow
         gcudai_walk_order(w);
     }
     gcudai_walk_split(w);
@@ -12079,7 +12083,7 @@ static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t
 // ---- checks and constructors ----
 
 // Every dimension steps over all that lies within the smaller ones: no two elements share memory. Strides that
-// interleave without meeting are refused too. No elements share nothing.
+// interleave without meeting are refused too. A tensor without elements is disjoint.
 static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const size_t * nb) {
     const int64_t units[GCUDA_MAX_DIMS] = { ne[0] / gcuda_blck_size(type), ne[1], ne[2], ne[3] };
     size_t extent = gcuda_type_size(type);
@@ -12145,8 +12149,8 @@ static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
 // Said by the constructor itself where a result of quantized rows could not even be made.
 static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op, const struct gcuda_tensor * a) {
     if (gcuda_is_quantized(a->type)) {
-        gcudai_op_error(ctx, op, "type of '%s' [%lld, %lld, %lld, %lld] is %s, want one that is not quantized", a->name,
-            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
+        gcudai_op_error(ctx, op, "type of %s [%lld, %lld, %lld, %lld] is %s, want one that is not quantized",
+            a->name[0] != '\0' ? gcudai_label(NULL, a) : "src0", (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
             gcuda_type_name(a->type));
         return false;
     }
@@ -17884,7 +17888,7 @@ static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, in
     }
 }
 
-static bool gcudai_conv_is_packed(const struct gcuda_array * k) { // an output channel's elements, one behind the other
+static bool gcudai_conv_is_packed(const struct gcuda_array * k) { // the elements of an output channel are contiguous
     const size_t size = gcuda_type_size(k->type), row = size * (size_t) k->ne[0];
     return k->nb[0] == size && (k->ne[1] == 1 || k->nb[1] == row) && (k->ne[2] == 1 || k->nb[2] == row * (size_t) k->ne[1]);
 }
@@ -18099,7 +18103,8 @@ static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_
     gcudai_stretch_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
 }
 
-// Adds kernel element (kw, kh) times image to a piece of a row of pixels; outside of the image nothing, as an infinite weight is no part.
+// Adds kernel element (kw, kh) times image to a piece of a row of pixels. Skips pixels outside the image: 0 times an infinite weight
+// would be NaN.
 static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
@@ -18368,7 +18373,7 @@ static void gcudai_pool_args(const struct gcuda_tensor * y, union gcudai_args * 
     p->counts_inside = is_1d;
 }
 
-// A padding of pool_2d as it was given: slots 5 and 6 have its integer part, where windows begin, 7 and 8 the rest.
+// The padding argument of pool_2d: slots 5 and 6 hold its integer part, which positions windows, 7 and 8 the fraction.
 static float gcudai_pool_padding(const struct gcuda_tensor * y, int axis) {
     return (float) gcudai_param_i32(y, 5 + axis) + gcudai_param_f32(y, 7 + axis);
 }
@@ -19473,10 +19478,10 @@ static bool gcudai_is_noop(const struct gcuda_tensor * t) {
 // >>impl-graph   graphs
 // =====================================================================================================
 
-// ---- what a node is ----
-// For those who remember a graph and are asked whether it is still the same: the allocator, the scheduler, the plans of a CUDA
-// device. All of a tensor that a graph's results depend on, besides the data: what decides how it is computed, the tensors that it
-// is made of, and values that can be followed without deciding anew. Each compares the parts that matter to it, and no others.
+// ---- node keys ----
+// Snapshot of a node for users that must detect a changed graph: allocator, scheduler, plans of a CUDA device. It covers everything
+// except data that results depend on: kind (decides how the node is computed), edges (sources and owner), and values (may change
+// without a new decision). Each user compares only the parts that it depends on.
 
 struct gcudai_node_kind { // no padding: compared as bytes
     int32_t op, type, flags, is_view;
@@ -19490,7 +19495,7 @@ struct gcudai_node_value {
     int32_t params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
     const void * data;
     const void * buffer; // the owner's
-    const void * buffer_type; // for plans: another buffer may have the address of one that was freed, and its memory; else NULL
+    const void * buffer_type; // for plans: a new buffer may reuse the address and the memory of a freed one; else NULL
     size_t extra;        // as an address
     size_t view_offs;
 };
@@ -19500,11 +19505,12 @@ struct gcudai_node_key {
     struct gcudai_node_value value;
 };
 
+// Buffer of the tensor's owner.
 static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) {
     return t->view_src ? t->view_src->buffer : t->buffer;
 }
 
-// flags: those that matter to who asks.
+// flags: mask of the flags that are compared.
 static void gcudai_node_kind_of(const struct gcuda_tensor * t, int32_t flags, struct gcudai_node_kind * kind) {
     kind->op = (int32_t) t->op;
     kind->type = (int32_t) t->type;
@@ -19640,7 +19646,7 @@ static bool gcudai_is_leaf(const struct gcuda_tensor * t) {
     return t->op == GCUDA_OP_NONE && !(t->flags & GCUDA_TENSOR_FLAG_PARAM);
 }
 
-// As a node that is computed: backends pass over nodes without the flag.
+// Appends a node and marks it COMPUTE: backends skip nodes without the flag.
 static void gcudai_graph_list_node(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
     if (t->name[0] == '\0') { gcuda_format_name(t, "node_%d", g->n_nodes); }
     t->flags |= t->op != GCUDA_OP_NONE ? GCUDA_TENSOR_FLAG_COMPUTE : 0;
@@ -19664,8 +19670,8 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A view without an operation (gcuda_view_tensor) is no node: what it sees has to be there, so listing it, and each of its uses, is
-// a use of its owner. The owner is listed already, or is not this graph's.
+// A view without an operation (gcuda_view_tensor) is no node and reads its owner's memory: listing it, and each of its uses, counts
+// as a use of the owner. The owner is listed already, or is not part of this graph.
 static void gcudai_graph_use_owner(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
     const bool is_plain_view = t->view_src != NULL && t->op == GCUDA_OP_NONE;
     const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NO_SLOT;
@@ -20909,7 +20915,7 @@ struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer) {
 gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor) {
     size_t end = 0;
     if (talloc == NULL || talloc->buffer == NULL || tensor == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tallocr_alloc: allocator, buffer or tensor is NULL");
+        return gcudai_null_fail("tallocr_alloc", talloc == NULL ? "allocator" : talloc->buffer == NULL ? "buffer" : "tensor");
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
@@ -21044,8 +21050,8 @@ struct gcudai_life {
     int live_in; // the region in which it was computed, until its last reader; 0: none
     bool is_listed, is_node, is_again; // by the graph: at all, as a node, more than once
     bool is_read, is_computed;
-    bool is_dead, is_filled; // while checking: behind its last reader, the node dies_at; with bytes that say so
-    int node_at, dies_at; // node_at -1: listed more than once, so that its last time is not known from the tensor
+    bool is_dead, is_filled; // while checking: its last reader, node dies_at, has been computed; it holds GCUDAI_CHECK_BYTE
+    int node_at, dies_at; // indices of nodes. node_at -1: listed more than once, so its position is ambiguous
 };
 
 struct gcudai_held { // memory of a branch, not yet for others
@@ -21081,8 +21087,8 @@ struct gcuda_gallocr {
     struct gcudai_held * held;
     size_t n_held, cap_held;
     int region, region_nodes, n_live; // n_live: of the region's results, those still to be read
-    bool checks, is_watching; // see gcuda_gallocr_set_check; the lives are those of the graph that was placed
-    int at;                   // the node that is measured
+    bool checks, is_watching; // see gcuda_gallocr_set_check; is_watching: the lives belong to the placed graph
+    int at;                   // index of the node being measured
     bool keeps_retired; // the structs of buffers that were replaced, so that tensors can be told to have been in one
     gcuda_backend_buffer_t retired; // a list; the next one is its context
 };
@@ -21145,7 +21151,7 @@ static bool gcudai_gallocr_owns(gcuda_gallocr_t g, gcuda_backend_buffer_t buffer
     return buffer != NULL && buffer->iface.get_tensor == gcudai_retired_get;
 }
 
-static gcudai_atomic_i32 gcudai_n_checking; // allocators, of all threads
+static gcudai_atomic_i32 gcudai_n_checking; // number of allocators in checking mode, of all threads
 
 void gcuda_gallocr_free(gcuda_gallocr_t g) {
     if (g == NULL) {
@@ -21340,7 +21346,7 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
         return GCUDA_STATUS_SUCCESS;
     }
     life->is_allocated = false;
-    if (g->checks) { // its bytes stay its own
+    if (g->checks) { // memory is not reused while checking
         life->is_dead = true;
         life->dies_at = g->at;
         return GCUDA_STATUS_SUCCESS;
@@ -21360,8 +21366,8 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What a reader of the tensor keeps alive. A view that is no node (gcuda_view_tensor, or one that the graph does not list) has
-// no life of its own: who reads it reads its owner.
+// The tensor whose lifetime a read of src extends. A view that is no node (gcuda_view_tensor, or not listed in the graph) has no
+// lifetime of its own: reading it reads its owner.
 static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
     return src->view_src == NULL || is_node_view ? src : src->view_src;
@@ -21418,7 +21424,7 @@ static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcud
 
 static int gcudai_buffer_id(const int * ids, int i) { return ids ? ids[i] : 0; }
 
-// Who is listed, as what. A tensor that is listed again has one place, so it keeps that to the end.
+// Marks listed tensors as leafs or nodes. A tensor listed twice has one address and keeps it to the end.
 static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
     for (int i = 0; i < graph->n_leafs; ++i) {
         struct gcudai_life * life = gcudai_life_of(g, graph->leafs[i]);
@@ -21442,7 +21448,7 @@ static void gcudai_gallocr_count_read(gcuda_gallocr_t g, const struct gcuda_tens
     const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
     struct gcudai_life * life = gcudai_life_of(g, read);
     life->n_children++;
-    life->n_views += read != src && (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0; // which no one takes back
+    life->n_views += read != src && (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0; // never released
     gcudai_life_of(g, src)->is_read = true;
 }
 
@@ -21474,11 +21480,11 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
 
 static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
     return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, node,
-        "reads '%s', which has no memory yet and which no node before it computes: expand '%s' into the graph first", src->name,
-        src->name);
+        "reads %s, which has no memory yet and which no node before it computes: expand that into the graph first",
+        gcudai_label(node, src));
 }
 
-// Memory without contents: nothing computes what the node reads.
+// Refuses a node that reads memory without contents: no earlier node computes the source.
 static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
         const struct gcuda_tensor * src = t->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
@@ -21489,20 +21495,20 @@ static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct g
         }
         if (owner != src && !life->is_listed && !life->is_allocated) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, t,
-                "'%s' is a view of '%s', which has no memory and is not in the graph: allocate it, or expand it into the graph",
-                src->name, owner->name);
+                "%s is a view of %s, which has no memory and is not in the graph: allocate it, or expand it into the graph",
+                gcudai_label(t, src), gcudai_label(t, owner));
         }
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The caller's mistake most often: weights whose context never got a buffer.
+// Refuses a leaf of another context without memory: most often weights whose context never got a buffer.
 static gcuda_status gcudai_check_leaf(const struct gcuda_cgraph * graph, const struct gcuda_tensor * t) {
     const bool may = t->op != GCUDA_OP_NONE || (t->flags & GCUDA_TENSOR_FLAG_INPUT) || gcuda_is_empty(t) || graph->ctx == NULL;
     if (may || gcudai_context_holds(graph->ctx, t)) { return GCUDA_STATUS_SUCCESS; }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-        "'%s' (%s) has no memory and is of another context than the graph: allocate it (gcuda_backend_alloc_ctx_tensors), or "
-        "declare it with gcuda_set_input and set it before each run", t->name, gcuda_type_name(t->type));
+        "%s (%s) has no memory and is of another context than the graph: allocate it (gcuda_backend_alloc_ctx_tensors), or "
+        "declare it with gcuda_set_input and set it before each run", gcudai_label(NULL, t), gcuda_type_name(t->type));
 }
 
 static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph) {
@@ -21628,7 +21634,7 @@ static gcuda_status gcudai_gallocr_plan(
 gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes) {
     if (galloc == NULL || graph == NULL || sizes == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve_n_size: allocator, graph or result is NULL");
+        return gcudai_null_fail("gallocr_reserve_n_size", galloc == NULL ? "allocator" : graph == NULL ? "graph" : "result");
     }
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) {
@@ -21687,7 +21693,7 @@ static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcu
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ---- checking what memory holds, see gcuda_gallocr_set_check ----
+// ---- checking mode, see gcuda_gallocr_set_check ----
 
 enum { GCUDAI_CHECK_BYTE = 0xff };
 
@@ -21696,7 +21702,7 @@ static gcuda_status gcudai_check_fill(struct gcuda_tensor * t, struct gcudai_lif
     return gcuda_is_empty(t) ? GCUDA_STATUS_SUCCESS : gcuda_backend_tensor_memset(t, GCUDAI_CHECK_BYTE, 0, gcuda_nbytes(t));
 }
 
-// Of the tensor's owner, where an allocator that checks has placed it in the graph that it placed last; else NULL.
+// Lifetime of the tensor's owner if a checking allocator placed it with its latest graph; else NULL.
 static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
     const struct gcuda_tensor * owner = t->view_src != NULL ? t->view_src : t;
     gcuda_gallocr_t g = owner->buffer != NULL ? owner->buffer->checker : NULL;
@@ -21716,13 +21722,13 @@ static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, boo
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Where to, not what: the destination of a copy is among its sources.
+// src is the destination of a copy, which is among its sources and is not read.
 static bool gcudai_check_is_target(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
     const struct gcuda_tensor * owner = src->view_src != NULL ? src->view_src : src;
     return (node->op == GCUDA_OP_CPY || node->op == GCUDA_OP_SET_ROWS) && owner == node->view_src;
 }
 
-// INVALID_DATA when the node reads what nobody has written.
+// INVALID_DATA if a source of the node has not been written.
 static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
@@ -21731,21 +21737,21 @@ static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
         if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
         if (is_untouched) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
-                "reads '%s', which holds nothing: not written since it was placed, or since its last reader in the run before "
-                "(set an input before every run; expand what writes before what reads)", src->name);
+                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
+                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
         }
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The node has been computed: what it wrote holds something, what it was the last to read nothing any more.
+// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
 static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
     struct gcudai_life * own = gcudai_check_life(node);
     if (own != NULL) { own->is_filled = false; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
         struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
-        if (life == NULL || !life->is_dead) { continue; } // filled before, it may have been set since
+        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
         const gcuda_gallocr_t g = owner->buffer->checker;
         const size_t at = gcudai_map_get(&g->map, node);
         if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
@@ -21753,13 +21759,13 @@ static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What died where nothing is computed: at a copy between backends.
+// Fills a tensor whose last reader was a copy between backends.
 static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
     struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
     return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
 }
 
-// One node at a time, nothing fused. What went wrong with data is said at the end, the first of it.
+// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
 static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     char message[GCUDAI_MESSAGE_BYTES];
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
@@ -21782,7 +21788,7 @@ static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_c
     return bad == GCUDA_STATUS_SUCCESS ? bad : gcuda_set_last_error(bad, message);
 }
 
-// Node by node where an allocator that checks has placed something of the graph.
+// Node by node if a checking allocator placed a tensor of the graph.
 static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     bool is_checked = false;
     for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
@@ -21824,7 +21830,7 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
         }
         GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
     } else {
-        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // where a leaf is, the plan does not know
+        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
     }
     for (int i = 0; i < galloc->n_bufs; ++i) {
         GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
@@ -21839,7 +21845,7 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
         }
         GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
     }
-    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which have a place by now
+    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
         GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
     }
     galloc->is_watching = galloc->checks;
@@ -21911,7 +21917,7 @@ static gcuda_status gcudai_place_context(
         const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
         if (size > max || size > (size_t) PTRDIFF_MAX) {
             return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "alloc_ctx_tensors: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", t->name,
+                "alloc_ctx_tensors: %s of %llu bytes is larger than a buffer of %s may be (%llu)", gcudai_label(NULL, t),
                 (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
         }
         if (sum > max - size || sum > (size_t) PTRDIFF_MAX - size) {
@@ -21947,9 +21953,12 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     struct gcudai_buffer_list list;
     gcuda_backend_buffer_t result = NULL;
     GCUDAI_ZERO(list);
-    if (ctx == NULL || buft == NULL || !ctx->no_alloc) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "alloc_ctx_tensors: context or buffer type is NULL, or the context was made without no_alloc");
+    if (ctx == NULL || buft == NULL) {
+        gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "buffer type");
+        return NULL;
+    }
+    if (!ctx->no_alloc) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_ctx_tensors: the context was made without no_alloc");
         return NULL;
     }
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
@@ -21985,7 +21994,7 @@ const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft) {
 gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type_t buft, size_t size) {
     gcuda_backend_buffer_t buffer = NULL;
     if (buft == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_buffer: buffer type is NULL");
+        gcudai_null_fail("alloc_buffer", "buffer type");
         return NULL;
     }
     return buft->iface.alloc_buffer(buft, size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
@@ -22165,21 +22174,20 @@ void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_ba
 
 // ---- tensors in buffers ----
 
-// Buffer of the tensor's owner.
 // For [offset, offset + size) of a tensor that must have memory. size 0 needs nothing.
 static gcuda_status gcudai_check_range(
     const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
     size_t end = 0;
     if (t == NULL || (size > 0 && data == NULL)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: tensor or data is NULL", what);
+        return gcudai_null_fail(what, t == NULL ? "tensor" : "data");
     }
     if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: %llu bytes at offset %llu are outside '%s' of %llu bytes", what, (unsigned long long) size,
-            (unsigned long long) offset, t->name, (unsigned long long) gcuda_nbytes(t));
+            "%s: %llu bytes at offset %llu are outside %s of %llu bytes", what, (unsigned long long) size,
+            (unsigned long long) offset, gcudai_label(NULL, t), (unsigned long long) gcuda_nbytes(t));
     }
     if (size > 0 && t->data == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' has no memory yet%s", what, t->name,
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s has no memory yet%s", what, gcudai_label(NULL, t),
             t->view_src == NULL         ? ": allocate its context or its graph first"
             : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
                                         : ": it is a view made before its owner was allocated, see gcuda_backend_view_init");
@@ -22369,7 +22377,7 @@ gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gc
     const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
     if (need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base))) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "tensor_alloc: '%s' of %llu bytes does not lie inside the buffer of %llu bytes", tensor->name,
+            "tensor_alloc: %s of %llu bytes does not lie inside the buffer of %llu bytes", gcudai_label(NULL, tensor),
             (unsigned long long) need, (unsigned long long) size);
     }
     tensor->buffer = buffer;
@@ -22463,18 +22471,18 @@ void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_
 }
 
 gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
-    if (backend == NULL || plan == NULL || backend->iface.graph_plan_compute == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: backend or plan is NULL, or the backend has no plans");
+    if (backend == NULL || plan == NULL) { return gcudai_null_fail("graph_plan_compute", backend == NULL ? "backend" : "plan"); }
+    if (backend->iface.graph_plan_compute == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
     }
     return backend->iface.graph_plan_compute(backend, plan);
 }
 
 gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph) {
-    if (backend == NULL || plan == NULL || backend->iface.graph_plan_update == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_plan_update: backend or plan is NULL, or the backend has no plans that can be updated");
+    if (backend == NULL || plan == NULL) { return gcudai_null_fail("graph_plan_update", backend == NULL ? "backend" : "plan"); }
+    if (backend->iface.graph_plan_update == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_update: %s has no plans that can be updated", gcuda_backend_name(backend));
     }
     return backend->iface.graph_plan_update(backend, plan, graph);
 }
@@ -22553,7 +22561,7 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
         return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error;
     }
     if (t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: '%s' has no memory", t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: %s has no memory", gcudai_label(NULL, t));
     }
     memcpy(u->ne, t->ne, sizeof(u->ne));
     memcpy(u->nb, t->nb, sizeof(u->nb));
@@ -22689,8 +22697,7 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes) {
     if (backend1 == NULL || callback == NULL || (n_test_nodes > 0 && test_nodes == NULL)) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: backend, callback or list of nodes is NULL");
+        return gcudai_null_fail("compare_graph_backend", backend1 == NULL ? "backend1" : callback == NULL ? "callback" : "test_nodes");
     }
     struct gcuda_backend_graph_copied copy;
     gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
@@ -22722,31 +22729,32 @@ void gcuda_backend_event_free(gcuda_backend_event_t event) {
 }
 
 gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
-    if (event == NULL || backend == NULL || backend->iface.event_record == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "event_record: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_record", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_record == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
     }
     return backend->iface.event_record(backend, event);
 }
 
 gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
     if (event == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_synchronize: event is NULL");
+        return gcudai_null_fail("event_synchronize", "event");
     }
     return event->device->iface.event_synchronize(event->device, event);
 }
 
 gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
-    if (event == NULL || done == NULL || event->device->iface.event_query == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: event or result is NULL, or the device cannot");
+    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
+    if (event->device->iface.event_query == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
     }
     return event->device->iface.event_query(event->device, event, done);
 }
 
 gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
-    if (event == NULL || backend == NULL || backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "event_wait: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_wait == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
     }
     return backend->iface.event_wait(backend, event);
 }
@@ -22776,7 +22784,7 @@ bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_te
 
 bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
     if (dev == NULL || op == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "supports_op: device or node is NULL");
+        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
         return false;
     }
     return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
@@ -22785,7 +22793,7 @@ bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_t
 gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
     size_t a = 0, b = 0;
     gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
-                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_memory: device is NULL");
+                          : gcudai_null_fail("dev_memory", "device");
     if (free != NULL) {
         *free = a;
     }
@@ -22797,7 +22805,7 @@ gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, si
 
 gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
     if (dev == NULL || props == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get_props: device or result is NULL");
+        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
     }
     memset(props, 0, sizeof(*props));
     return dev->iface.get_props(dev, props);
@@ -22806,7 +22814,7 @@ gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_b
 gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
     gcuda_backend_t backend = NULL;
     if (dev == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_init: device is NULL");
+        gcudai_null_fail("dev_init", "device");
         return NULL;
     }
     return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
@@ -23061,7 +23069,7 @@ struct gcuda_threadpool {
     struct gcuda_threadpool_params params;
     struct gcudai_pool_worker * workers;
     int n_workers;
-    int64_t process; // that the workers are in
+    int64_t process; // in which the workers run
     int n_sleeping;
     int64_t spin_us;
     int64_t n_jobs; // written by the caller under job_lock, as are the next four
@@ -23160,13 +23168,13 @@ static void gcudai_pool_worker_main(void * arg) {
     gcudai_pool_place_worker(&pool->params, w->index);
     if (pool->params.on_start != NULL) { pool->params.on_start(pool->params.on_start_data, w->index); }
     while (gcudai_pool_next_job(pool, w->index, &last_job)) {
-        (void) gcudai_fp_enter(); // as the caller's: neither its creator's nor what a custom operation left
+        (void) gcudai_fp_enter(); // default environment: not the creator's, nor one that a custom operation left
         gcudai_pool_take_chunks(pool, w->index);
         gcudai_pool_leave(pool);
     }
 }
 
-// Inherited through fork(): its threads are in another process, and its locks as they were at that moment, perhaps taken.
+// Inherited through fork(): its threads run in the parent, and its locks may have been held at the fork.
 static bool gcudai_pool_is_inherited(const struct gcuda_threadpool * pool) {
     return pool != NULL && pool->process != gcudai_process();
 }
@@ -23334,7 +23342,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
 
 void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
     if (pool == NULL) { return; }
-    if (!gcudai_pool_is_inherited(pool)) { // else nobody would answer: glibc's pthread_cond_destroy waits for those who wait
+    if (!gcudai_pool_is_inherited(pool)) { // else glibc's pthread_cond_destroy would wait for waiters of the parent
         gcudai_mutex_lock(&pool->lock);
         gcudai_atomic_store_i32(&pool->stop, 1);
         gcudai_cond_broadcast(&pool->wake);
@@ -23430,7 +23438,7 @@ static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
     return gcuda_is_empty(y) ? GCUDA_STATUS_SUCCESS : gcudai_op_row(y->op)->can(y);
 }
 
-// Of every backend: where a type's elements or blocks cannot be is refused before anything reads them.
+// Refuses, on every backend, data that is misaligned for its type, before it is read.
 static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcuda_is_empty(t) || (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
         "the data of %s is not aligned to %llu bytes (%s)", gcudai_label(y, t), (unsigned long long) gcudai_type_align(t->type),
@@ -23577,7 +23585,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     struct gcudai_cpu_setup here = *setup;
     const struct gcudai_cpu_setup * s = &here;
     struct gcudai_run run;
-    if (gcudai_pool_is_inherited(here.pool)) { here.pool = NULL; } // the calling thread alone: the same results
+    if (gcudai_pool_is_inherited(here.pool)) { here.pool = NULL; } // the calling thread computes alone, with the same results
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
@@ -23590,6 +23598,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
             st = gcudai_cpu_run_node(y, s, &run);
+            if (y->op == GCUDA_OP_CUSTOM) { (void) gcudai_fp_enter(); } // which may have changed it; workers enter it with each node
             if (st == GCUDA_STATUS_SUCCESS && s->check_finite) {
                 st = gcudai_cpu_check_finite(y, &run);
             }
@@ -23633,9 +23642,9 @@ struct gcuda_cplan gcuda_graph_plan(
 gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan) {
     struct gcudai_cpu_setup s;
     size_t work = 0;
-    if (graph == NULL || cplan == NULL || cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: graph or plan is NULL, or %d threads",
-            cplan ? cplan->n_threads : 0);
+    if (graph == NULL || cplan == NULL) { return gcudai_null_fail("graph_compute", graph == NULL ? "graph" : "plan"); }
+    if (cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %d threads, want 1 to %d", cplan->n_threads, GCUDA_MAX_N_THREADS);
     }
     GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
     if (work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN)) {
@@ -23787,7 +23796,7 @@ static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
                               : gcudai_default_n_threads();
 }
 
-// The pool to use for n threads; its own one is remade when it is too small, or when its threads stayed behind a fork().
+// The pool to use for n threads. The backend's own pool is made anew when it is too small or was inherited through fork().
 static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
     *pool = cpu->user_pool;
     if (cpu->user_pool != NULL || n_threads == 1) {
@@ -23905,7 +23914,7 @@ static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backe
 static const uint8_t gcudai_cpu_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x70, 0x75, 0x2d, 0x72, 0x65,
     0x66, 0x2d, 0x30, 0x31 };
 
-// One line at level debug: what this machine's graphs are computed with. Settles nothing: GCUDA_CPU_ISA is read with the first graph.
+// Logs instruction set, threads and memory at level debug. Does not fix the instruction set: GCUDA_CPU_ISA is read with the first graph.
 static void gcudai_cpu_log_start(const struct gcudai_cpu * cpu) {
     const int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
     size_t n_free = 0, n_total = 0;
@@ -26402,7 +26411,7 @@ struct gcudai_cuda_buffer {
 static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
 static void gcudai_cuda_settle(void);
 
-// cudaFree and cudaFreeHost wait for what still uses a buffer, an allocator of the user's may not.
+// cudaFree and cudaFreeHost wait for work that uses the buffer; a user's allocator may not.
 static void gcudai_cuda_give_settled(struct gcudai_cuda_piece * piece) {
     if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_settle(); }
     gcudai_cuda_give(piece);
@@ -27128,7 +27137,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, F32 as TF32, beside F16 both sides as F16, else as BF16; from 8.0 on
+    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's tensor core kernel, sm_80 or later; operands TF32 for F32 weights, F16 for F16 weights, else BF16
     GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
@@ -27260,7 +27269,7 @@ static int64_t gcudai_cuda_id_vector_slots(const struct gcuda_mul_mat_id_args * 
     return GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
 }
 
-// Experts in blocks have kernels for F32 only where the tile launcher chooses the plain one.
+// Whether the path may round operands. With GCUDA_PREC_F32 quantized experts have only the plain kernel, which gcuda_launch_mul_mat_id chooses.
 static bool gcudai_cuda_id_may_round(const struct gcuda_mul_mat_id_args * p) { return p->prec != GCUDA_PREC_F32; }
 
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
@@ -27428,8 +27437,7 @@ static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cu
                : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
 }
 
-// As the backend wants its products: in full precision, nothing of floats is rounded, and what goes to cuBLAS has F32 operands or 16-bit
-// ones that are exact.
+// Applies the backend's full_precision to a product: float operands are not rounded, and cuBLAS gets F32 operands or exact 16-bit ones.
 static enum gcudai_cuda_product gcudai_cuda_refined(
     const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
     const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
@@ -27443,7 +27451,7 @@ static enum gcudai_cuda_product gcudai_cuda_refined(
     return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : stays ? product : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
-// The same of mul_mat_id, before a way is chosen.
+// Precision of mul_mat_id under the backend's full_precision; set before its path is chosen.
 static enum gcuda_prec gcudai_cuda_id_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
     return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
 }
@@ -27941,7 +27949,7 @@ static void gcudai_cuda_settle(void) {
     }
 }
 
-// cudaFree waits for what still uses the rows, an allocator of the user's may not.
+// cudaFree waits for work that uses the rows; a user's allocator may not.
 static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
     bool is_callers = false;
@@ -29107,7 +29115,7 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
     return (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
 }
 
-// An operand that may have any strides, but that the kernels want packed; NULL: there is none, or it is.
+// The operand that must be packed before the launch: the operation allows any strides, its kernels do not. NULL: none.
 static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcuda_tensor * a = y->src[0];
     switch (y->op) {
@@ -29119,7 +29127,7 @@ static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, 
     }
 }
 
-// gcudai_cuda_run_op with a copy of such an operand.
+// gcudai_cuda_run_op with a packed copy of that operand, if it needs one.
 static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     union gcudai_args own = *args; // a plan keeps its own
     struct gcuda_array * t = gcudai_cuda_unpacked(y, &own);
@@ -30027,7 +30035,7 @@ static bool gcudai_cuda_may_write(const struct gcudai_cuda_window * w, int n, co
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = w->node[i]->src[k];
             bool is_of_group = false;
-            if (src == NULL) { continue; } // others may stand behind it
+            if (src == NULL) { continue; } // later sources may exist
             for (int j = 0; j < i; ++j) { is_of_group = is_of_group || src == w->node[j]; }
             const bool is_same = in_place && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
             if (!is_of_group && !is_same && gcudai_cuda_overlap(src, y)) { return false; }
@@ -30142,7 +30150,7 @@ static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, 
     }
     const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
     const int view = w->look->seen[w->at[set]].shape.src[0];
-    if (gcudai_param_i32(rope, 1) == 0) { return false; } // nothing to turn
+    if (gcudai_param_i32(rope, 1) == 0) { return false; } // n_dims 0 rotates nothing
     if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
         return false;
     }
@@ -30807,7 +30815,7 @@ static void ** gcudai_cuda_scratch_group(union gcudai_cuda_fused * args, size_t 
 }
 
 // ---- ssm_conv, a bias of its channels or none, SiLU ----
-// A pattern of operations that a switch leaves out goes with them: it names their launchers.
+// Compiled out with RECURRENT: the pattern refers to its launcher.
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
 static int gcudai_cuda_match_ssm_conv(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -31043,7 +31051,7 @@ struct gcudai_cuda_plan {
 
 // ---- steps ----
 
-// The node itself. Products, and what packs an operand first, take more than one launcher: they have no op.
+// A step for a single node. Products and nodes that pack an operand first need more than one launcher: op is NULL.
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
     gcudai_op_row(y->op)->args(y, &s->args.op);
@@ -33391,7 +33399,7 @@ static gcuda_status gcudai_uploader_give(struct gcuda_cuda_uploader * up, const 
     size_t offset, size_t size, bool is_download, gcuda_cuda_ticket * ticket) {
     const char * what = is_download ? "cuda_download" : "cuda_upload";
     if (ticket != NULL) { *ticket = 0; }
-    if (up == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: uploader is NULL", what); }
+    if (up == NULL) { return gcudai_null_fail(what, "uploader"); }
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, what));
     if (size > 0) { GCUDAI_TRY(gcudai_uploader_check(up, tensor, what)); }
     gcudai_mutex_lock(&up->lock);
@@ -33425,7 +33433,7 @@ gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const st
 // Locks the uploader and says which ticket is meant; the lock is not held after a failure.
 static gcuda_status gcudai_uploader_ask(
     struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket, const char * what, gcuda_cuda_ticket * meant) {
-    if (up == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: uploader is NULL", what); }
+    if (up == NULL) { return gcudai_null_fail(what, "uploader"); }
     gcudai_mutex_lock(&up->lock);
     *meant = ticket == 0 ? up->last : ticket;
     if (ticket > up->last) {
@@ -34878,15 +34886,15 @@ enum gcudai_sched_why {
 };
 enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // of backends; outside: in memory that none of them reads
 
-// What an item's original was when its graph was allocated, with its memory.
+// Snapshot of an item's original and its memory, from when the graph was allocated.
 struct gcudai_sched_key {
     struct gcudai_node_key node;
     gcuda_backend_buffer_type_t placed_in;
     int32_t usage;
-    bool has_changed; // in values that are followed
+    bool has_changed; // a value that is followed differs
 };
 
-struct gcudai_sched_kept { // what is in a leaf, while the graph is allocated again
+struct gcudai_sched_kept { // contents of a leaf, saved while the graph is allocated again
     struct gcuda_tensor * t;
     size_t at, size;
 };
@@ -35332,7 +35340,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
             continue;
         }
         if (gcudai_writes_source(&node, k)) {
-            gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "it cannot write '%s' in %s", src->name,
+            gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "it cannot write %s in %s", gcudai_label(&node, src),
                 gcuda_backend_buft_name(gcudai_sched_placed_in(root)));
             return false;
         }
@@ -35381,7 +35389,7 @@ static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int 
         for (; m >= 0; m = s->items[m].next_member) {
             const struct gcudai_sched_item * root = &s->items[s->items[m].root];
             if (root->is_placed && !gcuda_backend_supports_buft(s->backends[a].backend, gcudai_sched_placed_in(root->original))) {
-                gcudai_append(&out, "cannot write '%s' in %s", root->original->name,
+                gcudai_append(&out, "cannot write %s in %s", gcudai_label(s->items[m].original, root->original),
                     gcuda_backend_buft_name(gcudai_sched_placed_in(root->original)));
                 break;
             }
@@ -35840,7 +35848,7 @@ static struct gcuda_cgraph gcudai_sched_alloc_graph(gcuda_backend_sched_t s) {
     return g;
 }
 
-// As the graph allocator refuses memory without contents: what is copied between backends it cannot see.
+// Refuses memory without contents, as the graph allocator does, which cannot see tensors copied between backends.
 static gcuda_status gcudai_sched_check_contents(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     for (int32_t i = 0; i < s->n_items; ++i) {
         if (s->items[i].root == i && !s->items[i].is_placed) { GCUDAI_TRY(gcudai_check_leaf(graph, s->items[i].original)); }
@@ -36020,7 +36028,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
 }
 
 static gcuda_status gcudai_sched_check_self(gcuda_backend_sched_t s, const char * what) {
-    return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: scheduler is NULL", what);
+    return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_null_fail(what, "scheduler");
 }
 
 gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph) {
@@ -36124,7 +36132,7 @@ gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t s) {
     return gcudai_sched_take_bad_data(s);
 }
 
-enum { // flags that decide who computes a node, and how long its memory is its own
+enum { // flags that affect a node's backend or the lifetime of its memory
     GCUDAI_SCHED_FLAGS = GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT | GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_DYNAMIC
 };
 
@@ -36163,7 +36171,7 @@ void gcuda_backend_sched_set_check(gcuda_backend_sched_t s, bool is_on) {
     if (s != NULL) {
         gcuda_gallocr_set_check(s->galloc, is_on);
         gcuda_backend_sched_reset(s);
-        s->n_old_nodes = s->n_old_leafs = -1; // the plan is another one
+        s->n_old_nodes = s->n_old_leafs = -1; // forces a new allocation plan
     }
 }
 
@@ -36419,10 +36427,10 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     return gcuda_set_last_error(st, text);
 }
 
-// ---- the graph that is allocated, as it is now ----
-// The caller may have changed it in place, or made another one where it lay. Values (parameters, where views begin, where the
-// caller's own memory is) are passed on to the scheduler's descriptions; after any other change the graph is allocated anew.
-// Nothing that the scheduler remembers is read before the graph that is given names it: it may be gone.
+// ---- changes of the allocated graph ----
+// The caller may have changed the graph in place, or built another one at the same address. Changed values (op_params, view offsets,
+// addresses of the caller's memory) are copied to the scheduler's descriptions; any other change allocates the graph again.
+// Remembered tensors may have been freed: none is dereferenced before the caller's graph refers to it.
 
 static bool gcudai_sched_same_lists(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = s->is_allocated && graph->n_nodes == s->n_nodes && graph->n_leafs == s->n_leafs;
@@ -36434,7 +36442,7 @@ static bool gcudai_sched_same_lists(gcuda_backend_sched_t s, const struct gcuda_
     return is_same;
 }
 
-// Whether the item may have got these values without anything being divided or placed anew.
+// Whether the item can take the new values without a new division or placement.
 static bool gcudai_sched_may_follow(gcuda_backend_sched_t s, int32_t i, const struct gcudai_node_value * now) {
     const struct gcudai_node_value * was = &s->keys[i].node.value;
     const bool is_there = now->data == was->data && now->buffer == was->buffer && now->extra == was->extra;
@@ -36444,7 +36452,7 @@ static bool gcudai_sched_may_follow(gcuda_backend_sched_t s, int32_t i, const st
     return (now->data != NULL) == (was->data != NULL) && (!is_ours || now->buffer == was->buffer);
 }
 
-// The caller's memory is of the kind that it was.
+// The caller's memory has the buffer type and usage that it had at allocation.
 static bool gcudai_sched_is_placed_alike(gcuda_backend_sched_t s, int32_t i) {
     const struct gcuda_tensor * t = s->items[i].original;
     const struct gcudai_sched_key * key = &s->keys[i];
@@ -36479,7 +36487,7 @@ static void gcudai_sched_forget_changes(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_items; ++i) { s->keys[i].has_changed = false; }
 }
 
-// What has changed can still be computed where it is. Who reorders nodes may have looked at what changed.
+// Changed nodes can still be computed by their backends. A backend with graph_optimize may have ordered nodes by the old values.
 static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
     bool can = true;
     for (int i = 0; i < s->n_nodes && can; ++i) {
@@ -36492,14 +36500,14 @@ static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
     return can;
 }
 
-// Owners come before their views: from the last item on, each is named by the graph, or by one that has been found to be as it was.
+// Owners precede their views. Walking from the last item back, each is referred to by the graph or by an item already found unchanged.
 static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
     for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
     return is_same && (!has_changed || gcudai_sched_can_follow(s));
 }
 
-// Leafs of the allocated graph that the scheduler has placed may have been set for this run, and may be placed elsewhere now.
+// A leaf placed by the scheduler may have been set for this run: its contents are preserved when it is placed elsewhere.
 static bool gcudai_sched_is_kept(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
     const size_t i = t != NULL && t->view_src == NULL && t->op == GCUDA_OP_NONE ? gcudai_map_get(&s->map, t) : GCUDAI_NONE;
     if (i == GCUDAI_NONE || s->items[i].is_node || s->items[i].is_placed || s->keys[i].has_changed) { return false; }
@@ -36507,7 +36515,7 @@ static bool gcudai_sched_is_kept(gcuda_backend_sched_t s, const struct gcuda_ten
     return t->data != NULL && t->data == was->data && t->buffer == was->buffer;
 }
 
-// That of which t is a view, if it is one.
+// Saves t, or the owner of t if it is a view.
 static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor * t, struct gcudai_sched_kept * all, int * n, size_t * n_bytes) {
     t = t != NULL && t->view_src != NULL ? t->view_src : t;
     if (!gcudai_sched_is_kept(s, t)) { return; }
@@ -36520,7 +36528,7 @@ static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor 
     all[*n].at = *n_bytes;
     all[*n].size = GCUDAI_MIN(gcuda_nbytes(&was), gcuda_nbytes(t));
     *n_bytes += all[(*n)++].size;
-    key->has_changed = true; // not twice
+    key->has_changed = true; // saved once
 }
 
 static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcudai_sched_kept * all, size_t * n_bytes) {

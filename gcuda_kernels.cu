@@ -554,13 +554,13 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
-// A float as a number that sorts like it: negative ones are complemented, both zeros are one. NaN is 0, below all numbers.
+// Integer sort key of a float: negative floats are complemented, both zeros have one key. NaN is 0, below all numbers.
 static inline __device__ uint32_t d_sort_key(float x) {
     const uint32_t raw = __float_as_uint(x), bits = raw == 0x80000000u ? 0 : raw;
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
     return (bits & 0x7fffffffu) > 0x7f800000u ? 0 : key;
 }
-// The same as a place in either order, NaN at the end of both.
+// The key for an ascending sort in either order; NaN comes last in both.
 static inline __device__ uint32_t d_sort_place(uint32_t key, bool is_descending) { return is_descending ? ~key : key - 1; }
 
 // On the special-function unit, one instruction each; what is below 2^-126 counts as 0.
@@ -617,8 +617,8 @@ static inline __device__ float d_one_plus_erf(float x) {
 }
 static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * d_one_plus_erf(x); }
 
-// What a gate does, of N x and g, side by side: see gcuda_glu_args for alpha and limit. Gates share what they can, and the last one has
-// no question of its own: a new one stands here first, and is then counted.
+// Applies a gate to N pairs of x and g; alpha and limit: see gcuda_glu_args. Gates share subexpressions, and the last one is the else
+// branch: add a new gate here before raising the count below.
 static_assert(GCUDA_GLU_OP_COUNT == 6, "d_glus computes another gate as GEGLU_QUICK: give the new one its lines there");
 template <int N>
 static inline __device__ void d_glus(gcuda_glu_op op, float (&x)[N], const float (&g)[N], float alpha, float limit) {
@@ -1016,7 +1016,7 @@ static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a
 //
 //     element j = scale[j / 16] * (code j - zero) - min[j / 16]
 //
-// with the codes as bytes, four to a word, element 0 lowest. The products are exact where quants.md's are, so the
+// with the codes as bytes, four to a word, element 0 lowest. The products are exact where those of the formula are, so the
 // values are those of the CPU. zero is a constant of the format; dot products take it out of the loop.
 
 struct d_group {
@@ -3928,7 +3928,7 @@ template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p,
     return launch_in_turn(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
 }
 
-// What d_chain_binary and d_chain_map compute; another operation would be taken for the last that they know.
+// Operations of d_chain_binary and d_chain_map, whose default branch would compute any other as their last one.
 static bool is_chain_step(const gcuda_chain_step & s) {
     switch (s.op) {
         case GCUDA_OP_ADD:
@@ -4115,7 +4115,7 @@ template <typename T, int THREADS, typename F> static inline __device__ void d_e
     }
 }
 
-// The sum again, in double on each thread: in F32 it was not finite. Of a warp's or a block's threads, all of them.
+// Recomputes the sum of a row in double, after the F32 sum was not finite. All threads of the warp or block call it and get the sum.
 template <typename T, int THREADS> static NO_INLINE __device__ double d_row_sum_double(const T * x, int64_t n) {
     double sum = 0.0;
     for (int64_t i = threadIdx.x % THREADS; i < n; i += THREADS) { sum += (double) d_f32(x[i]); }
@@ -4204,7 +4204,7 @@ gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stre
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Of equal maxima the last one, and of a row without any number the last element: index -1 until there is one.
+// Of equal maxima the last one; of a row without a number the last element. Index -1: no number seen yet.
 //   floor   x read once
 struct d_best {
     float value;
@@ -4329,8 +4329,8 @@ static __device__ float d_log_sum_exp(const gcuda_array & a, const char * x) {
     return max + logf(d_block_sum(sum));
 }
 
-// Rows in turn; a block leaves what its rows lose in scratch, unless it is alone. A label of 0 loses nothing, whatever its logit is:
-// 0 ln 0 is 0, as on the CPU.
+// A block walks rows r, r + gridDim.x, ... and writes the sum of their losses to scratch, or the result if it is the only block. A label
+// of 0 adds 0 whatever its logit is (0 ln 0 = 0), as on the CPU.
 //   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes
 static inline __device__ double d_loss_term(float label, float by) { return label != 0.0f ? (double) (label * by) : 0.0; }
 static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double loss) {
@@ -4396,7 +4396,7 @@ template <typename T> static __global__ void __launch_bounds__(512) k_cross_entr
             float u[N];
             d_unpack<T>(d_load_raw(b + at, n - at), u);
             UNROLL for (int j = 0; j < N; ++j) {
-                bx += u[j] != 0.0f ? (double) u[j] * (double) v[j] : 0.0; // both 0 behind the end
+                bx += u[j] != 0.0f ? (double) u[j] * (double) v[j] : 0.0; // both 0 past the end
                 sum += (double) u[j];
             }
         });
@@ -4457,7 +4457,7 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const 
     max = d_span_reduce<d_max_op>(max, span);
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { sum += i + k * span < n ? d_exp(x[k] - max) : 0.0f; }
     const float norm = max + logf(d_span_reduce<d_sum_op>(sum, span));
-    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss -= d_loss_term(b[k], x[k] - norm); } // behind the end b is 0
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss -= d_loss_term(b[k], x[k] - norm); } // past the end b is 0
     d_loss_end(p, loss);
 }
 
@@ -5644,29 +5644,29 @@ template <int KIND> static inline __device__ double d_norm_scale(double squares,
     return 1.0 / (KIND == NORM_L2 && length < (double) eps ? (double) eps : length);
 }
 
-// Squares end where elements of F32 do not: above 1.8e19, and below 2e-19 they lose digits. So a sum of squares that is infinite,
-// or so small that what squares have lost may count, is found again from the elements times a power of two. 2^-150 is what a square
-// loses at most: a 2^50th of the least sum that is taken as it is.
+// Squares of elements above 1.8e19 overflow F32, squares of elements below 2e-19 lose digits. A sum of squares that is infinite or below
+// SQUARES_LEAST is recomputed from the elements times a power of two. A subnormal square is rounded by at most 2^-150: relative to
+// SQUARES_LEAST 2^-50 per element.
 #define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
 template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
     const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
-    return !(m >= SQUARES_LEAST && m <= F32_MOST); // NaN too: the mean of elements whose sum is infinite
+    return !(m >= SQUARES_LEAST && m <= F32_MOST); // also true for NaN: inf - inf in the mean of elements whose sum overflows
 }
 
-// The power of two that brings a number into [1, 2), as far as F32 has it; 1 for 0 and what is infinite.
+// The power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and for infinity.
 static inline __device__ float d_unit(float largest) {
     if (!(largest > 0.0f && largest <= F32_MOST)) { return 1.0f; }
     const int e = ilogbf(largest);
     return ldexpf(1.0f, e < -126 ? 126 : e > 126 ? -126 : -e);
 }
-// That of a row with this largest element, or of eps where that counts for more; eps becomes that of the scaled row.
+// d_unit of the largest element of a row, or of eps if that is larger; scales eps to match the scaled row.
 template <int KIND> static inline __device__ float d_norm_unit(float largest, float * eps) {
     const float unit = d_unit(fmaxf(largest, KIND == NORM_L2 ? *eps : sqrtf(*eps)));
     *eps = KIND == NORM_L2 ? *eps * unit : *eps * unit * unit;
     return unit;
 }
 
-template <typename ROW> static inline __device__ float d_largest(ROW & x) { // of what a thread holds
+template <typename ROW> static inline __device__ float d_largest(ROW & x) { // of the elements in a thread's registers
     float largest = 0.0f;
     x.all([&](float v) { largest = fmaxf(largest, fabsf(v)); });
     return largest;
@@ -5684,8 +5684,8 @@ static inline __device__ float d_norm_squares(ROW & x, int n, int64_t n_row, flo
     return d_row_sum<THREADS>(sum);
 }
 
-// What (x - mean) is to be multiplied by; x itself is scaled first where squares leave F32. Rows of one warp go together, and those
-// that need no scale get 1 and the bits that they had.
+// The factor of (x - mean). Scales x in place first if the squares leave the range of F32. Rows that share a warp take the branch
+// together; a row that needs no scale is multiplied by 1, which changes no bit.
 template <int KIND, int THREADS, typename ROW>
 static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float eps, float * mean) {
     float squares = d_norm_squares<KIND, THREADS>(x, n, n_row, mean);
@@ -5727,8 +5727,8 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
     return { d_warp_reduce<d_sum_op>(has ? part[0][lane] : 0.0), d_warp_reduce<d_sum_op>(has ? part[1][lane] : 0.0) };
 }
 
-// Long rows: each part's mean and its sum of squares around it; then every part adds up those of its row, in double. Where squares
-// leave F32 it is the root of their mean, with a minus before it.
+// Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
+// leave the range of F32, a part stores minus the root of their mean instead of the sum.
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
@@ -5967,7 +5967,7 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
     d_back_scale s = { xd / (xx + (float) n * eps), 1.0f / sqrtf(xx / (float) n + eps) };
     return s;
 }
-// As d_norm_is_beyond, for both sums and their quotient. The gradient of many rows is 0, which is no such sum.
+// As d_norm_is_beyond, for both sums and their quotient. A row with xd = 0 counts as beyond: its products may have underflowed.
 static inline __device__ bool d_back_is_beyond(float xx, float xd, float k, int64_t n, float eps) {
     const float m = xx + (float) n * eps;
     const bool is_within = m >= SQUARES_LEAST && m <= F32_MOST && fabsf(xd) >= SQUARES_LEAST;
@@ -5995,7 +5995,7 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
         xd = d_row_sum<H::THREADS>(xd);
         d_back_scale s = d_rms_norm_back(xx, xd, p.x.ne[0], p.eps);
         const bool is_beyond = d_back_is_beyond(xx, xd, s.k, p.x.ne[0], p.eps);
-        double back = 1.0; // what the result of scaled rows is to be multiplied by
+        double back = 1.0; // factor of the result of scaled rows
         if (H::THREADS > 32 ? is_beyond : __any_sync(0xffffffffu, is_beyond)) {
             float eps = p.eps;
             const float of_x = d_row_max<H::THREADS>(d_largest(x)), of_dy = d_row_max<H::THREADS>(d_largest(dy));
@@ -6497,8 +6497,7 @@ static inline __device__ float d_warp_scan(float v) {
     }
     return v;
 }
-// Of an inclusive scan, what comes before each lane. Never "inclusive minus own": a large element, or an infinite one, would reach
-// sums that do not depend on it.
+// Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before it.
 static inline __device__ float d_warp_before(float inclusive) {
     const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
     return threadIdx.x % 32 > 0 ? before : 0.0f;
@@ -8170,8 +8169,8 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
     }
 }
 
-// One output from the elements of the image alone. Kernels that multiply the zeros around it as well come here where that made NaN or
-// would make it: with a weight that is infinite or NaN, which takes no part there.
+// One output from the elements inside the image alone. Kernels that multiply the zeros of the padding call it when that gave NaN, or
+// would: 0 times an infinite weight.
 template <typename TW> static inline __device__ float d_dw_inside(const gcuda_conv_args & p, int64_t ox, int64_t oy, int64_t c, int64_t i3) {
     float sum = 0.0f;
     NO_UNROLL for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
@@ -8262,7 +8261,7 @@ template <typename TW, bool IS_CHANNELS> static gcuda_status conv_2d_dw_two(cons
 // three rows of the result that want it ----
 #define DW_SLIDE 16
 
-// A thread with a weight that has no bounds (0 times it is NaN): its results one by one.
+// The results of a thread one by one, if one of its weights is infinite or NaN.
 template <typename TW> static inline __device__ void d_dw_slide_inside(const gcuda_conv_args & p, int ox, int oy, int n_wide, int c, int n_c, int64_t i3) {
     NO_UNROLL for (int i = 0; i < n_wide * n_c * DW_SLIDE; ++i) {
         const int x = ox + i % n_wide, y = oy + i / n_wide % DW_SLIDE, channel = c + i / n_wide / DW_SLIDE;
@@ -8608,7 +8607,7 @@ static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_
                     UNROLL for (int k = 0; k < 8; ++k) { eight[k] = w[k]; }
                     UNROLL for (int j = 0; j < N; ++j) {
                         UNROLL for (int k = 0; k < 8; ++k) {
-                            if (is_in[j]) { sum[j][k] += v[j] * eight[k]; } // an infinite weight reaches only what it is part of
+                            if (is_in[j]) { sum[j][k] += v[j] * eight[k]; } // 0 times an infinite weight would be NaN
                         }
                     }
                 };
@@ -8810,14 +8809,14 @@ static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w
     return max;
 }
 
-// What the sum over a window of row ox is divided by; of nothing the mean is 0.
+// Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
 static inline __device__ float d_pool_divisor(const gcuda_pool_args & p, int64_t ox) {
     if (!p.counts_inside) { return (float) p.k0 * (float) p.k1; }
     const int64_t x = ox * p.s0 - p.p0, x0 = x > 0 ? x : 0, x1 = x + p.k0 < p.x.ne[0] ? x + p.k0 : p.x.ne[0];
     return x1 > x0 ? (float) (x1 - x0) : 1.0f;
 }
 
-// The mean again, in double: its sum in F32 was not finite.
+// Recomputes a mean in double, after the F32 sum was not finite.
 static NO_INLINE __device__ float d_pool_mean(const gcuda_pool_args & p, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
     const d_window w = d_window_of(p, ox, oy);
     const char * plane = d_at(p.x, 0, 0, i2, i3);
@@ -8828,7 +8827,7 @@ static NO_INLINE __device__ float d_pool_mean(const gcuda_pool_args & p, int64_t
     const double divisor = p.counts_inside ? (double) d_pool_divisor(p, ox) : (double) p.k0 * (double) p.k1;
     return (float) (sum / divisor);
 }
-// The mean of a window from its sum in F32, which may have left it.
+// The mean of a window from its F32 sum, recomputed if that is not finite.
 static inline __device__ float d_pool_mean_of(const gcuda_pool_args & p, float sum, float divisor, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
     return fabsf(sum) <= F32_MOST ? sum / divisor : d_pool_mean(p, ox, oy, i2, i3);
 }
@@ -9010,7 +9009,7 @@ static __device__ int64_t d_pool_first(int64_t x, int32_t k, int32_t s, int32_t 
     return x + p >= k ? (x + p - k) / s + 1 : 0;
 }
 
-// The sum of a place's gradients of means, in double, divided: in F32 it was not finite.
+// Recomputes one element's gradient in double, after the F32 sum was not finite.
 static NO_INLINE __device__ float d_pool_back_mean(const gcuda_pool_args & p, const d_index & i) {
     double sum = 0.0;
     for (int64_t oy = d_pool_first(i.i1, p.k1, p.s1, p.p1); oy <= (i.i1 + p.p1) / p.s1 && oy < p.dy.ne[1]; ++oy) {
@@ -10832,7 +10831,7 @@ static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args 
         UNROLL for (int k = 0; k < 2; ++k) {
             const int i = lane + 32 * k;
             const uint32_t v = i < n ? d_sort_load(p, x, i) : 0;
-            key[k] = i >= n ? 0xffffffffu : d_sort_place(v, is_descending); // behind the row: before none of it
+            key[k] = i >= n ? 0xffffffffu : d_sort_place(v, is_descending); // past the row: sorts after all its elements
         }
         for (int j0 = 0; j0 < n; j0 += 8) {
             UNROLL for (int j = j0; j < j0 + 8; ++j) {
@@ -11783,7 +11782,7 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(co
         UNROLL for (int i = 0; i < 2 * N; ++i) {
             const int at = (int) threadIdx.x + 256 * i;
             float4 w = v[i];
-            if (exponent != 0) { // not a factor: that of 2^-149 would be none
+            if (exponent != 0) { // ldexpf, not a product: the factor for 2^-149 would overflow
                 w = make_float4(ldexpf(w.x, -exponent), ldexpf(w.y, -exponent), ldexpf(w.z, -exponent), ldexpf(w.w, -exponent));
             }
             if (at < n) { y[at] = make_uint2(d_two_halfs(w.x, w.y), d_two_halfs(w.z, w.w)); }
@@ -11857,11 +11856,13 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
 // =====================================================================================================
 // A block of 8 warps has 128 rows and up to 128 columns, a warp 16 of the rows and all of the columns. It walks along k;
-// what a step needs comes through a ring of slots in shared memory, filled by asynchronous copies: the weights as they
-// lie, and the columns, which another kernel has rounded before. A lane decodes just those weights that the tensor
-// cores want of it, into registers: once for all columns. F16 weights stay what they are and meet columns in F16, with a
-// factor per column (see k_half_rows); F32 meets F32 as TF32; other weights become BF16, whose range is that of F32, and so
-// do their columns. Products are exact in F32, in which the sums are.
+// a step reads its operands from a ring of stages in shared memory, filled by asynchronous copies: encoded weights, and activations
+// that another kernel has rounded before. A lane decodes its fragment of the weights into registers, once for all columns.
+//   weights   operands of the tensor cores
+//   F16       F16 and F16, with a factor per activation column (see k_half_rows)
+//   F32       TF32 and TF32
+//   others    BF16, which has the range of F32, and BF16
+// Products are exact in the F32 accumulators.
 // All steps of all tiles are one list, which is cut into equal stretches, one for each block: so few rows fill the device,
 // and many leave none idle at the end. Where several blocks have a part of a tile, each leaves its sums in scratch, and the
 // one that comes last adds them up in order of k. No block waits for another, and the result does not depend on which is last.
@@ -11896,7 +11897,7 @@ static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, flo
 
 template <typename A> struct d_tile_format;
 
-// What the tensor cores get: a lane's words are in the same places for all three.
+// Operand type of the tensor cores. A lane's words have the same positions for all three.
 enum d_tile_number { TILE_BF16, TILE_F16, TILE_TF32 };
 
 template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
@@ -12183,14 +12184,14 @@ template <bool SIGNED, int ZERO> static inline __device__ uint32_t d_bf16_codes(
     return SIGNED ? d_bf16_sub(v & 0x437f437fu, v & 0x43804380u) : d_bf16_sub(v, 0x43004300u + 0x10001u * (uint32_t) ZERO);
 }
 
-// The lane's eight weights as four pairs.
-// To nearest where that is finite: the largest of F32 stay finite, and every NaN is one without the bits that are not read.
+// F32 rounded to TF32: to nearest, but toward zero where that would overflow; NaN becomes quiet, its payload does not fit.
 static inline __device__ uint32_t d_tile_tf32(float v) {
     const uint32_t w = __float_as_uint(v), r = (w + 0x1000u) & 0xffffe000u;
     const bool overflows = (r & 0x7f800000u) == 0x7f800000u;
     return v != v ? 0x7fc00000u : overflows ? w & 0xffffe000u : r;
 }
 
+// The lane's eight weights as four pairs.
 template <typename A> struct d_tile_weights {
     typedef d_tile_format<A> F;
     static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
@@ -12237,8 +12238,8 @@ struct d_tile_part { // one of several products of the same columns, which block
 
 struct d_tile_job {
     d_job job;              // the first product: m, m_tiles and n_items are read from its part
-    const char * columns;   // rounded, in the order in which lanes hold weights, zeros beyond k; one after another
-    const float * factors;  // F16 weights: that of each column
+    const char * columns;   // prequantized activation columns, consecutive, in the order of the lanes' weights, zeros beyond k
+    const float * factors;  // F16 weights: one per column
     int64_t column_bytes;
     int steps;              // along k
     int last_bytes;         // of a row of the weights in the last step
@@ -12312,7 +12313,7 @@ static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_til
     return r;
 }
 
-// Which of the packed columns is column j of a tile, which has it.
+// Index of the packed column that is column j of a tile, j < t.n.
 static inline __device__ int64_t d_tile_packed_column(const d_tile_job & p, const d_tile & t, int j) {
     if (p.job.tiles == nullptr) {
         return t.matrix * p.job.n + t.c0 + j;
@@ -12610,7 +12611,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     }
 }
 
-// ---- columns as the weights want them ----
+// ---- activations rounded to the operand type of the weights ----
 struct d_tile_columns {
     d_job job;
     char * to;
@@ -12635,7 +12636,7 @@ static inline __device__ const char * d_tile_column_of(const d_tile_columns & p,
     return b;
 }
 
-// Four elements of a column from k on, zeros beyond its end: there are whole groups.
+// Four elements of a column from k on, zeros past its end; groups are complete.
 static inline __device__ float4 d_tile_four(const d_tile_columns & p, const char * b, int64_t k) {
     const char * from = b + k * p.job.b_k;
     if (k >= p.job.k) {
@@ -12648,7 +12649,7 @@ static inline __device__ float4 d_tile_four(const d_tile_columns & p, const char
         d_load(p.job.b.type, from + 3 * p.job.b_k));
 }
 
-// Sixteen bytes of a packed column, the i-th: eight elements, of TF32 four. exponent: of F16, the power of two that is taken out.
+// Piece i of a packed column, 16 bytes: eight elements, TF32: four. F16: elements are divided by 2^exponent.
 static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32_t column, const char * b, int64_t i, int exponent) {
     const int t = (int) (i % 4);
     char * to = p.to + column * p.column_bytes + 16 * i;
@@ -12666,20 +12667,20 @@ static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32
         d_store16((__nv_bfloat16 *) to, v);
         return;
     }
-    if (exponent != 0) { // not a factor: that of 2^-149 would be none
+    if (exponent != 0) { // ldexpf, not a product: the factor for 2^-149 would overflow
         UNROLL for (int k = 0; k < 8; ++k) { v[k] = ldexpf(v[k], -exponent); }
     }
     *(uint4 *) to = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
 }
 
-// A block has 256 pieces of one column.
+// A block packs 256 pieces of one column.
 static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at) {
     const uint32_t per_column = (uint32_t) ((p.column_bytes / 16 + 255) / 256), column = at / per_column;
     const int64_t i = (int64_t) (at - column * per_column) * 256 + threadIdx.x;
     if (i < p.column_bytes / 16) { d_tile_pack_piece(p, column, d_tile_column_of(p, column), i, 0); }
 }
 
-// To F16: a block has a column, and reads it twice, the second time from L1 or L2.
+// To F16: a block packs a column and reads it twice, the second time from L1 or L2.
 static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint32_t column) {
     const char * b = d_tile_column_of(p, column);
     float max = 0.0f;
@@ -12692,7 +12693,7 @@ static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint3
     if (threadIdx.x == 0) { p.factors[column] = ldexpf(1.0f, exponent); }
 }
 
-// Blocks that have something to pack.
+// Blocks with work.
 static inline __host__ __device__ int64_t d_tile_pack_units(const d_tile_columns & p) {
     return p.number == TILE_F16 ? p.n : p.n * ((p.column_bytes / 16 + 255) / 256);
 }
@@ -12763,7 +12764,7 @@ static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, con
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
     s.factors_at = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
-    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // of F16, but the type is not asked for
+    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // used for F16 weights alone, but reserved for all types
     return s;
 }
 

@@ -1,4 +1,4 @@
-// Softmax, fused attention and rotary position embedding (ops.md 3.7, 3.8): references in float64 and the tables of cases.
+// Softmax, fused attention and rotary position embedding: references in float64 and the tables of cases.
 // Part of test-ops.c. Optional sources follow the required ones; the parameters say at which place, 0 means absent.
 #ifndef OPS_ATTENTION_H
 #define OPS_ATTENTION_H
@@ -10,7 +10,7 @@ static struct gcuda_tensor * optional(struct gcuda_tensor ** in, int at) { retur
 
 // ---------------------------------------------------------------------------------------------------- references
 
-// ops.md 2.7: heads beyond the last power of two take the odd powers of a second base
+// ALiBi: heads beyond the last power of two take the odd powers of a second base
 static double ref_alibi_slope(double max_bias, int64_t n_head, int64_t h) {
     if (max_bias <= 0.0) { return 1.0; }
     int64_t floor_pow2 = 1;
@@ -40,7 +40,7 @@ static void ref_soft_max_row(const struct op_case * c, int64_t i1, int64_t i2, i
         AT(y, i, i1, i2, i3) = w;
         max = fmax(max, w);
     }
-    if (isinf(max) && max < 0.0) { // nothing to attend to: zeros, not NaN (ops.md 5)
+    if (isinf(max) && max < 0.0) { // nothing to attend to: zeros, not NaN
         for (int64_t i = 0; i < a->ne[0]; ++i) { AT(y, i, i1, i2, i3) = 0.0; }
         return;
     }
@@ -156,7 +156,7 @@ static double ref_yarn_corr(const struct p_rope * p, double rotations) {
     return (double) p->n_dims * log(turns) / (2.0 * log((double) p->freq_base));
 }
 
-// `power` is the exponent e of ops.md; `j` counts pairs and drives the ramp and the factors
+// `power` is the exponent of the base; `j` counts pairs and drives the ramp and the factors
 static struct ref_angle ref_rope_angle(const struct op_case * c, double pos, int64_t power, int64_t j) {
     const struct p_rope * p = (const struct p_rope *) c->p;
     const double extrapolated = pos * pow((double) p->freq_base, -2.0 * (double) power / (double) p->n_dims) /

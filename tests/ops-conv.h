@@ -1,4 +1,4 @@
-// Convolutions (all are correlations with zero padding), pooling and resampling (ops.md 3.9): references in float64 and the
+// Convolutions (all are correlations with zero padding), pooling and resampling: references in float64 and the
 // tables of cases. Part of test-ops.c.
 #ifndef OPS_CONV_H
 #define OPS_CONV_H

@@ -1,4 +1,4 @@
-// Copies, views and data movement: ops.md 3.1
+// Copies, views and data movement
 #define PLAIN_TYPES "F32 F16 BF16 F64 I8 I16 I32 I64"
 #define CPU_WEIGHTS WEIGHT_TYPES " Q8_1 Q8_K"
 
@@ -264,7 +264,7 @@ TEST(cpy_saturates) { // floats to integers: towards zero, to the nearest end, N
     op_test_run(&t);
 }
 
-static double cpy_bound(enum gcuda_type type, double n) { // ops.md 2.9
+static double cpy_bound(enum gcuda_type type, double n) {
     switch (type) {
         case GCUDA_TYPE_Q8_0: return 0.0009765625 / n;
         case GCUDA_TYPE_Q5_0:

@@ -1,4 +1,4 @@
-// Matrix products (ops.md 3.6): references in float64 and the tables of cases. Part of test-ops.c.
+// Matrix products: references in float64 and the tables of cases. Part of test-ops.c.
 //
 // Sources arrive as the values that their types hold, so a reference is nothing but the formula. The bound of 5e-4
 // leaves room for the rounding of activations that the specification allows.

@@ -1,4 +1,4 @@
-// Normalisations: ops.md 3.4. Reductions, scans, sorting: 3.5. Training: 3.11.
+// Normalisations, reductions, scans, sorting, training.
 
 // =====================================================================================================================
 // >>norms   along dimension 0

@@ -1,4 +1,4 @@
-// State-space and recurrent operations, triangular solve (ops.md 3.10): references in float64 and the tables of cases.
+// State-space and recurrent operations, triangular solve: references in float64 and the tables of cases.
 // Part of test-ops.c.
 #ifndef OPS_RECURRENT_H
 #define OPS_RECURRENT_H
@@ -470,7 +470,7 @@ TEST(solve_tri) {
     if (test_full()) {
         t.shapes = "64,64,8,8|64,64,8,8 80,80,2|80,80,2 84,84,2|84,84,2 95,95,8|40,95,8 128,128,4,4|300,128,4,4";
         // of 64 such systems of 128 unknowns one has a row that cancels so far that F32 in numpy misses the
-        // row's bound too; what ops.md asks for is the NMSE
+        // row's bound too; what is promised is the NMSE
         t.no_max_error = true;
         op_test_run(&t);
         t.no_max_error = false;

@@ -100,7 +100,7 @@ TEST(half_rows) { // the vector forms do the same, at every length and for NaN
 // =====================================================================================================================
 // >>tensors
 // =====================================================================================================================
-static bool want_contiguous(const struct gcuda_tensor * t, int n) { // ops.md 1.4
+static bool want_contiguous(const struct gcuda_tensor * t, int n) {
     const int64_t blk = op_type_of(t->type)->blck;
     size_t expect = op_type_of(t->type)->size;
     if (t->ne[0] != blk && t->nb[0] != expect) { return false; }

@@ -312,6 +312,33 @@ TEST(a_graph_has_a_floating_point_environment_of_its_own) {
     gcuda_free(ctx);
 }
 
+static void custom_of_a_game(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * user) {
+    (void) nth, (void) user;
+    if (ith == 0) { memcpy(dst->data, a->data, gcuda_nbytes(a)); }
+    fp_of_a_game();
+}
+
+// A custom operation that changes the environment changes no result of nodes after it, on any thread.
+TEST(the_environment_of_a_custom_operation_ends_with_it) {
+    enum { N = 4096 };
+    const struct gcuda_init_params params = { 0, NULL, false };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * want = gcuda_scale(ctx, x, 1.0f / 3.0f);
+    struct gcuda_tensor * got = gcuda_scale(ctx, gcuda_map_custom1(ctx, x, custom_of_a_game, 4, NULL), 1.0f / 3.0f);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    fenv_t usual;
+    CHECK_OK(gcuda_build_forward_expand(graph, want));
+    CHECK_OK(gcuda_build_forward_expand(graph, got));
+    for (int i = 0; i < N; ++i) { ((float *) x->data)[i] = (float) (i % 1021) * (i % 2 == 0 ? 1e-40f : 0.37f); }
+    CHECK(fegetenv(&usual) == 0);
+    for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
+        CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, n_threads));
+        CHECK(fesetenv(&usual) == 0);
+        CHECK_MSG(memcmp(want->data, got->data, gcuda_nbytes(want)) == 0, "%d threads", n_threads);
+    }
+    gcuda_free(ctx);
+}
+
 // Tensors without elements have no data; under -fsanitize=undefined this also says what memset is given.
 TEST(nothing_is_set_and_copied) {
     const struct gcuda_init_params params = { 0, NULL, false }, no_alloc = { 0, NULL, true };

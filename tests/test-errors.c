@@ -914,6 +914,11 @@ TEST(what_failed_first_is_not_lost) { // by the calls that are given the NULL th
     CHECK_HAS(gcuda_last_error(), "graph is NULL");
     CHECK_HAS(gcuda_last_error(), "context is full");
     gcuda_free(small);
+    gcuda_clear_last_error();
+    CHECK(gcuda_backend_dev_init(gcuda_backend_dev_by_name("TPU7"), NULL) == NULL);
+    CHECK_HAS(gcuda_last_error(), "dev_init: device is NULL; the error before: no device 'TPU7'");
+    CHECK(gcuda_backend_sched_reserve(gcuda_backend_sched_new(NULL, NULL, 0, 0, false, false), NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "scheduler is NULL; the error before: sched_new: 0 backends");
 }
 
 TEST(messages_say_which_one_and_what_helps) {
@@ -924,6 +929,12 @@ TEST(messages_say_which_one_and_what_helps) {
     gcuda_clear_last_error();
     CHECK(gcuda_backend_graph_compute(op_backends[0], NULL) != GCUDA_STATUS_SUCCESS);
     CHECK_HAS(gcuda_last_error(), "graph is NULL");
+    CHECK(gcuda_backend_graph_plan_compute(op_backends[0], NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "graph_plan_compute: plan is NULL");
+    CHECK(gcuda_graph_compute(g, NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "graph_compute: plan is NULL");
+    CHECK(gcuda_backend_tensor_set(NULL, "", 0, 1) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "tensor is NULL");
     CHECK(gcuda_backend_init_by_name("TPU7", NULL) == NULL);
     CHECK_HAS(gcuda_last_error(), "no device 'TPU7'; there are: ");
     CHECK_HAS(gcuda_last_error(), "CPU");
@@ -955,6 +966,12 @@ TEST(a_tensor_without_a_name_is_called_by_its_place) {
     CHECK(gcuda_soft_max(ctx, quantized) == NULL);
     CHECK_HAS(gcuda_context_error(ctx), "type of src0 is q4_0");
     gcuda_context_clear_error(ctx);
+    CHECK(gcuda_pad(ctx, quantized, 1, 0, 0, 0) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "type of src0 [32, 4, 1, 1] is q4_0");
+    gcuda_context_clear_error(ctx);
+    char byte = 0;
+    CHECK(gcuda_backend_tensor_set(x, &byte, 0, 1) != GCUDA_STATUS_SUCCESS); // no memory
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor has no memory yet");
     end();
 }
 

@@ -216,7 +216,7 @@ static void value_write(enum gcuda_type type, void * p, double x) { // rounded t
 }
 
 // =====================================================================================================================
-// >>quantizers   the 32-element formats of ops.md, appendix A, in F32 as it says; others through the library's own
+// >>quantizers   the 32-element formats, in F32 from their formulas; others through the library's own
 // functions
 // =====================================================================================================================
 static float q_f16(float x) { return (float) round_f16((double) x); }
@@ -386,7 +386,7 @@ struct op_test {
     ref_fn ref;
     const void * p;
     double max_nmse;    // 0: exact
-    unsigned reuse;     // bit k: the result may be placed on source k (ops.md 2.4, kind 3)
+    unsigned reuse;     // bit k: the result may be placed on source k
     bool aliases;       // the result is a view of an input also in `build` (cpy, clamp, set_rows ...)
     bool expect_nan;    // NaN in the reference means NaN wanted
     bool keep_blocks;   // quantized result: the reference has decoded blocks, not numbers to quantize
@@ -439,7 +439,7 @@ static size_t row_bytes(enum gcuda_type type, int64_t n) {
     return t->size * (size_t) (n / t->blck);
 }
 
-// Bytes from the first to the last element of a tensor (ops.md 1.3).
+// Bytes from the first to the last element of a tensor.
 static size_t tensor_bytes(const struct gcuda_tensor * t) {
     const struct op_type * type = op_type_of(t->type);
     size_t n = type->size;
@@ -565,7 +565,7 @@ static void tensor_write(struct gcuda_tensor * t, const struct arr * a, struct r
 }
 
 // =====================================================================================================================
-// >>compare   ops.md 2.9: NMSE, and max |error| <= 8 sqrt(bound) rms(row)
+// >>compare   NMSE, and max |error| <= 8 sqrt(bound) rms(row)
 // =====================================================================================================================
 static double ulp_of(enum gcuda_type type, double x) { // spacing of a 16-bit type at x
     int e;

@@ -1,4 +1,4 @@
-// test-quants: block formats, host quantizers, validation. Vectors and tolerances: quants.md 11.1, 12.1, 12.2.
+// test-quants: block formats, host quantizers, validation. Vectors are fixed bytes and values.
 // The comparison with other implementations is tests/oracle/quants.py.
 #include "test.h"
 
@@ -66,7 +66,7 @@ struct dequantize_vector {
     double head[4], tail[2], s1, s2; // first and last values, sum of v[i], sum of (i + 1) v[i]
 };
 
-static const struct dequantize_vector dequantize_vectors[] = { // quants.md 12.1
+static const struct dequantize_vector dequantize_vectors[] = {
     { GCUDA_TYPE_Q4_0, { 3, -4, 5, -2 }, { 3, -8 }, -33, -799 },
     { GCUDA_TYPE_Q4_1, { 13.5, 6.5, 15.5, 8.5 }, { 4.5, 9.5 }, 241, 3730 },
     { GCUDA_TYPE_Q5_0, { 15, 8, -15, 10 }, { -3, 2 }, -45, -1185 },
@@ -125,7 +125,7 @@ struct quantize_vector {
     const char * bytes;
 };
 
-static const struct quantize_vector quantize_vectors[] = { // quants.md 12.2
+static const struct quantize_vector quantize_vectors[] = {
     { GCUDA_TYPE_Q4_0, false, 0, "4036f258be1379df359bf147ac0268ce248a" },
     { GCUDA_TYPE_Q4_1, false, 0, "893640c2f257bd1379cf358ae146ac0268bd2479" },
     { GCUDA_TYPE_Q5_0, false, 0, "4032b4b4a525f4bf7b27e3ae5a16d19d4904c08c38f4" },
@@ -193,7 +193,7 @@ TEST(mxfp4_reads_the_smallest_scales) {
 }
 
 // =====================================================================================================
-// >>quality   quants.md 11.1
+// >>quality   errors of quantization
 // =====================================================================================================
 static double round_trip_limit(enum gcuda_type type) { return type == GCUDA_TYPE_Q2_K ? 0.0075 : type == GCUDA_TYPE_Q3_K ? 0.0040 : 0.002; }
 static double dot_limit(enum gcuda_type type) { return type == GCUDA_TYPE_Q2_K ? 0.04 : 0.02; }
@@ -493,7 +493,7 @@ TEST(importance_makes_no_bad_blocks) { // of finite data: refused, or the blocks
 }
 
 // =====================================================================================================
-// >>validation   quants.md 1.3
+// >>validation   of row data
 // =====================================================================================================
 static void make_valid(enum gcuda_type type, uint8_t * b) {
     int at[2];

@@ -14,7 +14,7 @@
 #endif
 
 enum { ROWS = SIZE(509, 53), COLUMNS = SIZE(251, 13), SAMPLES = 4096 };
-#define MAX_NMSE 5e-4 // ops.md
+#define MAX_NMSE 5e-4
 
 struct large {
     gcuda_backend_t backend;

@@ -345,7 +345,6 @@ TEST(random_graphs_over_gpus_toys_and_cpu) {
     }
 }
 
-// A view that only another backend reads belongs to no split, and still what it views has to be written.
 TEST(changes_in_place_are_seen) {
     for (int n_copies = 1; n_copies <= 4; n_copies += 3) {
         struct gpus g;
@@ -360,6 +359,7 @@ TEST(changes_in_place_are_seen) {
     }
 }
 
+// A view that only another backend reads belongs to no split, and still what it views has to be written.
 TEST(what_is_viewed_elsewhere_is_written) {
     enum { N = 8 };
     const struct gcuda_init_params params = { 0, NULL, true };
