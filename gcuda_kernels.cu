@@ -53,11 +53,13 @@
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
+#define UNROLL_8 _Pragma("unroll 8")
 #define NO_UNROLL _Pragma("unroll 1")
 #define NO_INLINE __noinline__
 #else
 #define UNROLL // the simulated device
 #define UNROLL_4
+#define UNROLL_8
 #define NO_UNROLL
 #define NO_INLINE
 #endif
@@ -19145,8 +19147,10 @@ struct d_attn_mma {
     float * parts;         // [split][row][DV]; NULL: the result itself
     float * part_sums;     // [split][row][2]: maximum and sum
     d_attn_side k, v;
-    int64_t n_queries;     // rows of a group of heads
-    int group, n_groups, n_row_blocks, n_splits;
+    int n_tokens, n_heads, n_seqs, n_kv, dv;
+    int group, n_queries;  // heads that share k and v; their rows
+    int n_groups, n_row_blocks, n_splits;
+    int heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
     int n_tiles, n_words, n_class_blocks;
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
@@ -19217,26 +19221,26 @@ static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTA
 
 // ---- the tiles of a block ----
 struct d_attn_block {
-    int64_t head0, s, row0; // first head of the group, sequence, first row
-    int n_rows;             // that exist
-    int class0, class1;     // blocks of tokens
-    int n_planes;           // of the mask that heads of the group have
+    int head0, s, row0; // first head of the group, sequence, first row
+    int n_rows;         // that exist
+    int class0, class1; // blocks of tokens
+    int n_planes;       // of the mask that heads of the group have
 };
 
 // Tiles 32 word .. 32 word + 31: x: some row of the block sees some of it; y: all rows see all of it, without bias.
 static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
     if (a.classes == nullptr) {
-        const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : (int) (a.p.k.ne[1] / ATTN_TILE) - 32 * word;
+        const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
         all.x = n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1;
         all.y = n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1;
         return all;
     }
-    const int64_t plane0 = b.s % a.p.mask.ne[3] * a.p.mask.ne[2];
+    const int plane0 = b.s % a.n_mask_seqs * a.n_mask_heads;
     for (int i = 0; i < b.n_planes; ++i) {
-        const int64_t plane = plane0 + (b.head0 + i) % a.p.mask.ne[2];
+        const int plane = plane0 + (b.head0 + i) % a.n_mask_heads;
         for (int c = b.class0; c <= b.class1; ++c) {
-            const uint2 one = a.classes[(plane * a.n_class_blocks + c) * a.n_words + word];
+            const uint2 one = a.classes[((int64_t) plane * a.n_class_blocks + c) * a.n_words + word];
             all.x |= one.x;
             all.y &= one.y;
         }
@@ -19271,6 +19275,13 @@ struct d_attn_walk {
     // Goes to the first tile of a split; returns their number.
     inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
         const int lane = (int) threadIdx.x % 32;
+        if (a.classes == nullptr) { // all are visible
+            rank = (int) ((int64_t) a.n_tiles * split / a.n_splits);
+            word = rank / 32;
+            load(a, b);
+            seen &= 0xffffffffu << rank % 32;
+            return (int) ((int64_t) a.n_tiles * (split + 1) / a.n_splits) - rank;
+        }
         int total = 0;
         for (int w = lane; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
@@ -19299,35 +19310,48 @@ struct d_attn_walk {
 };
 
 // ---- k and v in shared memory ----
-// Where the copies of a thread begin, and its next one: `step` threads copy a tile.
-struct d_attn_cursor {
-    int row, piece, d_row, d_piece;
-
-    inline __device__ void set(const d_attn_side & s, int first, int step) {
-        row = first / s.n_pieces;
-        piece = first % s.n_pieces;
-        d_row = step / s.n_pieces;
-        d_piece = step % s.n_pieces;
-    }
-};
-
-// Starts the copies of n_rows positions from j0. A row begins in shared memory as far behind a multiple of 16 as it does in memory
-// (d_attn_skew). Beyond the row and beyond the last position there are zeros.
-static inline __device__ void d_attn_fetch(const d_attn_side & s, const gcuda_array & x, const char * head, d_attn_cursor c, char * to,
-    int64_t j0, int n_rows) {
-    const int64_t n_kv = x.ne[1];
-    while (c.row < n_rows) {
-        const char * row = head + (j0 + c.row) * (int64_t) x.nb[1];
-        const char * first = (const char *) ((uintptr_t) row & ~(uintptr_t) 15), * from = first + 16 * c.piece;
-        int64_t n = j0 + c.row < n_kv ? row + s.row_bytes - from : 0;
+// Starts the copies of n_rows positions from j0, by `step` threads. A row begins in shared memory as far after a multiple of 16 as it
+// does in memory (d_attn_skew). After the row and after the last position there are zeros.
+static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * head, size_t nb1, int n_kv, char * to, int j0, int n_rows,
+    int thread, int step) {
+    const char * x = head + j0 * (int64_t) nb1; // rows of a tile are less than 2 GiB apart
+    const int d_row = step / s.n_pieces, d_piece = step % s.n_pieces, n_in = n_kv - j0 < n_rows ? n_kv - j0 : n_rows;
+    int row = thread / s.n_pieces, piece = thread % s.n_pieces;
+    while (row < n_rows) {
+        const int at = row * (int) nb1, skew = ((int) (uintptr_t) x + at) & 15;
+        int n = row < n_in ? skew + s.row_bytes - 16 * piece : 0;
         n = n < 0 ? 0 : n > 16 ? 16 : n;
-        d_copy_16(to + c.row * s.stride + 16 * c.piece, n > 0 ? from : head - ((uintptr_t) head & 15), (int) n);
-        c.row += c.d_row;
-        c.piece += c.d_piece;
-        if (c.piece >= s.n_pieces) {
-            c.piece -= s.n_pieces;
-            ++c.row;
+        d_copy_16(to + row * s.stride + 16 * piece, n > 0 ? x + at - skew + 16 * piece : head - ((uintptr_t) head & 15), n);
+        row += d_row;
+        piece += d_piece;
+        if (piece >= s.n_pieces) {
+            piece -= s.n_pieces;
+            ++row;
         }
+    }
+}
+// The same of rows at multiples of 16 bytes, PIECES copies each, by STEP threads.
+template <int PIECES, int ROWS, int STEP>
+static inline __device__ void d_attn_fetch_even(const d_attn_side & s, const char * head, size_t nb1, int n_kv, char * to, int j0, int thread) {
+    constexpr int row_step = STEP / PIECES;
+    static_assert(STEP % PIECES == 0 && ROWS % row_step == 0, "whole rows at a time");
+    const int row0 = thread / PIECES, piece = thread % PIECES, left = s.row_bytes - 16 * piece, n_in = n_kv - j0;
+    const int n = left < 0 ? 0 : left > 16 ? 16 : left;
+    const char * from = head + (j0 + row0) * (int64_t) nb1 + 16 * piece;
+    to += row0 * s.stride + 16 * piece;
+    UNROLL for (int row = 0; row < ROWS; row += row_step) {
+        const bool is_in = row0 + row < n_in;
+        d_copy_16(to + row * s.stride, is_in ? from + row * (int64_t) nb1 : head, is_in ? n : 0);
+    }
+}
+template <int PIECES, int ROWS, int STEP, bool HAS_CODES>
+static inline __device__ void d_attn_fetch_tile(const d_attn_side & s, const gcuda_array & x, const char * head, int n_kv, char * to, int j0, int thread) {
+    if constexpr (PIECES == 0) {
+        d_attn_fetch(s, head, x.nb[1], n_kv, to, j0, ROWS, thread, STEP);
+    } else if (HAS_CODES && s.kind >= ATTN_Q8_0) {
+        d_attn_fetch(s, head, x.nb[1], n_kv, to, j0, ROWS, thread, STEP);
+    } else {
+        d_attn_fetch_even<PIECES, ROWS, STEP>(s, head, x.nb[1], n_kv, to, j0, thread);
     }
 }
 
@@ -19412,114 +19436,116 @@ static inline __device__ int d_attn_v_element(int kind, int j, int c) {
 }
 
 // ---- scores ----
-// Rows of q in shared memory, as matrices: where this lane reads for step 0 of part 0.
+// Rows of q in shared memory, as matrices: where this lane reads for step 0.
 struct d_attn_q {
     const char * rows;
-    int stride, part_bytes, n_parts;
+    int stride, part_bytes, n_parts, n_steps;
 
     inline __device__ void load(uint32_t * a, int part, int mt, int step) const {
         d_matrices(a, rows + part * part_bytes + mt * 16 * stride + step * 32);
     }
 };
 
-template <bool IS_BF16, int MT, int NP>
-static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, int stride, int n_steps) {
+// KT: steps of 16 elements of a row; 0: q.n_steps.
+template <bool IS_BF16, int KT, int MT, int NP>
+static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, int stride) {
     const int lane = (int) threadIdx.x % 32;
     k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
-    UNROLL_4 for (int step = 0; step < n_steps; ++step) {
-        uint32_t b[NP][4];
-        UNROLL for (int np = 0; np < NP; ++np) { d_matrices(b[np], k + np * 16 * stride + step * 32); }
-        for (int part = 0; part < q.n_parts; ++part) {
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
+            uint32_t a[MT][4], b[NP][4];
+            UNROLL for (int np = 0; np < NP; ++np) { d_matrices(b[np], k + np * 16 * stride + step * 32); }
+            UNROLL for (int mt = 0; mt < MT; ++mt) { q.load(a[mt], part, mt, step); }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
-                uint32_t a[4];
-                q.load(a, part, mt, step);
-                UNROLL for (int i = 0; i < 2 * NP; ++i) { d_attn_mma_16<IS_BF16>(s[mt][i], a, b[i / 2] + 2 * (i % 2)); }
+                UNROLL for (int i = 0; i < 2 * NP; ++i) { d_attn_mma_16<IS_BF16>(s[mt][i], a[mt], b[i / 2] + 2 * (i % 2)); }
             }
         }
     }
 }
 
-// Of codes: 32 elements, two steps, at a time. b[step] are those of position lane / 4, the scales those of the result's columns.
-template <bool IS_Q8, int MT, int NP>
+// Eight codes of a position, which two steps of a product take.
+template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], const char * p) {
+    const uint32_t w = d_attn_word_at(p);
+    if (IS_Q8) {
+        const uint32_t x = w ^ 0x80808080u, y = d_attn_word_at(p + 4) ^ 0x80808080u;
+        b[0][0] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4140), 128.0f));
+        b[0][1] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4342), 128.0f));
+        b[1][0] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4140), 128.0f));
+        b[1][1] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4342), 128.0f));
+    } else {
+        b[0][0] = d_half2_bits(d_attn_codes(w & 0x000f000fu, 8.0f));
+        b[0][1] = d_half2_bits(d_attn_codes(w >> 8 & 0x000f000fu, 8.0f));
+        b[1][0] = d_half2_bits(d_attn_codes(w >> 4 & 0x000f000fu, 8.0f));
+        b[1][1] = d_half2_bits(d_attn_codes(w >> 12 & 0x000f000fu, 8.0f));
+    }
+}
+
+// Of codes: 32 elements, two steps, at a time. Codes are those of position lane / 4, scales those of the result's columns.
+template <bool IS_Q8, int KT, int MT, int NP>
 static inline __device__ void d_attn_scores_of_codes(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, const d_attn_side & side,
-    uintptr_t head, size_t nb1, int j0, int n_steps) {
+    uintptr_t head, size_t nb1, int j0) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, block_bytes = IS_Q8 ? 34 : 18;
+    const char * codes[2 * NP], * scales[2 * NP][2];
     UNROLL for (int i = 0; i < 2 * NP; ++i) {
         const int j = 8 * i + g, j1 = 8 * i + 2 * t;
-        const char * codes = k + j * side.stride + d_attn_skew(head, nb1, j0 + j) + 2 + (IS_Q8 ? 8 : 4) * t;
-        const char * scale0 = k + j1 * side.stride + d_attn_skew(head, nb1, j0 + j1);
-        const char * scale1 = k + (j1 + 1) * side.stride + d_attn_skew(head, nb1, j0 + j1 + 1);
-        UNROLL_4 for (int n = 0; n < n_steps / 2; ++n) {
-            uint32_t b[2][2];
-            const uint32_t w = d_attn_word_at(codes + n * block_bytes);
-            if (IS_Q8) {
-                const uint32_t x = w ^ 0x80808080u, y = d_attn_word_at(codes + n * block_bytes + 4) ^ 0x80808080u;
-                b[0][0] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4140), 128.0f));
-                b[0][1] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4342), 128.0f));
-                b[1][0] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4140), 128.0f));
-                b[1][1] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4342), 128.0f));
-            } else {
-                b[0][0] = d_half2_bits(d_attn_codes(w & 0x000f000fu, 8.0f));
-                b[0][1] = d_half2_bits(d_attn_codes(w >> 8 & 0x000f000fu, 8.0f));
-                b[1][0] = d_half2_bits(d_attn_codes(w >> 4 & 0x000f000fu, 8.0f));
-                b[1][1] = d_half2_bits(d_attn_codes(w >> 12 & 0x000f000fu, 8.0f));
-            }
-            const float d0 = d_attn_half_at(scale0 + n * block_bytes), d1 = d_attn_half_at(scale1 + n * block_bytes);
+        codes[i] = k + j * side.stride + d_attn_skew(head, nb1, j0 + j) + 2 + (IS_Q8 ? 8 : 4) * t;
+        UNROLL for (int e = 0; e < 2; ++e) { scales[i][e] = k + (j1 + e) * side.stride + d_attn_skew(head, nb1, j0 + j1 + e); }
+    }
+    UNROLL for (int n = 0; n < (KT > 0 ? KT / 2 : q.n_steps / 2); ++n) {
+        if (KT > 0 && 2 * n >= q.n_steps) { break; }
+        float c[MT][2 * NP][4] = {};
+        uint32_t b[2 * NP][2][2];
+        UNROLL for (int i = 0; i < 2 * NP; ++i) { d_attn_k_codes<IS_Q8>(b[i], codes[i] + n * block_bytes); }
+        NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
             UNROLL for (int mt = 0; mt < MT; ++mt) {
-                float c[4] = {};
-                for (int part = 0; part < q.n_parts; ++part) {
-                    UNROLL for (int step = 0; step < 2; ++step) {
-                        uint32_t a[4];
-                        q.load(a, part, mt, 2 * n + step);
-                        d_mma_words<true>(c, a, b[step]);
-                    }
+                UNROLL for (int step = 0; step < 2; ++step) {
+                    uint32_t a[4];
+                    q.load(a, part, mt, 2 * n + step);
+                    UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma_words<true>(c[mt][i], a, b[i][step]); }
                 }
-                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] += c[e] * (e % 2 == 0 ? d0 : d1); }
+            }
+        }
+        UNROLL for (int i = 0; i < 2 * NP; ++i) {
+            const float d[2] = { d_attn_half_at(scales[i][0] + n * block_bytes), d_attn_half_at(scales[i][1] + n * block_bytes) };
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] += c[mt][i][e] * d[e % 2]; }
             }
         }
     }
 }
 
 // ---- values ----
-// Weights of 16 positions as rows of a product. rest: what rounding left, for a second product.
-template <int MT> struct d_attn_weights {
-    uint32_t w[MT][4], rest[MT][4];
-
-    template <bool IS_BF16> inline __device__ void set(int mt, int i, float x, float y, bool has_rest) {
-        w[mt][i] = d_attn_pair<IS_BF16>(x, y);
-        if (has_rest) { rest[mt][i] = d_attn_pair<IS_BF16>(x - d_attn_rounded<IS_BF16>(x), y - d_attn_rounded<IS_BF16>(y)); }
-    }
-    template <bool IS_BF16, int NT> inline __device__ void set_all(const float (&s)[MT][NT][4], int np, float factor, bool has_rest) {
-        UNROLL for (int mt = 0; mt < MT; ++mt) {
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const float * x = s[mt][2 * np + i / 2] + i % 2 * 2;
-                set<IS_BF16>(mt, i, x[0] * factor, x[1] * factor, has_rest);
-            }
+// Weights of 16 positions, rounded, as rows of a product.
+template <bool IS_BF16, int MT, int NT>
+static inline __device__ void d_attn_weights(uint32_t (&w)[MT][4], const float (&s)[MT][NT][4], int np, float factor) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const float * x = s[mt][2 * np + i / 2] + i % 2 * 2;
+            w[mt][i] = d_attn_pair<IS_BF16>(x[0] * factor, x[1] * factor);
         }
     }
-};
-
-template <bool IS_BF16, int DT, int MT>
-static inline __device__ void d_attn_multiply(float (&o)[MT][DT][4], int j, const d_attn_weights<MT> & w, const uint32_t * b, bool has_rest) {
+}
+// What rounding left of them.
+template <bool IS_BF16, int MT, int NT> static inline __device__ void d_attn_keep_rest(float (&s)[MT][NT][4], int np) {
     UNROLL for (int mt = 0; mt < MT; ++mt) {
-        d_attn_mma_16<IS_BF16>(o[mt][j], w.w[mt], b);
-        if (has_rest) { d_attn_mma_16<IS_BF16>(o[mt][j], w.rest[mt], b); }
+        UNROLL for (int i = 2 * np; i < 2 * np + 2; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] -= d_attn_rounded<IS_BF16>(s[mt][i][e]); }
+        }
     }
 }
 
 // keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
 template <bool IS_BF16, int DT, int MT>
-static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const d_attn_weights<MT> & w, const char * v, int stride, int n_v_tiles,
-    const uint32_t (&keep)[2], bool has_rest) {
+static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const char * v, int stride, const uint32_t (&keep)[2]) {
     const int lane = (int) threadIdx.x % 32;
     v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
     UNROLL for (int j = 0; j < DT; j += 2) {
-        if (j < n_v_tiles) {
-            uint32_t b[4];
-            d_matrices_transposed(b, v + j * 16);
-            UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
-            d_attn_multiply<IS_BF16>(o, j, w, b, has_rest);
-            d_attn_multiply<IS_BF16>(o, j + 1, w, b + 2, has_rest);
+        uint32_t b[4];
+        d_matrices_transposed(b, v + j * 16);
+        UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            d_attn_mma_16<IS_BF16>(o[mt][j], w[mt], b);
+            d_attn_mma_16<IS_BF16>(o[mt][j + 1], w[mt], b + 2);
         }
     }
 }
@@ -19551,34 +19577,33 @@ static inline __device__ bool d_attn_has_large(const d_attn_code_rows & r, int n
 }
 
 template <bool IS_Q8, int DT, int MT>
-static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const d_attn_weights<MT> & w, const d_attn_code_rows & r,
-    int n_v_tiles, const uint32_t (&keep)[2], bool is_large, bool has_rest) {
+static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const d_attn_code_rows & r, int n_blocks,
+    const uint32_t (&keep)[2], bool is_large) {
     const int g = (int) threadIdx.x % 32 / 4, block_bytes = IS_Q8 ? 34 : 18;
     const __half2 shrink = __float2half2_rn(is_large ? 1.0f / 256.0f : 1.0f);
     UNROLL for (int n = 0; n < DT / 4; ++n) {
-        if (4 * n < n_v_tiles) {
-            __half2 d[2];
-            uint32_t x[2][2];
+        if (n >= n_blocks) { break; }
+        __half2 d[2];
+        uint32_t x[2][2];
+        UNROLL for (int i = 0; i < 2; ++i) {
+            d[i] = __hmul2(d_half2_of(r.scales(i, n * block_bytes)), shrink);
+            const int at = n * block_bytes + 2 + (IS_Q8 ? 4 : 2) * g;
+            if (IS_Q8) { // bytes 0 and 1 of both positions, then bytes 2 and 3
+                const uint32_t u = d_attn_word_at(r.row[2 * i] + at) ^ 0x80808080u, v = d_attn_word_at(r.row[2 * i + 1] + at) ^ 0x80808080u;
+                x[i][0] = __byte_perm(u, v, 0x5140);
+                x[i][1] = __byte_perm(u, v, 0x7362);
+            } else {
+                x[i][0] = d_attn_u16(r.row[2 * i] + at) | d_attn_u16(r.row[2 * i + 1] + at) << 16;
+            }
+        }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            uint32_t b[2];
             UNROLL for (int i = 0; i < 2; ++i) {
-                d[i] = __hmul2(d_half2_of(r.scales(i, n * block_bytes)), shrink);
-                const int at = n * block_bytes + 2 + (IS_Q8 ? 4 : 2) * g;
-                if (IS_Q8) { // bytes 0 and 1 of both positions, then bytes 2 and 3
-                    const uint32_t u = d_attn_word_at(r.row[2 * i] + at) ^ 0x80808080u, v = d_attn_word_at(r.row[2 * i + 1] + at) ^ 0x80808080u;
-                    x[i][0] = __byte_perm(u, v, 0x5140);
-                    x[i][1] = __byte_perm(u, v, 0x7362);
-                } else {
-                    x[i][0] = d_attn_u16(r.row[2 * i] + at) | d_attn_u16(r.row[2 * i + 1] + at) << 16;
-                }
+                const __half2 q = IS_Q8 ? d_attn_codes(__byte_perm(x[i][k / 2], 0, k % 2 == 0 ? 0x4140 : 0x4342), 128.0f)
+                                        : d_attn_codes(x[i][0] >> 4 * k & 0x000f000fu, 8.0f);
+                b[i] = d_half2_bits(__hmul2(q, d[i])) & keep[i];
             }
-            UNROLL for (int k = 0; k < 4; ++k) {
-                uint32_t b[2];
-                UNROLL for (int i = 0; i < 2; ++i) {
-                    const __half2 q = IS_Q8 ? d_attn_codes(__byte_perm(x[i][k / 2], 0, k % 2 == 0 ? 0x4140 : 0x4342), 128.0f)
-                                            : d_attn_codes(x[i][0] >> 4 * k & 0x000f000fu, 8.0f);
-                    b[i] = d_half2_bits(__hmul2(q, d[i])) & keep[i];
-                }
-                d_attn_multiply<false>(o, 4 * n + k, w, b, has_rest);
-            }
+            UNROLL for (int mt = 0; mt < MT; ++mt) { d_mma_words<true>(o[mt][4 * n + k], w[mt], b); }
         }
     }
 }
@@ -19593,27 +19618,36 @@ template <int DT, int MT> struct d_attn_state {
     bool is_row[MT][2];
 };
 
-static inline __device__ int64_t d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + (b.row0 + row) % a.group; }
-static inline __device__ int64_t d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return (b.row0 + row) / a.group; }
+static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + (b.row0 + row) % a.group; }
+static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return (b.row0 + row) / a.group; }
 // Number of a row in the result, and among partial ones.
 static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
-    return (b.s * a.p.q.ne[1] + d_attn_token(a, b, row)) * a.p.q.ne[2] + d_attn_head(a, b, row);
+    return ((int64_t) b.s * a.n_tokens + d_attn_token(a, b, row)) * a.n_heads + d_attn_head(a, b, row);
 }
 
 // Row `row` of the block into shared memory; a warp takes it. Returns the exponent that was taken out.
 static inline __device__ int d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int row) {
     const int lane = (int) threadIdx.x % 32, n = 16 * a.n_steps, dk = (int) a.p.q.ne[0];
-    const bool is_row = row < b.n_rows;
-    const char * x = is_row ? d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s) : nullptr;
+    q += row * a.q_stride;
+    if (row >= b.n_rows) {
+        for (int i = lane; i < n / 2; i += 32) {
+            for (int part = 0; part < a.q_parts; ++part) { ((uint32_t *) (q + part * a.q_bytes))[i] = 0; }
+        }
+        return 0;
+    }
+    const char * x = d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s);
+    const int nb0 = (int) a.p.q.nb[0];
     float max = 0.0f;
-    for (int d = lane; d < dk && is_row && a.k.kind != ATTN_BF16; d += 32) { max = fmaxf(max, fabsf(d_load(a.p.q.type, x + d * (int64_t) a.p.q.nb[0]))); }
+    if (a.k.kind != ATTN_BF16) {
+        UNROLL_4 for (int d = lane; d < dk; d += 32) { max = fmaxf(max, fabsf(d_load(a.p.q.type, x + d * nb0))); }
+    }
     const int exponent = d_half_exponent(d_warp_reduce<d_max_op>(max));
-    for (int i = lane; i < n; i += 32) {
+    UNROLL_4 for (int i = lane; i < n; i += 32) {
         const int d = d_attn_k_element(a.k.kind, i);
-        float v = is_row && d < dk ? d_load(a.p.q.type, x + d * (int64_t) a.p.q.nb[0]) : 0.0f;
+        float v = d < dk ? d_load(a.p.q.type, x + d * nb0) : 0.0f;
         v = exponent != 0 ? ldexpf(v, -exponent) : v;
         for (int part = 0; part < a.q_parts; ++part) {
-            uint16_t * to = (uint16_t *) (q + part * a.q_bytes + row * a.q_stride) + i;
+            uint16_t * to = (uint16_t *) (q + part * a.q_bytes) + i;
             if (a.k.kind == ATTN_BF16) {
                 *to = (uint16_t) d_bf16_pair(v, 0.0f);
                 v -= d_attn_rounded<true>(v);
@@ -19633,13 +19667,13 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
         UNROLL for (int i = 0; i < 2; ++i) {
             const int row = row0 + 16 * mt + 8 * i + g;
             const bool is_row = row < b.n_rows;
-            const int64_t head = d_attn_head(a, b, row), token = d_attn_token(a, b, row);
+            const int head = d_attn_head(a, b, row), token = d_attn_token(a, b, row);
             st.max[mt][i] = -INFINITY;
             st.sum[mt][i] = 0.0f;
             st.unit[mt][i] = is_row ? ldexpf(a.scale, exponents[row]) : 0.0f;
-            st.slope[mt][i] = is_row ? ATTN_LOG2E * d_slope(a.p.max_bias, a.p.q.ne[2], head) : 0.0f;
+            st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
             st.is_row[mt][i] = is_row;
-            st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, head % a.p.mask.ne[2], b.s % a.p.mask.ne[3]) : nullptr;
+            st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, head % a.n_mask_heads, b.s % a.n_mask_seqs) : nullptr;
         }
         UNROLL for (int j = 0; j < DT; ++j) {
             UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] = 0.0f; }
@@ -19648,23 +19682,23 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
 }
 
 // Biases of positions j and j + 1, -inf: not seen.
-static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, const char * mask, bool is_row, int64_t j) {
-    const int64_t n_kv = a.p.k.ne[1];
+static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, const char * mask, bool is_row, int j) {
+    const int n_kv = a.n_kv;
     if (mask != nullptr && a.is_wide_mask) {
-        const uint32_t w = j < n_kv ? *(const uint32_t *) (mask + 2 * j) : 0xfc00fc00u;
+        const uint32_t w = j < n_kv ? *(const uint32_t *) (mask + 2 * (int64_t) j) : 0xfc00fc00u;
         bias[0] = d_low(w);
         bias[1] = d_low(w >> 16);
         return;
     }
     UNROLL for (int e = 0; e < 2; ++e) {
         const bool is_in = is_row && j + e < n_kv;
-        bias[e] = !is_in ? -INFINITY : mask != nullptr ? d_load(a.p.mask.type, mask + (j + e) * (int64_t) a.p.mask.nb[0]) : 0.0f;
+        bias[e] = !is_in ? -INFINITY : mask != nullptr ? d_load(a.p.mask.type, mask + (int64_t) (j + e) * (int64_t) a.p.mask.nb[0]) : 0.0f;
     }
 }
 
 // Biases of 16 NP positions; returns which positions of this lane's columns some row of the warp sees: bit 2 i + e for column e of tile i.
 template <int DT, int MT, int NP>
-static inline __device__ uint32_t d_attn_biases(float (&bias)[MT][2 * NP][4], const d_attn_state<DT, MT> & st, const d_attn_mma & a, int64_t j0) {
+static inline __device__ uint32_t d_attn_biases(float (&bias)[MT][2 * NP][4], const d_attn_state<DT, MT> & st, const d_attn_mma & a, int j0) {
     const int t = (int) threadIdx.x % 4;
     uint32_t seen = 0;
     UNROLL for (int mt = 0; mt < MT; ++mt) {
@@ -19715,7 +19749,7 @@ static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s
 }
 
 // 16 NP positions from j0, whose rows of k and v are in shared memory.
-template <int DT, int MT, int NP, bool HAS_CODES>
+template <int KT, int DT, int MT, int NP, bool HAS_CODES>
 static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_q & q, const char * k, const char * v,
     const char * k_head, const char * v_head, int j0, bool is_full) {
     float s[MT][2 * NP][4] = {}, bias[MT][2 * NP][4];
@@ -19725,13 +19759,13 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
         if (!__any_sync(0xffffffffu, seen != 0)) { return; }
     }
     if (a.k.kind == ATTN_F16) {
-        d_attn_scores<false, MT, NP>(s, q, k, a.k.stride, a.n_steps);
+        d_attn_scores<false, KT, MT, NP>(s, q, k, a.k.stride);
     } else if (a.k.kind == ATTN_BF16) {
-        d_attn_scores<true, MT, NP>(s, q, k, a.k.stride, a.n_steps);
+        d_attn_scores<true, KT, MT, NP>(s, q, k, a.k.stride);
     } else if (HAS_CODES && a.k.kind == ATTN_Q8_0) {
-        d_attn_scores_of_codes<true, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0, a.n_steps);
+        d_attn_scores_of_codes<true, KT, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0);
     } else if (HAS_CODES) {
-        d_attn_scores_of_codes<false, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0, a.n_steps);
+        d_attn_scores_of_codes<false, KT, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0);
     }
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int i = 0; i < 2 * NP; ++i) {
@@ -19743,31 +19777,35 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
         }
     }
     d_attn_soften<DT, MT, 2 * NP>(st, s);
-    const int n_v_tiles = (int) a.p.v.ne[0] / 8;
-    const bool has_rest = a.w_parts > 1;
     UNROLL for (int np = 0; np < NP; ++np) {
-        uint32_t keep[2];
+        uint32_t keep[2], w[MT][4];
         UNROLL for (int i = 0; i < 2; ++i) {
             const uint32_t bits = seen >> (4 * np + 2 * i);
             keep[i] = (bits & 1 ? 0x0000ffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
         }
         const char * rows = v + np * a.v.tile_bytes;
-        d_attn_weights<MT> w;
-        if (a.v.kind == ATTN_F16) {
-            w.template set_all<false>(s, np, 1.0f, has_rest);
-            d_attn_values<false>(st.o, w, rows, a.v.stride, n_v_tiles, keep, has_rest);
-        } else if (a.v.kind == ATTN_BF16) {
-            w.template set_all<true>(s, np, 1.0f, has_rest);
-            d_attn_values<true>(st.o, w, rows, a.v.stride, n_v_tiles, keep, has_rest);
-        } else if (HAS_CODES) {
-            const bool is_q8 = a.v.kind == ATTN_Q8_0;
-            const d_attn_code_rows r(rows, a.v, (uintptr_t) v_head, a.p.v.nb[1], j0 + 16 * np);
-            const bool is_large = d_attn_has_large(r, n_v_tiles / 4, is_q8 ? 34 : 18, is_q8 ? 0x5fffu : 0x6fffu); // 511.75, 8188
-            w.template set_all<false>(s, np, is_large ? 256.0f : 1.0f, has_rest);
-            if (is_q8) {
-                d_attn_values_of_codes<true>(st.o, w, r, n_v_tiles, keep, is_large, has_rest);
+        NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+            if (a.v.kind == ATTN_BF16) {
+                if (part > 0) { d_attn_keep_rest<true>(s, np); }
+                d_attn_weights<true>(w, s, np, 1.0f);
+                d_attn_values<true>(st.o, w, rows, a.v.stride, keep);
+                continue;
+            }
+            if (part > 0) { d_attn_keep_rest<false>(s, np); }
+            if (!HAS_CODES || a.v.kind == ATTN_F16) {
+                d_attn_weights<false>(w, s, np, 1.0f);
+                d_attn_values<false>(st.o, w, rows, a.v.stride, keep);
             } else {
-                d_attn_values_of_codes<false>(st.o, w, r, n_v_tiles, keep, is_large, has_rest);
+                const bool is_q8 = a.v.kind == ATTN_Q8_0;
+                const int n_blocks = a.dv / 32;
+                const d_attn_code_rows r(rows, a.v, (uintptr_t) v_head, a.p.v.nb[1], j0 + 16 * np);
+                const bool is_large = d_attn_has_large(r, n_blocks, is_q8 ? 34 : 18, is_q8 ? 0x5fffu : 0x6fffu); // 511.75, 8188
+                d_attn_weights<false>(w, s, np, is_large ? 256.0f : 1.0f);
+                if (is_q8) {
+                    d_attn_values_of_codes<true>(st.o, w, r, n_blocks, keep, is_large);
+                } else {
+                    d_attn_values_of_codes<false>(st.o, w, r, n_blocks, keep, is_large);
+                }
             }
         }
     }
@@ -19819,8 +19857,8 @@ template <int DT, int MT> static inline __device__ void d_attn_merge(d_attn_stat
 
 template <int DT, int MT>
 static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, dv = (int) a.p.v.ne[0];
-    const int64_t n_rows = a.p.q.ne[1] * a.p.q.ne[2] * a.p.q.ne[3];
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, dv = a.dv;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int r = 0; r < 2; ++r) {
             const int row = row0 + 16 * mt + 8 * r + g;
@@ -19844,17 +19882,17 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
 
 // Number `item` of blocks of rows, splits, groups and sequences. Rows run fastest, so that blocks that read the same k and v run together;
 // the last rows first, which see most under a causal mask.
-static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int64_t item, int block_rows, int & split) {
+static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int item, int block_rows, int & split) {
     d_attn_block b;
     b.row0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * block_rows;
-    split = (int) (item / a.n_row_blocks % a.n_splits);
-    const int64_t unit = item / a.n_row_blocks / a.n_splits;
+    split = item / a.n_row_blocks % a.n_splits;
+    const int unit = item / a.n_row_blocks / a.n_splits;
     b.head0 = unit % a.n_groups * a.group;
     b.s = unit / a.n_groups;
-    b.n_rows = (int) (a.n_queries - b.row0 < block_rows ? a.n_queries - b.row0 : block_rows);
-    b.class0 = (int) (b.row0 / a.group / ATTN_CLASS_TOKENS);
-    b.class1 = (int) ((b.row0 + b.n_rows - 1) / a.group / ATTN_CLASS_TOKENS);
-    b.n_planes = (int) (a.p.mask.ne[2] < a.group ? a.p.mask.ne[2] : a.group);
+    b.n_rows = a.n_queries - b.row0 < block_rows ? a.n_queries - b.row0 : block_rows;
+    b.class0 = b.row0 / a.group / ATTN_CLASS_TOKENS;
+    b.class1 = (b.row0 + b.n_rows - 1) / a.group / ATTN_CLASS_TOKENS;
+    b.n_planes = a.n_mask_heads < a.group ? a.n_mask_heads : a.group;
     return b;
 }
 
@@ -19862,30 +19900,29 @@ static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int6
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int MT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * MT <= 16 ? 2 : 1;
 
-template <int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
+template <int KT, int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
 static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, MT, HAS_CODES>)) k_attn_mma(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
     __shared__ int exponents[ATTN_MAX_ROWS];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int block_rows = IS_ROWS ? n_warps * 16 * MT : 16 * MT, row0 = IS_ROWS ? warp * 16 * MT : 0;
-    const int tile_rows = IS_ROWS ? ATTN_TILE : 16, k_bytes = tile_rows / 16 * a.k.tile_bytes;
-    const int stage_bytes = k_bytes + (a.is_v_in_k ? 0 : tile_rows / 16 * a.v.tile_bytes);
+    constexpr int copied_rows = IS_ROWS ? ATTN_TILE : 16, copying = IS_ROWS ? d_attn_threads<HAS_CODES> : 32; // positions of a stage; threads that copy it
+    const int thread = IS_ROWS ? (int) threadIdx.x : lane, k_bytes = copied_rows / 16 * a.k.tile_bytes;
+    const int stage_bytes = k_bytes + (a.is_v_in_k ? 0 : copied_rows / 16 * a.v.tile_bytes);
     char * ring = shared + a.q_parts * a.q_bytes + (IS_ROWS ? 0 : warp * a.n_stages * stage_bytes);
-    d_attn_cursor k_cursor, v_cursor;
-    k_cursor.set(a.k, IS_ROWS ? (int) threadIdx.x : lane, IS_ROWS ? (int) blockDim.x : 32);
-    v_cursor.set(a.v, IS_ROWS ? (int) threadIdx.x : lane, IS_ROWS ? (int) blockDim.x : 32);
     d_attn_q q;
     q.rows = shared + (row0 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
     q.stride = a.q_stride;
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
+    q.n_steps = a.n_steps;
     d_take_turn();
-    const int64_t n_items = a.p.q.ne[3] * a.n_groups * a.n_splits * a.n_row_blocks;
-    for (int64_t item = blockIdx.x; item < n_items; item += gridDim.x) {
+    const int n_items = a.n_seqs * a.n_groups * a.n_splits * a.n_row_blocks;
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, block_rows, split);
-        const char * k_head = d_at(a.p.k, 0, 0, b.head0 / (a.p.q.ne[2] / a.p.k.ne[2]), b.s);
-        const char * v_head = d_at(a.p.v, 0, 0, b.head0 / (a.p.q.ne[2] / a.p.v.ne[2]), b.s);
+        const char * k_head = d_at(a.p.k, 0, 0, b.head0 / a.heads_per_k, b.s);
+        const char * v_head = d_at(a.p.v, 0, 0, b.head0 / a.heads_per_v, b.s);
         d_attn_walk walk;
         const int n_tiles = walk.begin(a, b, split), first = walk.rank;
         // of this warp, or of the block: tiles, or quarters of tiles dealt to the warps in turn
@@ -19897,8 +19934,10 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
                 walk.go_to(a, b, first + i / 4);
                 const int j0 = walk.tile() * ATTN_TILE + i % 4 * 16;
                 char * to = ring + stage * stage_bytes;
-                d_attn_fetch(a.k, a.p.k, k_head, k_cursor, to, j0, tile_rows);
-                if (!a.is_v_in_k) { d_attn_fetch(a.v, a.p.v, v_head, v_cursor, to + k_bytes, j0, tile_rows); }
+                d_attn_fetch_tile<2 * KT, copied_rows, copying, HAS_CODES>(a.k, a.p.k, k_head, a.n_kv, to, j0, thread);
+                if (!a.is_v_in_k) {
+                    d_attn_fetch_tile<KT == 0 ? 0 : DT, copied_rows, copying, HAS_CODES>(a.v, a.p.v, v_head, a.n_kv, to + k_bytes, j0, thread);
+                }
                 held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
                 ++n_issued;
             }
@@ -19924,11 +19963,11 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             const char * k = ring + i % a.n_stages * stage_bytes, * v = a.is_v_in_k ? k : k + k_bytes;
             const bool is_full = code % 2 != 0;
             if (IS_ROWS) {
-                UNROLL for (int c = 0; c < ATTN_TILE / 16; c += NP) {
-                    d_attn_step<DT, MT, NP, HAS_CODES>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, k_head, v_head, (code / 2 + c) * 16, is_full);
+                NO_UNROLL for (int c = 0; c < ATTN_TILE / 16; c += NP) {
+                    d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, k_head, v_head, (code / 2 + c) * 16, is_full);
                 }
             } else {
-                d_attn_step<DT, MT, NP, HAS_CODES>(st, a, q, k, v, k_head, v_head, code / 2 * 16, is_full);
+                d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k, v, k_head, v_head, code / 2 * 16, is_full);
             }
         }
         d_copies_wait<0>();
@@ -19944,29 +19983,45 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     }
 }
 
-// Adds the splits of a row, in their order: a block has 128 elements of a row.
+// Adds the splits of a row: a block has 128 elements of it, a lane four, and a warp every fourth split; then the warps are added in order.
 static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     __shared__ float weight[ATTN_MAX_SPLITS];
+    __shared__ float4 shares[4][32];
     d_take_turn();
-    const int64_t n_rows = a.p.q.ne[1] * a.p.q.ne[2] * a.p.q.ne[3], dv = a.p.v.ne[0], n_chunks = (dv + 127) / 128;
-    for (int64_t item = blockIdx.x; item < n_rows * n_chunks; item += gridDim.x) {
-        const int64_t row = item / n_chunks, d = item % n_chunks * 128 + threadIdx.x;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_chunks = (a.dv + 127) / 128;
+    const int n_rows = a.n_tokens * a.n_heads * a.n_seqs;
+    for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
+        const int row = item / n_chunks, d = item % n_chunks * 128 + 4 * lane;
         float max = -INFINITY, sum = 0.0f;
-        for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) { max = fmaxf(max, a.part_sums[(s * n_rows + row) * 2]); }
+        for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) { max = fmaxf(max, a.part_sums[((int64_t) s * n_rows + row) * 2]); }
         max = d_block_reduce<d_max_op>(max, -INFINITY);
         const float base = max == -INFINITY ? 0.0f : max;
         for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) {
-            const float * part = a.part_sums + (s * n_rows + row) * 2;
+            const float * part = a.part_sums + ((int64_t) s * n_rows + row) * 2;
             weight[s] = d_exp2(part[0] - base);
             sum += weight[s] * part[1];
         }
-        sum = d_block_reduce<d_sum_op>(sum, 0.0f); // synchronizes: the weights are there
-        const float scale = d_attn_final_scale(a.p, row % a.p.q.ne[2], max, sum);
-        float v = 0.0f;
-        UNROLL_4 for (int s = 0; s < a.n_splits; ++s) {
-            v += weight[s] != 0.0f && d < dv ? weight[s] * a.parts[(s * n_rows + row) * dv + d] : 0.0f;
+        sum = d_block_reduce<d_sum_op>(sum, 0.0f); // synchronizes, so that the weights can be read
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (d < a.dv) {
+            UNROLL_8 for (int s = warp; s < a.n_splits; s += 4) {
+                const float w = weight[s];
+                if (w != 0.0f) { // a split without positions has written nothing
+                    const float4 x = *(const float4 *) (a.parts + ((int64_t) s * n_rows + row) * a.dv + d);
+                    v.x += w * x.x, v.y += w * x.y, v.z += w * x.z, v.w += w * x.w;
+                }
+            }
         }
-        if (d < dv) { ((float *) a.p.y.data)[row * dv + d] = v * scale; }
+        shares[warp][lane] = v;
+        __syncthreads();
+        if (warp == 0 && d < a.dv) {
+            const float scale = d_attn_final_scale(a.p, row % a.n_heads, max, sum);
+            for (int w = 1; w < 4; ++w) {
+                const float4 x = shares[w][lane];
+                v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
+            }
+            *(float4 *) ((float *) a.p.y.data + (int64_t) row * a.dv + d) = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+        }
         __syncthreads();
     }
 }
@@ -20006,13 +20061,21 @@ static int64_t attn_gcd(int64_t a, int64_t b) {
     return a;
 }
 
-static d_attn_side attn_side(const gcuda_array & x) {
+// Sizes that kernels are compiled for, by the larger of DK and DV; 0: the rows of k are longer, and their length is not known when compiling.
+static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
+static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
+    const int dt = attn_v_tiles(p.v.ne[0] > p.k.ne[0] || p.k.ne[0] > 256 ? p.v.ne[0] : p.k.ne[0]);
+    return p.k.ne[0] <= 8 * dt ? dt / 2 : 0;
+}
+static int attn_out_tiles(const gcuda_flash_attn_ext_args & p) { return attn_k_steps(p) > 0 ? 2 * attn_k_steps(p) : attn_v_tiles(p.v.ne[0]); }
+
+static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces: of floats
     d_attn_side s;
     s.kind = attn_kind(x.type);
     s.row_bytes = (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type));
     const bool is_even = s.row_bytes % 16 == 0 && (uintptr_t) x.data % 16 == 0 && x.nb[1] % 16 == 0 && x.nb[2] % 16 == 0 && x.nb[3] % 16 == 0;
     // floats: whole pairs of matrices of 8; codes: up to 15 bytes before a row come along
-    s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : (s.row_bytes + 31) / 32 * 2;
+    s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 31) / 32 * 2;
     s.stride = 16 * (s.n_pieces | 1);
     s.tile_bytes = 16 * s.stride;
     return s;
@@ -20028,10 +20091,17 @@ static bool attn_is_v_in_k(const gcuda_flash_attn_ext_args & p) {
            p.k.ne[2] == p.v.ne[2] && p.v.ne[0] <= p.k.ne[0];
 }
 
+// Rows, positions, and bytes of a tile are counted in 32 bits.
+static bool attn_is_countable(const gcuda_flash_attn_ext_args & p) {
+    const int64_t most = (int64_t) 1 << 24; // rows of the result times chunks and splits
+    return n_rows(p.y) < most && p.k.ne[1] < INT32_MAX - 64 && p.k.nb[1] < (size_t) most && p.v.nb[1] < (size_t) most;
+}
+
 static bool attn_has_q_rest(const gcuda_flash_attn_ext_args & p) { return p.prec == GCUDA_PREC_F32 || p.k.type == GCUDA_TYPE_BF16; }
 
 static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int block_rows) {
-    a.n_steps = (int) ((p.q.ne[0] + 15) / 16);
+    const int n_steps = attn_k_steps(p);
+    a.n_steps = n_steps > 0 && !attn_is_codes(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 15) / 16);
     a.q_stride = 16 * (2 * a.n_steps + 1);
     a.q_bytes = block_rows * a.q_stride;
     a.q_parts = attn_has_q_rest(p) ? 2 : 1;
@@ -20044,15 +20114,13 @@ static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tile
     const bool is_split = n_tiles16 == 1;
     const size_t rings = (is_split ? (size_t) w.n_warps : 1) * (size_t) n_stages * stage;
     const size_t states = is_split ? (size_t) (w.n_warps / 2) * (size_t) (w.mt * (dt + 1)) * 32 * sizeof(float4) : 0;
-    return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 16; // 16: a word after the last code is read
+    return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 512; // 512: matrices are read as far as a kernel has tiles
 }
-
-static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
 
 // Most stages that let two blocks share a multiprocessor, else most that one may have.
 static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w, int n_tiles16) {
     const size_t all = p.max_shared > 0 ? p.max_shared : (size_t) SHARED_ALWAYS, shared_by_two = (all + 1024) / 2 - 1024;
-    const int dt = attn_v_tiles(p.v.ne[0]), most = n_tiles16 == 1 ? ATTN_MAX_STAGES : 2;
+    const int dt = attn_out_tiles(p), most = n_tiles16 == 1 ? ATTN_MAX_STAGES : 2;
     for (int is_alone = all > (size_t) SHARED_ALWAYS ? 0 : 1; is_alone < 2; ++is_alone) {
         for (int n = most; n >= 2; --n) {
             w.n_bytes = attn_bytes(a, w, n_tiles16, dt, n);
@@ -20067,7 +20135,7 @@ static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a,
 }
 
 static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_mma & a, attn_blocks & w) {
-    w.mt = n_queries > 16 && p.v.ne[0] <= 128 ? 2 : 1;
+    w.mt = n_queries > 16 && attn_out_tiles(p) <= 16 ? 2 : 1;
     w.block_rows = 16 * w.mt;
     attn_set_q(p, a, w.block_rows);
     for (w.n_warps = attn_is_codes(p.k.type) && attn_is_codes(p.v.type) ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
@@ -20078,7 +20146,7 @@ static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_querie
 
 static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     w.n_warps = 4;
-    w.mt = p.v.ne[0] <= 128 ? 2 : 1;
+    w.mt = attn_out_tiles(p) <= 16 ? 2 : 1;
     w.block_rows = 64 * w.mt;
     attn_set_q(p, a, w.block_rows);
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
@@ -20100,12 +20168,21 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.p = p;
     a.group = (int) attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
     a.n_groups = (int) (p.q.ne[2] / a.group);
-    a.n_queries = p.q.ne[1] * a.group;
+    a.n_queries = (int) (p.q.ne[1] * a.group);
     x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
     x.path = GCUDA_FLASH_ATTN_PLAIN;
-    if (p.path == GCUDA_FLASH_ATTN_PLAIN || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
-    a.k = attn_side(p.k);
-    a.v = attn_side(p.v);
+    if (p.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
+    a.k = attn_side(p.k, 2 * attn_k_steps(p));
+    a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
+    a.n_tokens = (int) p.q.ne[1];
+    a.n_heads = (int) p.q.ne[2];
+    a.n_seqs = (int) p.q.ne[3];
+    a.n_kv = (int) p.k.ne[1];
+    a.dv = (int) p.v.ne[0];
+    a.heads_per_k = (int) (p.q.ne[2] / p.k.ne[2]);
+    a.heads_per_v = (int) (p.q.ne[2] / p.v.ne[2]);
+    a.n_mask_heads = p.mask.data != nullptr ? (int) p.mask.ne[2] : 1;
+    a.n_mask_seqs = p.mask.data != nullptr ? (int) p.mask.ne[3] : 1;
     a.is_v_in_k = attn_is_v_in_k(p);
     if (a.is_v_in_k) {
         a.v.stride = a.k.stride;
@@ -20134,7 +20211,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         x.w = rows_w;
     }
     a.n_row_blocks = (int) ((a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1));
-    a.n_tiles = (int) ((p.k.ne[1] + ATTN_TILE - 1) / ATTN_TILE);
+    a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
     a.n_words = (a.n_tiles + 31) / 32;
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
     a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
@@ -20170,33 +20247,37 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, e
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-template <int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
+template <int KT, int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
 static gcuda_status attn_launch(const attn_plan & x, bool is_behind, gcuda_stream stream) {
     const int64_t n = x.a.p.q.ne[3] * x.a.n_groups * x.a.n_splits * x.a.n_row_blocks;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    return is_behind ? launch_behind(k_attn_mma<DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
-                     : launch_overlapped(k_attn_mma<DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+    return is_behind ? launch_behind(k_attn_mma<KT, DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
+                     : launch_overlapped(k_attn_mma<KT, DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
 }
 
 template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan & x, bool is_behind, gcuda_stream stream) {
-    const int dt = attn_v_tiles(x.a.p.v.ne[0]);
-    if (x.w.mt == 2) {
-        return dt == 8 ? attn_launch<8, 2, 1, false, HAS_CODES>(x, is_behind, stream) : attn_launch<16, 2, 1, false, HAS_CODES>(x, is_behind, stream);
+    const bool is_double = x.w.mt == 2;
+    switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
+        case 408:
+            return is_double ? attn_launch<4, 8, 2, 1, false, HAS_CODES>(x, is_behind, stream) : attn_launch<4, 8, 1, 1, false, HAS_CODES>(x, is_behind, stream);
+        case 816:
+            return is_double ? attn_launch<8, 16, 2, 1, false, HAS_CODES>(x, is_behind, stream) : attn_launch<8, 16, 1, 1, false, HAS_CODES>(x, is_behind, stream);
+        case 1632: return attn_launch<16, 32, 1, 1, false, HAS_CODES>(x, is_behind, stream);
+        default: return attn_launch<0, 32, 1, 1, false, HAS_CODES>(x, is_behind, stream);
     }
-    return dt == 8    ? attn_launch<8, 1, 1, false, HAS_CODES>(x, is_behind, stream)
-           : dt == 16 ? attn_launch<16, 1, 1, false, HAS_CODES>(x, is_behind, stream)
-                      : attn_launch<32, 1, 1, false, HAS_CODES>(x, is_behind, stream);
 }
 
 static gcuda_status attn_launch_mma(const attn_plan & x, bool is_behind, gcuda_stream stream) {
-    const int dt = attn_v_tiles(x.a.p.v.ne[0]);
     if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
         return attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type) ? attn_launch_split<true>(x, is_behind, stream)
                                                                            : attn_launch_split<false>(x, is_behind, stream);
     }
-    return dt == 8    ? attn_launch<8, 2, 4, true, false>(x, is_behind, stream)
-           : dt == 16 ? attn_launch<16, 2, 2, true, false>(x, is_behind, stream)
-                      : attn_launch<32, 1, 2, true, false>(x, is_behind, stream);
+    switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
+        case 408: return attn_launch<4, 8, 2, 4, true, false>(x, is_behind, stream);
+        case 816: return attn_launch<8, 16, 2, 2, true, false>(x, is_behind, stream);
+        case 1632: return attn_launch<16, 32, 1, 2, true, false>(x, is_behind, stream);
+        default: return attn_launch<0, 32, 1, 2, true, false>(x, is_behind, stream);
+    }
 }
 
 static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const d_attn_mma & m, gcuda_stream stream) {
