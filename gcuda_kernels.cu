@@ -9684,7 +9684,10 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
         UNROLL for (int i = 0; i < CH; ++i) {
             d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, c + i, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st[i]);
         }
-        if (!IS_ONE) { d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a); }
+        if (!IS_ONE) {
+            d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a);
+            UNROLL for (int k = 0; k < PER; ++k) { a[k] = a[k] < -F32_MOST ? -F32_MOST : a[k]; } // so that 0 times it is 0
+        }
         const char * from_x[INPUTS], * from_dt[INPUTS];
         UNROLL for (int i = 0; i < INPUTS; ++i) {
             const int k = (tid + i * SCAN_BLOCK) % CHANNELS;
@@ -9725,7 +9728,7 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
                 const float d = t0 + t < n_tokens ? d_softplus20(raw_dt[i]) : 0.0f;
                 if (t < SCAN_TOKENS) {
                     xd[t][k] = d * raw_x[i];
-                    decay[t][k] = IS_ONE ? expf(d * raw_a[i]) : d;
+                    decay[t][k] = !IS_ONE ? d : t0 + t < n_tokens ? expf(d * raw_a[i]) : 1.0f; // 0 times an infinite a is not 0
                 }
             }
             __syncthreads();
@@ -9795,6 +9798,21 @@ struct d_scan_segments {
     int64_t n, first, tokens; // segments; tokens of the first, and of those behind it but the last, multiples of SCAN_CHUNK
     float * states, * decays; // of segments, after each other: [N, P, H, S]; of all tokens together, [H, S]
 };
+
+// y += weights u of a chunk whose u is not all finite: each sum takes the tokens up to its own, where the product's weight of 0
+// times an infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u: as in the kernel.
+static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[8], const float * weights, int token) {
+    const int quad = (int) threadIdx.x % 32 / 4 * 4;
+    NO_UNROLL for (int k = 0; k < 4; ++k) {
+        UNROLL for (int m = 0; m < 8; ++m) {
+            const float v = __shfl_sync(0xffffffffu, u[m], quad + k);
+            const int s = m / 2 * 4 + k;
+            UNROLL for (int i = 0; i < 2; ++i) {
+                if (s <= token + i) { y[m % 2 * 2 + i] += weights[(token + i) * CHUNK_PITCH + s] * v; }
+            }
+        }
+    }
+}
 
 // Of SCAN_SEGMENTS p.s are the states that they begin with, one after the other. x is F32 but for SCAN_WHOLE.
 template <int NT, scan_span SPAN>
@@ -9874,7 +9892,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
             if (lane < SCAN_CHUNK) {
                 to[0] = d;
-                to[SCAN_CHUNK] = expf(d * a);
+                to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
             }
         };
         __syncthreads(); // the block before is done with
@@ -9964,8 +9982,10 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             const float first = keep[0], all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
             kept *= all;
             d_split_tf32<4> u[2];
+            bool is_finite = true;
             UNROLL for (int m = 0; m < 8; ++m) {
                 x[m] *= delta[t + m / 2 * 4];
+                is_finite = is_finite && fabsf(x[m]) < INFINITY;
                 u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
             }
             UNROLL for (int i = 0; i < NT; ++i) {
@@ -9987,12 +10007,16 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             mine[1] = (mine[1] + v.y) * odd;
             mine[2] = (mine[2] + v.z) * even;
             mine[3] = (mine[3] + v.w) * odd;
-            UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
-            UNROLL for (int k = 0; k < 2; ++k) {
-                d_split_tf32<2> w;
-                w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
-                w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
-                d_mma_split(mine, u[k], w);
+            if (__all_sync(0xffffffffu, is_finite)) {
+                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+                UNROLL for (int k = 0; k < 2; ++k) {
+                    d_split_tf32<2> w;
+                    w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
+                    w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
+                    d_mma_split(mine, u[k], w);
+                }
+            } else {
+                d_scan_own_tokens(mine, x, weights, token);
             }
             float * to = (float *) d_at(p.y, c0 + g, h, t0 + token, q);
             UNROLL for (int i = 0; i < 4; ++i) {
@@ -10462,6 +10486,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                     }
                     if (KIND == LINEAR_WKV7) {
                         key = d_group_sum<LANES>(key);
+                        key = t0 + t < p.n_tokens ? key : 0.0f; // 0 times an infinite state is not 0
                         UNROLL for (int k = 0; k < PER; ++k) {
                             w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
                             sum += w[k] * x[1][k];
