@@ -9212,17 +9212,30 @@ static __device__ float d_reach_weight(const d_reach & r, int64_t at) {
     return fmaxf(0.0f, 1.0f - fabsf(((float) at - r.center) / r.width));
 }
 
-static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
-    const float offset = p.align_corners ? 0.0f : 0.5f;
-    const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
-    float sum = 0.0f, weight = 0.0f;
+// The sum of all that is reached, with weights times `scale`; of the weights in *weight.
+static __device__ float d_reach_sum(const gcuda_upscale_args & p, const d_reach & rx, const d_reach & ry, const char * plane, float scale, float * weight) {
+    float sum = 0.0f;
+    *weight = 0.0f;
     for (int64_t y = ry.first; y < ry.end; ++y) {
-        const float wy = d_reach_weight(ry, y);
+        const float wy = scale * d_reach_weight(ry, y);
         for (int64_t x = rx.first; x < rx.end; ++x) {
             const float w = wy * d_reach_weight(rx, x);
             sum += w * d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
-            weight += w;
+            *weight += w;
         }
+    }
+    return sum;
+}
+
+// A sum beyond F32 is taken once more, with weights that are 1 together: their mean may be finite.
+static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
+    const float offset = p.align_corners ? 0.0f : 0.5f;
+    const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
+    float weight, sum = 0.0f, scale = 1.0f;
+    NO_UNROLL for (int pass = 0; pass < 2; ++pass) {
+        sum = d_reach_sum(p, rx, ry, plane, scale, &weight);
+        if (fabsf(sum) < INFINITY) { break; }
+        scale = 1.0f / weight;
     }
     return weight > 0.0f ? sum / weight : 0.0f;
 }
@@ -9982,10 +9995,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             const float first = keep[0], all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
             kept *= all;
             d_split_tf32<4> u[2];
-            bool is_finite = true;
             UNROLL for (int m = 0; m < 8; ++m) {
                 x[m] *= delta[t + m / 2 * 4];
-                is_finite = is_finite && fabsf(x[m]) < INFINITY;
                 u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
             }
             UNROLL for (int i = 0; i < NT; ++i) {
@@ -10007,6 +10018,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             mine[1] = (mine[1] + v.y) * odd;
             mine[2] = (mine[2] + v.z) * even;
             mine[3] = (mine[3] + v.w) * odd;
+            bool is_finite = true;
+            UNROLL for (int m = 0; m < 8; ++m) { is_finite = is_finite && fabsf(x[m]) < INFINITY; }
             if (__all_sync(0xffffffffu, is_finite)) {
                 UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
                 UNROLL for (int k = 0; k < 2; ++k) {
@@ -10462,6 +10475,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                 }
                 __syncthreads();
                 if (t0 + SETS * LINEAR_TOKENS < p.n_tokens) { fetch(t0 + SETS * LINEAR_TOKENS, set); }
+                const int n_here = (int) (p.n_tokens - t0 < LINEAR_TOKENS ? p.n_tokens - t0 : LINEAR_TOKENS);
                 float sums[LINEAR_TOKENS];
                 UNROLL for (int t = 0; t < LINEAR_TOKENS; ++t) {
                     const float v = value[t][own];
@@ -10486,7 +10500,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                     }
                     if (KIND == LINEAR_WKV7) {
                         key = d_group_sum<LANES>(key);
-                        key = t0 + t < p.n_tokens ? key : 0.0f; // 0 times an infinite state is not 0
+                        key = t < n_here ? key : 0.0f; // 0 times an infinite state is not 0
                         UNROLL for (int k = 0; k < PER; ++k) {
                             w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
                             sum += w[k] * x[1][k];
