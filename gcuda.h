@@ -2467,8 +2467,10 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
                                               struct gcuda_tensor * b);
 
 // Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
-GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
+// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
+// ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
+// precision that does not exist.
+GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
@@ -2580,7 +2582,8 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// F32: products may not be accumulated in F16, on any backend.
+// F32: products may not be accumulated in F16, on any backend. Fails, and changes nothing: a is no flash_attn_ext (NULL neither), a
+// precision that does not exist.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
@@ -2649,8 +2652,9 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 // As gcuda_mul_mat_set_prec, of conv_2d_direct and conv_transpose_2d: by default a GPU may round patches to F16 when the weights are,
-// to TF32 otherwise.
-GCUDA_API void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
+// to TF32 otherwise. NULL is ignored. Fails, and changes nothing: a node of another operation (gcuda_conv_2d returns a copy, CONT),
+// a precision that does not exist.
+GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The same, and its relatives, through im2col and mul_mat:
 //   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
@@ -11148,6 +11152,29 @@ static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcud
     return gcudai_op_attach(y, op, src, n);
 }
 
+// For functions that change a node after it was made: slots and sources mean something else to other operations. ops ends with NONE.
+static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops) {
+    char names[128];
+    struct gcudai_text wanted = { names, sizeof(names), 0 };
+    for (int i = 0; ops[i] != GCUDA_OP_NONE; ++i) {
+        if (a != NULL && a->op == ops[i]) { return GCUDA_STATUS_SUCCESS; }
+        gcudai_append(&wanted, "%s%s", i > 0 ? " or " : "", gcudai_op_lower(ops[i]));
+    }
+    return a == NULL ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is NULL, want %s", function, names)
+                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node '%s' is %s, want %s", function, a->name,
+                           gcudai_op_lower(a->op), names);
+}
+
+static gcuda_status gcudai_set_prec(
+    struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops, int slot, enum gcuda_prec prec) {
+    GCUDAI_TRY(gcudai_want_node_of(a, function, ops));
+    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: precision %d does not exist", function, (int) prec);
+    }
+    a->op_params[slot] = (int32_t) prec;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // A result that is a view of a, with its shape and strides.
 static struct gcuda_tensor * gcudai_op_view(
     struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n) {
@@ -15396,9 +15423,8 @@ struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, str
 }
 
 gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    if (a == NULL || a->op != GCUDA_OP_SOFT_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "soft_max_add_sinks: want a soft_max node");
-    }
+    static const enum gcuda_op ops[] = { GCUDA_OP_SOFT_MAX, GCUDA_OP_NONE };
+    GCUDAI_TRY(gcudai_want_node_of(a, "soft_max_add_sinks", ops));
     a->src[2] = sinks; // kept also when they do not fit: the graph must not run without them unnoticed
     return gcudai_check_node(a);
 }
@@ -16276,8 +16302,9 @@ struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_ten
     return gcudai_op_finish(ctx, y);
 }
 
-void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
-    gcudai_set_param_i32(node, 0, (int32_t) prec);
+gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_OUT_PROD, GCUDA_OP_NONE };
+    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, 0, prec);
 }
 
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
@@ -17016,31 +17043,19 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, y);
 }
 
-static gcuda_status gcudai_want_flash_attn(const struct gcuda_tensor * a, const char * what) {
-    if (a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is %s", what,
-            a ? gcudai_op_lower(a->op) : "NULL");
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
+static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
-    GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_set_prec"));
-    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "flash_attn_ext_set_prec: precision %d does not exist",
-            (int) prec);
-    }
-    gcudai_set_param_i32(a, 3, (int32_t) prec);
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, 3, prec);
 }
 
 enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
-    const bool is_ok = gcudai_want_flash_attn(a, "flash_attn_ext_get_prec") == GCUDA_STATUS_SUCCESS;
+    const bool is_ok = gcudai_want_node_of(a, "flash_attn_ext_get_prec", gcudai_flash_attn_ops) == GCUDA_STATUS_SUCCESS;
     return is_ok ? (enum gcuda_prec) gcudai_param_i32(a, 3) : GCUDA_PREC_DEFAULT;
 }
 
 gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_add_sinks"));
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_ops));
     struct gcuda_tensor * before = a->src[4];
     a->src[4] = sinks;
     const gcuda_status st = gcudai_check_node(a);
@@ -17770,8 +17785,9 @@ struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, params));
 }
 
-void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
-    gcudai_set_param_i32(node, 7, (int32_t) prec);
+gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_CONV_2D, GCUDA_OP_CONV_TRANSPOSE_2D, GCUDA_OP_NONE };
+    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "conv_2d_set_prec", ops, 7, prec);
 }
 
 // What conv_2d and conv_2d_dw have in common.
@@ -32682,7 +32698,7 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
 gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args) {
     struct gcuda_tensor y = gcudai_tensor_of(&args->y), src[2] = { gcudai_tensor_of(&args->a), gcudai_tensor_of(&args->b) };
     y.op = GCUDA_OP_MUL_MAT;
-    gcuda_mul_mat_set_prec(&y, args->prec);
+    GCUDAI_TRY(gcuda_mul_mat_set_prec(&y, args->prec));
     return gcudai_cuda_run_alone(backend, &y, src, 2);
 }
 
@@ -32690,7 +32706,7 @@ gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct
     struct gcuda_tensor y = gcudai_tensor_of(&args->y);
     struct gcuda_tensor src[3] = { gcudai_tensor_of(&args->as), gcudai_tensor_of(&args->b), gcudai_tensor_of(&args->ids) };
     y.op = GCUDA_OP_MUL_MAT_ID;
-    gcuda_mul_mat_set_prec(&y, args->prec);
+    GCUDAI_TRY(gcuda_mul_mat_set_prec(&y, args->prec));
     return gcudai_cuda_run_alone(backend, &y, src, 3);
 }
 
