@@ -4390,11 +4390,14 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
 // it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
 // What it places is temporary, and what nothing can be in is refused by name, as struct gcuda_gallocr says.
+// After a failure no graph is allocated: the buffer of a smaller graph is freed before a larger one is wanted, so that both need not
+// fit, and what was in the leafs that were placed is lost (gcuda_backend_sched_graph_compute keeps it).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; one that is not the allocated one is allocated first. The allocated one may be changed in place, as for other
 // backends: parameters (op_params), where views begin and where tensors with memory of the caller's have it, are followed at once.
-// What is changed in sources, sizes, strides, types or flags has the graph allocated again, with what is in its leafs. The tensors
-// of an earlier graph need not exist any more, also when those of this one are at the same addresses.
+// What is changed in sources, sizes, strides, types or flags has the graph allocated again, with what is in its leafs. If that fails,
+// these leafs have no memory, and what was in them is put back by the next call that succeeds; gcuda_backend_sched_alloc_graph, _reserve
+// and _reset forget it. The tensors of an earlier graph need not exist any more, also when those of this one are at the same addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
 // with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
@@ -4404,10 +4407,10 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 // through page-locked memory of the scheduler's, up to 64 MiB a device, and the host goes on.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
-// Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
 // As gcuda_gallocr_set_check, for what this scheduler places. A tensor that is copied to another backend is filled when
 // gcuda_backend_sched_graph_compute ends, not after the copy.
 GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
+// Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
 // For graphs allocated from now on, until reset; NULL: as the rules say. A graph is refused with a backend that cannot
@@ -4432,8 +4435,9 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_sched_get_buffer_type(
 GCUDA_API size_t gcuda_backend_sched_get_buffer_size(
     gcuda_backend_sched_t sched, gcuda_backend_t backend); // bytes; 0 for one that shares an earlier one
 
-// Who computes what in the last graph, and why: a line for each split, each tensor copied for it, each node. Returns the
-// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does); or to the log (INFO).
+// Who computes what in the last graph, as it was when it was allocated, and why: a line for each split, each tensor copied for it, each
+// node. The graph and its tensors need not exist any more. Returns the bytes needed without the terminator, and writes at most size
+// bytes with it (as snprintf does); or to the log (INFO).
 GCUDA_API size_t gcuda_backend_sched_to_text(gcuda_backend_sched_t sched, char * text, size_t size);
 GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 
@@ -34871,7 +34875,7 @@ struct gcudai_sched_key {
     bool has_changed; // in values that are followed
 };
 
-struct gcudai_sched_kept { // what is in a leaf, while the graph is allocated again
+struct gcudai_sched_kept { // what is in a leaf, while the graph is allocated again; read only if the new graph names it
     struct gcuda_tensor * t;
     size_t at, size;
 };
@@ -34887,6 +34891,8 @@ struct gcudai_sched_item {
     int32_t why_item; // the weight that decided
     uint8_t why;
     bool is_placed, is_node, is_written; // written: an owner, by some node that works in place
+    int32_t node;                        // of a node, its place in the graph
+    gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
 };
 
 struct gcudai_sched_copy { // of an item, on a backend that cannot read it where it is
@@ -34978,6 +34984,9 @@ struct gcuda_backend_sched {
     struct gcuda_tensor * own;   // descriptions of all items
     struct gcuda_cgraph * graph; // what backends compute
     bool is_allocated;
+    struct gcudai_sched_kept * kept; // until an allocation succeeds: what was in leafs of the graph before
+    char * kept_bytes;
+    int n_kept;
     int last_run; // whose copies the patches name
     gcuda_status bad_data; // indices out of range, found while the run goes on
     char bad_data_message[GCUDAI_MESSAGE_BYTES];
@@ -35148,7 +35157,7 @@ void gcuda_backend_sched_free(gcuda_backend_sched_t s) {
     gcudai_map_free(&s->said);
     void * const arrays[] = { s->backends, s->reads, s->waited, s->run_ends, s->run_end_is_set, s->slot_run,
         s->said_backends, s->items, s->keys, s->nodes, s->leafs, s->sources, s->can, s->copies, s->splits, s->patches, s->foreign,
-        s->alloc_nodes, s->alloc_leafs, s->node_ids, s->leaf_ids, s->old_ids, s->stage };
+        s->alloc_nodes, s->alloc_leafs, s->node_ids, s->leaf_ids, s->old_ids, s->stage, s->kept, s->kept_bytes };
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); ++i) { gcudai_free(arrays[i]); }
     gcudai_free(s);
 }
@@ -35183,6 +35192,7 @@ static gcuda_status gcudai_sched_enter_one(gcuda_backend_sched_t s, struct gcuda
     item->backend = GCUDAI_SCHED_UNKNOWN;
     item->first_member = item->next_member = item->first_copy = -1;
     item->is_placed = root >= 0 ? s->items[root].is_placed : gcudai_sched_has_memory(s, t);
+    item->placed_in = item->is_placed && root < 0 ? gcudai_sched_placed_in(t) : gcuda_backend_cpu_buffer_type();
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -35215,6 +35225,7 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
         }
         GCUDAI_TRY(gcudai_sched_enter(s, graph->nodes[i], &s->nodes[i]));
         s->items[s->nodes[i]].is_node = true;
+        s->items[s->nodes[i]].node = i;
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -35229,7 +35240,7 @@ static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
     }
 }
 
-// Own descriptions. A leaf that has memory needs none, unless its owner has one.
+// Own descriptions. A leaf that has memory needs none, unless its owner has one; what it was is kept for gcuda_backend_sched_to_text.
 static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
     gcudai_sched_reset_arena(s);
     s->own = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1) * sizeof(*s->own));
@@ -35239,8 +35250,8 @@ static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
         struct gcudai_sched_item * root = &s->items[item->root];
         const bool is_own = item->is_node || !item->is_placed || (item != root && root->t != root->original);
         item->t = is_own ? &s->own[i] : item->original;
-        if (!is_own) { continue; }
         s->own[i] = *item->original;
+        if (!is_own) { continue; }
         s->own[i].view_src = item != root ? root->t : NULL;
         if (!item->is_placed) {
             s->own[i].data = NULL;
@@ -36008,8 +36019,17 @@ static gcuda_status gcudai_sched_check_self(gcuda_backend_sched_t s, const char 
     return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: scheduler is NULL", what);
 }
 
+static void gcudai_sched_forget_kept(gcuda_backend_sched_t s) {
+    gcudai_free(s->kept);
+    gcudai_free(s->kept_bytes);
+    s->kept = NULL;
+    s->kept_bytes = NULL;
+    s->n_kept = 0;
+}
+
 gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve"));
+    gcudai_sched_forget_kept(s);
     GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve"));
     return gcudai_sched_reserve(s);
 }
@@ -36018,6 +36038,7 @@ gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph, size_t * sizes) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve_size"));
     if (sizes == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL"); }
+    gcudai_sched_forget_kept(s);
     GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve_size"));
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
     return gcuda_gallocr_reserve_n_size(s->galloc, &g, s->node_ids, s->leaf_ids, sizes);
@@ -36128,8 +36149,7 @@ static gcuda_status gcudai_sched_remember(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
-    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_alloc_graph"));
+static gcuda_status gcudai_sched_alloc(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     s->slot = s->run;
     for (int b = 0; b < s->n_backends && s->slot_run[s->slot] >= 0; ++b) {
         GCUDAI_TRY(gcudai_sched_wait_run(s, -1, b, s->slot_run[s->slot]));
@@ -36144,6 +36164,12 @@ gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcu
     return GCUDA_STATUS_SUCCESS;
 }
 
+gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_alloc_graph"));
+    gcudai_sched_forget_kept(s);
+    return gcudai_sched_alloc(s, graph);
+}
+
 void gcuda_backend_sched_set_check(gcuda_backend_sched_t s, bool is_on) {
     if (s != NULL) {
         gcuda_gallocr_set_check(s->galloc, is_on);
@@ -36155,6 +36181,7 @@ void gcuda_backend_sched_set_check(gcuda_backend_sched_t s, bool is_on) {
 void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
     if (s != NULL) {
         s->is_allocated = false;
+        gcudai_sched_forget_kept(s);
         gcudai_map_clear(&s->said);
         gcudai_map_clear(&s->map);
         s->n_items = s->n_splits = s->n_copied = 0;
@@ -36520,28 +36547,60 @@ static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcud
     return n;
 }
 
-static gcuda_status gcudai_sched_alloc_around(
-    gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const struct gcudai_sched_kept * all, int n, char * bytes) {
-    GCUDAI_TRY(n > 0 ? gcudai_sched_sync(s) : GCUDA_STATUS_SUCCESS);
-    for (int i = 0; i < n; ++i) { GCUDAI_TRY(gcuda_backend_tensor_get(all[i].t, bytes + all[i].at, 0, all[i].size)); }
-    GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph));
-    for (int i = 0; i < n; ++i) {
-        const size_t item = gcudai_map_get(&s->map, all[i].t);
-        if (item == GCUDAI_NONE || s->items[item].is_node) { continue; }
-        GCUDAI_TRY(gcuda_backend_tensor_set(all[i].t, bytes + all[i].at, 0, all[i].size));
+// From where the leafs are to the host. A failure leaves all as it was.
+static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    size_t n_bytes = 0;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcudai_sched_forget_kept(s);
+    s->kept = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*s->kept));
+    s->n_kept = s->kept != NULL ? gcudai_sched_note_all_kept(s, graph, s->kept, &n_bytes) : 0;
+    s->kept_bytes = s->kept != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
+    if (s->kept_bytes == NULL) { st = GCUDA_STATUS_ALLOC_FAILED; }
+    if (st == GCUDA_STATUS_SUCCESS && s->n_kept > 0) { st = gcudai_sched_sync(s); }
+    for (int i = 0; i < s->n_kept && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcuda_backend_tensor_get(s->kept[i].t, s->kept_bytes + s->kept[i].at, 0, s->kept[i].size);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_sched_forget_kept(s); }
+    return st;
+}
+
+// To where the leafs are now: those that are in the allocated graph.
+static gcuda_status gcudai_sched_put_back(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_kept; ++i) {
+        const struct gcudai_sched_kept * kept = &s->kept[i];
+        const size_t item = gcudai_map_get(&s->map, kept->t);
+        if (item == GCUDAI_NONE || s->items[item].is_node || s->items[item].is_placed) { continue; }
+        GCUDAI_TRY(gcuda_backend_tensor_set(kept->t, s->kept_bytes + kept->at, 0, GCUDAI_MIN(kept->size, gcuda_nbytes(kept->t))));
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Until an allocation succeeds nobody writes to leafs that are kept: they have no memory.
+static void gcudai_sched_unplace(gcuda_backend_sched_t s, struct gcuda_tensor * t) {
+    struct gcuda_tensor * owner = t != NULL && t->view_src != NULL ? t->view_src : t;
+    for (int i = 0; i < s->n_kept; ++i) {
+        for (int k = 0; k < 2 && owner == s->kept[i].t; ++k) {
+            struct gcuda_tensor * u = k == 0 ? t : owner;
+            u->data = u->extra = NULL;
+            u->buffer = NULL;
+        }
+    }
+}
+
+// What an allocation that failed has kept is put back by the first that succeeds.
 static gcuda_status gcudai_sched_alloc_again(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
-    size_t n_bytes = 0;
-    if (!s->is_allocated) { return gcuda_backend_sched_alloc_graph(s, graph); }
-    struct gcudai_sched_kept * all = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*all));
-    const int n = all != NULL ? gcudai_sched_note_all_kept(s, graph, all, &n_bytes) : 0;
-    char * bytes = all != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
-    const gcuda_status st = bytes != NULL ? gcudai_sched_alloc_around(s, graph, all, n, bytes) : GCUDA_STATUS_ALLOC_FAILED;
-    gcudai_free(bytes);
-    gcudai_free(all);
+    if (s->is_allocated) { GCUDAI_TRY(gcudai_sched_keep_leafs(s, graph)); }
+    gcuda_status st = gcudai_sched_alloc(s, graph);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_sched_put_back(s); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        gcudai_sched_forget_kept(s);
+        return st;
+    }
+    s->is_allocated = false;
+    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_unplace(s, graph->leafs[i]); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC && graph->nodes[i] != NULL; ++k) { gcudai_sched_unplace(s, graph->nodes[i]->src[k]); }
+    }
     return st;
 }
 
@@ -36627,27 +36686,24 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
-        gcudai_append(out, " '%s'", s->items[rep->why_item].original->name);
+        gcudai_append(out, " '%s'", s->own[rep->why_item].name);
     }
-    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", rep->original->name); }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", s->own[rep - s->items].name); }
 }
 
 static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
     const int32_t b = gcudai_sched_backend_of(s, i);
     return b >= 0 ? gcuda_backend_name(s->backends[b].backend)
-                  : gcuda_backend_buft_name(gcudai_sched_placed_in(s->items[s->items[i].root].original));
+                  : gcuda_backend_buft_name(s->items[s->items[i].root].placed_in);
 }
 
-static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * own) {
-    const int32_t i = (int32_t) (own - s->own);
-    const struct gcuda_tensor * t = s->items[i].original;
+static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
+    const int32_t i = (int32_t) (t - s->own);
+    const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
     gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
         (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const size_t source = t->src[k] ? gcudai_map_get(&s->map, t->src[k]) : GCUDAI_NONE;
-        if (source != GCUDAI_NONE) {
-            gcudai_append(out, " '%s' (%s)", t->src[k]->name, gcudai_sched_name_of(s, (int32_t) source));
-        }
+        if (sources[k] >= 0) { gcudai_append(out, " '%s' (%s)", s->own[sources[k]].name, gcudai_sched_name_of(s, sources[k])); }
     }
     gcudai_append(out, ": ");
     gcudai_sched_text_why(s, out, i);
@@ -36660,8 +36716,8 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         split->end - split->first, split->end_copy - split->first_copy);
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         const struct gcudai_sched_copy * copy = &s->copies[c];
-        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->items[copy->item].original->name,
-            gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(s->items[copy->item].t),
+        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->own[copy->item].name,
+            gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(&s->own[copy->item]),
             copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
     for (int k = split->first; k < split->end; ++k) {
