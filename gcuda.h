@@ -2475,8 +2475,10 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
                                               struct gcuda_tensor * b);
 
 // Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
-GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
+// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
+// ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
+// precision that does not exist.
+GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
@@ -2599,7 +2601,8 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// F32: products may not be accumulated in F16, on any backend.
+// F32: products may not be accumulated in F16, on any backend. Fails, and changes nothing: a is no flash_attn_ext (NULL neither), a
+// precision that does not exist.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
@@ -2668,8 +2671,9 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 // As gcuda_mul_mat_set_prec, of conv_2d_direct and conv_transpose_2d: by default a GPU may round patches to F16 when the weights are,
-// to TF32 otherwise.
-GCUDA_API void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
+// to TF32 otherwise. NULL is ignored. Fails, and changes nothing: a node of another operation (gcuda_conv_2d returns a copy, CONT),
+// a precision that does not exist.
+GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The same, and its relatives, through im2col and mul_mat:
 //   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
@@ -4421,11 +4425,14 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
 // it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
 // Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
+// After a failure no graph is allocated, and the contents of placed leafs are lost: the smaller buffer is freed before the larger one is
+// allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
 // backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
-// strides, types or flags make it allocate the graph again, preserving the contents of leafs. Tensors of an earlier graph may be freed
-// before, even if this graph's tensors have their addresses.
+// strides, types or flags make it allocate the graph again, preserving the contents of leafs. If that fails, these leafs have no memory;
+// the next call that succeeds restores their contents, unless gcuda_backend_sched_alloc_graph, _reserve or _reset was called between.
+// Tensors of an earlier graph may be freed before, even if this graph's tensors have their addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
 // with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
@@ -4463,8 +4470,9 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_sched_get_buffer_type(
 GCUDA_API size_t gcuda_backend_sched_get_buffer_size(
     gcuda_backend_sched_t sched, gcuda_backend_t backend); // bytes; 0 for one that shares an earlier one
 
-// Who computes what in the last graph, and why: a line for each split, each tensor copied for it, each node. Returns the
-// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does); or to the log (INFO).
+// Who computes what in the last graph, as it was when it was allocated, and why: a line for each split, each tensor copied for it, each
+// node. The graph and its tensors need not exist any more. Returns the bytes needed without the terminator, and writes at most size
+// bytes with it (as snprintf does); or to the log (INFO).
 GCUDA_API size_t gcuda_backend_sched_to_text(gcuda_backend_sched_t sched, char * text, size_t size);
 GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 
@@ -11183,6 +11191,29 @@ static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcud
     return gcudai_op_attach(y, op, src, n);
 }
 
+// For functions that change a node after it was made: slots and sources mean something else to other operations. ops ends with NONE.
+static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops) {
+    char names[128];
+    struct gcudai_text wanted = { names, sizeof(names), 0 };
+    for (int i = 0; ops[i] != GCUDA_OP_NONE; ++i) {
+        if (a != NULL && a->op == ops[i]) { return GCUDA_STATUS_SUCCESS; }
+        gcudai_append(&wanted, "%s%s", i > 0 ? " or " : "", gcudai_op_lower(ops[i]));
+    }
+    return a == NULL ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is NULL, want %s", function, names)
+                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node '%s' is %s, want %s", function, a->name,
+                           gcudai_op_lower(a->op), names);
+}
+
+static gcuda_status gcudai_set_prec(
+    struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops, int slot, enum gcuda_prec prec) {
+    GCUDAI_TRY(gcudai_want_node_of(a, function, ops));
+    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: precision %d does not exist", function, (int) prec);
+    }
+    a->op_params[slot] = (int32_t) prec;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // A result that is a view of a, with its shape and strides.
 static struct gcuda_tensor * gcudai_op_view(
     struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n) {
@@ -15431,9 +15462,8 @@ struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, str
 }
 
 gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    if (a == NULL || a->op != GCUDA_OP_SOFT_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "soft_max_add_sinks: want a soft_max node");
-    }
+    static const enum gcuda_op ops[] = { GCUDA_OP_SOFT_MAX, GCUDA_OP_NONE };
+    GCUDAI_TRY(gcudai_want_node_of(a, "soft_max_add_sinks", ops));
     a->src[2] = sinks; // kept also when they do not fit: the graph must not run without them unnoticed
     return gcudai_check_node(a);
 }
@@ -16311,8 +16341,9 @@ struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_ten
     return gcudai_op_finish(ctx, y);
 }
 
-void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
-    gcudai_set_param_i32(node, 0, (int32_t) prec);
+gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_OUT_PROD, GCUDA_OP_NONE };
+    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, 0, prec);
 }
 
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
@@ -17051,31 +17082,19 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, y);
 }
 
-static gcuda_status gcudai_want_flash_attn(const struct gcuda_tensor * a, const char * what) {
-    if (a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is %s", what,
-            a ? gcudai_op_lower(a->op) : "NULL");
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
+static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
-    GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_set_prec"));
-    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "flash_attn_ext_set_prec: precision %d does not exist",
-            (int) prec);
-    }
-    gcudai_set_param_i32(a, 3, (int32_t) prec);
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, 3, prec);
 }
 
 enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
-    const bool is_ok = gcudai_want_flash_attn(a, "flash_attn_ext_get_prec") == GCUDA_STATUS_SUCCESS;
+    const bool is_ok = gcudai_want_node_of(a, "flash_attn_ext_get_prec", gcudai_flash_attn_ops) == GCUDA_STATUS_SUCCESS;
     return is_ok ? (enum gcuda_prec) gcudai_param_i32(a, 3) : GCUDA_PREC_DEFAULT;
 }
 
 gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_add_sinks"));
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_ops));
     struct gcuda_tensor * before = a->src[4];
     a->src[4] = sinks;
     const gcuda_status st = gcudai_check_node(a);
@@ -17805,8 +17824,9 @@ struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, params));
 }
 
-void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
-    gcudai_set_param_i32(node, 7, (int32_t) prec);
+gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_CONV_2D, GCUDA_OP_CONV_TRANSPOSE_2D, GCUDA_OP_NONE };
+    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "conv_2d_set_prec", ops, 7, prec);
 }
 
 // What conv_2d and conv_2d_dw have in common.
@@ -32721,7 +32741,7 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
 gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args) {
     struct gcuda_tensor y = gcudai_tensor_of(&args->y), src[2] = { gcudai_tensor_of(&args->a), gcudai_tensor_of(&args->b) };
     y.op = GCUDA_OP_MUL_MAT;
-    gcuda_mul_mat_set_prec(&y, args->prec);
+    GCUDAI_TRY(gcuda_mul_mat_set_prec(&y, args->prec));
     return gcudai_cuda_run_alone(backend, &y, src, 2);
 }
 
@@ -32729,7 +32749,7 @@ gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct
     struct gcuda_tensor y = gcudai_tensor_of(&args->y);
     struct gcuda_tensor src[3] = { gcudai_tensor_of(&args->as), gcudai_tensor_of(&args->b), gcudai_tensor_of(&args->ids) };
     y.op = GCUDA_OP_MUL_MAT_ID;
-    gcuda_mul_mat_set_prec(&y, args->prec);
+    GCUDAI_TRY(gcuda_mul_mat_set_prec(&y, args->prec));
     return gcudai_cuda_run_alone(backend, &y, src, 3);
 }
 
@@ -34894,7 +34914,7 @@ struct gcudai_sched_key {
     bool has_changed; // a value that is followed differs
 };
 
-struct gcudai_sched_kept { // contents of a leaf, saved while the graph is allocated again
+struct gcudai_sched_kept { // contents of a leaf, saved while the graph is allocated again; read only if the new graph names it
     struct gcuda_tensor * t;
     size_t at, size;
 };
@@ -34910,6 +34930,8 @@ struct gcudai_sched_item {
     int32_t why_item; // the weight that decided
     uint8_t why;
     bool is_placed, is_node, is_written; // written: an owner, by some node that works in place
+    int32_t node;                        // of a node, its place in the graph
+    gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
 };
 
 struct gcudai_sched_copy { // of an item, on a backend that cannot read it where it is
@@ -35001,6 +35023,9 @@ struct gcuda_backend_sched {
     struct gcuda_tensor * own;   // descriptions of all items
     struct gcuda_cgraph * graph; // what backends compute
     bool is_allocated;
+    struct gcudai_sched_kept * kept; // until an allocation succeeds: what was in leafs of the graph before
+    char * kept_bytes;
+    int n_kept;
     int last_run; // whose copies the patches name
     gcuda_status bad_data; // indices out of range, found while the run goes on
     char bad_data_message[GCUDAI_MESSAGE_BYTES];
@@ -35171,7 +35196,7 @@ void gcuda_backend_sched_free(gcuda_backend_sched_t s) {
     gcudai_map_free(&s->said);
     void * const arrays[] = { s->backends, s->reads, s->waited, s->run_ends, s->run_end_is_set, s->slot_run,
         s->said_backends, s->items, s->keys, s->nodes, s->leafs, s->sources, s->can, s->copies, s->splits, s->patches, s->foreign,
-        s->alloc_nodes, s->alloc_leafs, s->node_ids, s->leaf_ids, s->old_ids, s->stage };
+        s->alloc_nodes, s->alloc_leafs, s->node_ids, s->leaf_ids, s->old_ids, s->stage, s->kept, s->kept_bytes };
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); ++i) { gcudai_free(arrays[i]); }
     gcudai_free(s);
 }
@@ -35206,6 +35231,7 @@ static gcuda_status gcudai_sched_enter_one(gcuda_backend_sched_t s, struct gcuda
     item->backend = GCUDAI_SCHED_UNKNOWN;
     item->first_member = item->next_member = item->first_copy = -1;
     item->is_placed = root >= 0 ? s->items[root].is_placed : gcudai_sched_has_memory(s, t);
+    item->placed_in = item->is_placed && root < 0 ? gcudai_sched_placed_in(t) : gcuda_backend_cpu_buffer_type();
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -35238,6 +35264,7 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
         }
         GCUDAI_TRY(gcudai_sched_enter(s, graph->nodes[i], &s->nodes[i]));
         s->items[s->nodes[i]].is_node = true;
+        s->items[s->nodes[i]].node = i;
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -35252,7 +35279,7 @@ static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
     }
 }
 
-// Own descriptions. A leaf that has memory needs none, unless its owner has one.
+// Own descriptions. A leaf that has memory needs none, unless its owner has one; what it was is kept for gcuda_backend_sched_to_text.
 static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
     gcudai_sched_reset_arena(s);
     s->own = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1) * sizeof(*s->own));
@@ -35262,8 +35289,8 @@ static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
         struct gcudai_sched_item * root = &s->items[item->root];
         const bool is_own = item->is_node || !item->is_placed || (item != root && root->t != root->original);
         item->t = is_own ? &s->own[i] : item->original;
-        if (!is_own) { continue; }
         s->own[i] = *item->original;
+        if (!is_own) { continue; }
         s->own[i].view_src = item != root ? root->t : NULL;
         if (!item->is_placed) {
             s->own[i].data = NULL;
@@ -36031,8 +36058,17 @@ static gcuda_status gcudai_sched_check_self(gcuda_backend_sched_t s, const char 
     return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_null_fail(what, "scheduler");
 }
 
+static void gcudai_sched_forget_kept(gcuda_backend_sched_t s) {
+    gcudai_free(s->kept);
+    gcudai_free(s->kept_bytes);
+    s->kept = NULL;
+    s->kept_bytes = NULL;
+    s->n_kept = 0;
+}
+
 gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve"));
+    gcudai_sched_forget_kept(s);
     GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve"));
     return gcudai_sched_reserve(s);
 }
@@ -36041,6 +36077,7 @@ gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph, size_t * sizes) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve_size"));
     if (sizes == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL"); }
+    gcudai_sched_forget_kept(s);
     GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve_size"));
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
     return gcuda_gallocr_reserve_n_size(s->galloc, &g, s->node_ids, s->leaf_ids, sizes);
@@ -36151,8 +36188,7 @@ static gcuda_status gcudai_sched_remember(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
-    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_alloc_graph"));
+static gcuda_status gcudai_sched_alloc(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     s->slot = s->run;
     for (int b = 0; b < s->n_backends && s->slot_run[s->slot] >= 0; ++b) {
         GCUDAI_TRY(gcudai_sched_wait_run(s, -1, b, s->slot_run[s->slot]));
@@ -36167,6 +36203,12 @@ gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcu
     return GCUDA_STATUS_SUCCESS;
 }
 
+gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_alloc_graph"));
+    gcudai_sched_forget_kept(s);
+    return gcudai_sched_alloc(s, graph);
+}
+
 void gcuda_backend_sched_set_check(gcuda_backend_sched_t s, bool is_on) {
     if (s != NULL) {
         gcuda_gallocr_set_check(s->galloc, is_on);
@@ -36178,6 +36220,7 @@ void gcuda_backend_sched_set_check(gcuda_backend_sched_t s, bool is_on) {
 void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
     if (s != NULL) {
         s->is_allocated = false;
+        gcudai_sched_forget_kept(s);
         gcudai_map_clear(&s->said);
         gcudai_map_clear(&s->map);
         s->n_items = s->n_splits = s->n_copied = 0;
@@ -36543,28 +36586,60 @@ static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcud
     return n;
 }
 
-static gcuda_status gcudai_sched_alloc_around(
-    gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const struct gcudai_sched_kept * all, int n, char * bytes) {
-    GCUDAI_TRY(n > 0 ? gcudai_sched_sync(s) : GCUDA_STATUS_SUCCESS);
-    for (int i = 0; i < n; ++i) { GCUDAI_TRY(gcuda_backend_tensor_get(all[i].t, bytes + all[i].at, 0, all[i].size)); }
-    GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph));
-    for (int i = 0; i < n; ++i) {
-        const size_t item = gcudai_map_get(&s->map, all[i].t);
-        if (item == GCUDAI_NONE || s->items[item].is_node) { continue; }
-        GCUDAI_TRY(gcuda_backend_tensor_set(all[i].t, bytes + all[i].at, 0, all[i].size));
+// From where the leafs are to the host. A failure leaves all as it was.
+static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    size_t n_bytes = 0;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcudai_sched_forget_kept(s);
+    s->kept = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*s->kept));
+    s->n_kept = s->kept != NULL ? gcudai_sched_note_all_kept(s, graph, s->kept, &n_bytes) : 0;
+    s->kept_bytes = s->kept != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
+    if (s->kept_bytes == NULL) { st = GCUDA_STATUS_ALLOC_FAILED; }
+    if (st == GCUDA_STATUS_SUCCESS && s->n_kept > 0) { st = gcudai_sched_sync(s); }
+    for (int i = 0; i < s->n_kept && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcuda_backend_tensor_get(s->kept[i].t, s->kept_bytes + s->kept[i].at, 0, s->kept[i].size);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_sched_forget_kept(s); }
+    return st;
+}
+
+// To where the leafs are now: those that are in the allocated graph.
+static gcuda_status gcudai_sched_put_back(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_kept; ++i) {
+        const struct gcudai_sched_kept * kept = &s->kept[i];
+        const size_t item = gcudai_map_get(&s->map, kept->t);
+        if (item == GCUDAI_NONE || s->items[item].is_node || s->items[item].is_placed) { continue; }
+        GCUDAI_TRY(gcuda_backend_tensor_set(kept->t, s->kept_bytes + kept->at, 0, GCUDAI_MIN(kept->size, gcuda_nbytes(kept->t))));
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Until an allocation succeeds nobody writes to leafs that are kept: they have no memory.
+static void gcudai_sched_unplace(gcuda_backend_sched_t s, struct gcuda_tensor * t) {
+    struct gcuda_tensor * owner = t != NULL && t->view_src != NULL ? t->view_src : t;
+    for (int i = 0; i < s->n_kept; ++i) {
+        for (int k = 0; k < 2 && owner == s->kept[i].t; ++k) {
+            struct gcuda_tensor * u = k == 0 ? t : owner;
+            u->data = u->extra = NULL;
+            u->buffer = NULL;
+        }
+    }
+}
+
+// What an allocation that failed has kept is put back by the first that succeeds.
 static gcuda_status gcudai_sched_alloc_again(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
-    size_t n_bytes = 0;
-    if (!s->is_allocated) { return gcuda_backend_sched_alloc_graph(s, graph); }
-    struct gcudai_sched_kept * all = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*all));
-    const int n = all != NULL ? gcudai_sched_note_all_kept(s, graph, all, &n_bytes) : 0;
-    char * bytes = all != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
-    const gcuda_status st = bytes != NULL ? gcudai_sched_alloc_around(s, graph, all, n, bytes) : GCUDA_STATUS_ALLOC_FAILED;
-    gcudai_free(bytes);
-    gcudai_free(all);
+    if (s->is_allocated) { GCUDAI_TRY(gcudai_sched_keep_leafs(s, graph)); }
+    gcuda_status st = gcudai_sched_alloc(s, graph);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_sched_put_back(s); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        gcudai_sched_forget_kept(s);
+        return st;
+    }
+    s->is_allocated = false;
+    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_unplace(s, graph->leafs[i]); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC && graph->nodes[i] != NULL; ++k) { gcudai_sched_unplace(s, graph->nodes[i]->src[k]); }
+    }
     return st;
 }
 
@@ -36650,27 +36725,24 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
-        gcudai_append(out, " '%s'", s->items[rep->why_item].original->name);
+        gcudai_append(out, " '%s'", s->own[rep->why_item].name);
     }
-    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", rep->original->name); }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", s->own[rep - s->items].name); }
 }
 
 static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
     const int32_t b = gcudai_sched_backend_of(s, i);
     return b >= 0 ? gcuda_backend_name(s->backends[b].backend)
-                  : gcuda_backend_buft_name(gcudai_sched_placed_in(s->items[s->items[i].root].original));
+                  : gcuda_backend_buft_name(s->items[s->items[i].root].placed_in);
 }
 
-static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * own) {
-    const int32_t i = (int32_t) (own - s->own);
-    const struct gcuda_tensor * t = s->items[i].original;
+static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
+    const int32_t i = (int32_t) (t - s->own);
+    const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
     gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
         (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const size_t source = t->src[k] ? gcudai_map_get(&s->map, t->src[k]) : GCUDAI_NONE;
-        if (source != GCUDAI_NONE) {
-            gcudai_append(out, " '%s' (%s)", t->src[k]->name, gcudai_sched_name_of(s, (int32_t) source));
-        }
+        if (sources[k] >= 0) { gcudai_append(out, " '%s' (%s)", s->own[sources[k]].name, gcudai_sched_name_of(s, sources[k])); }
     }
     gcudai_append(out, ": ");
     gcudai_sched_text_why(s, out, i);
@@ -36683,8 +36755,8 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         split->end - split->first, split->end_copy - split->first_copy);
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         const struct gcudai_sched_copy * copy = &s->copies[c];
-        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->items[copy->item].original->name,
-            gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(s->items[copy->item].t),
+        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->own[copy->item].name,
+            gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(&s->own[copy->item]),
             copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
     for (int k = split->first; k < split->end; ++k) {

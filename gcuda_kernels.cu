@@ -9213,17 +9213,30 @@ static __device__ float d_reach_weight(const d_reach & r, int64_t at) {
     return fmaxf(0.0f, 1.0f - fabsf(((float) at - r.center) / r.width));
 }
 
-static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
-    const float offset = p.align_corners ? 0.0f : 0.5f;
-    const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
-    float sum = 0.0f, weight = 0.0f;
+// The sum of all that is reached, with weights times `scale`; of the weights in *weight.
+static __device__ float d_reach_sum(const gcuda_upscale_args & p, const d_reach & rx, const d_reach & ry, const char * plane, float scale, float * weight) {
+    float sum = 0.0f;
+    *weight = 0.0f;
     for (int64_t y = ry.first; y < ry.end; ++y) {
-        const float wy = d_reach_weight(ry, y);
+        const float wy = scale * d_reach_weight(ry, y);
         for (int64_t x = rx.first; x < rx.end; ++x) {
             const float w = wy * d_reach_weight(rx, x);
             sum += w * d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
-            weight += w;
+            *weight += w;
         }
+    }
+    return sum;
+}
+
+// A sum beyond F32 is taken once more, with weights that are 1 together: their mean may be finite.
+static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
+    const float offset = p.align_corners ? 0.0f : 0.5f;
+    const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
+    float weight, sum = 0.0f, scale = 1.0f;
+    NO_UNROLL for (int pass = 0; pass < 2; ++pass) {
+        sum = d_reach_sum(p, rx, ry, plane, scale, &weight);
+        if (fabsf(sum) < INFINITY) { break; }
+        scale = 1.0f / weight;
     }
     return weight > 0.0f ? sum / weight : 0.0f;
 }
@@ -9685,7 +9698,10 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
         UNROLL for (int i = 0; i < CH; ++i) {
             d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, c + i, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st[i]);
         }
-        if (!IS_ONE) { d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a); }
+        if (!IS_ONE) {
+            d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a);
+            UNROLL for (int k = 0; k < PER; ++k) { a[k] = a[k] < -F32_MOST ? -F32_MOST : a[k]; } // so that 0 times it is 0
+        }
         const char * from_x[INPUTS], * from_dt[INPUTS];
         UNROLL for (int i = 0; i < INPUTS; ++i) {
             const int k = (tid + i * SCAN_BLOCK) % CHANNELS;
@@ -9726,7 +9742,7 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
                 const float d = t0 + t < n_tokens ? d_softplus20(raw_dt[i]) : 0.0f;
                 if (t < SCAN_TOKENS) {
                     xd[t][k] = d * raw_x[i];
-                    decay[t][k] = IS_ONE ? expf(d * raw_a[i]) : d;
+                    decay[t][k] = !IS_ONE ? d : t0 + t < n_tokens ? expf(d * raw_a[i]) : 1.0f; // 0 times an infinite a is not 0
                 }
             }
             __syncthreads();
@@ -9796,6 +9812,21 @@ struct d_scan_segments {
     int64_t n, first, tokens; // segments; tokens of the first, and of those behind it but the last, multiples of SCAN_CHUNK
     float * states, * decays; // of segments, after each other: [N, P, H, S]; of all tokens together, [H, S]
 };
+
+// y += weights u of a chunk whose u is not all finite: each sum takes the tokens up to its own, where the product's weight of 0
+// times an infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u: as in the kernel.
+static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[8], const float * weights, int token) {
+    const int quad = (int) threadIdx.x % 32 / 4 * 4;
+    NO_UNROLL for (int k = 0; k < 4; ++k) {
+        UNROLL for (int m = 0; m < 8; ++m) {
+            const float v = __shfl_sync(0xffffffffu, u[m], quad + k);
+            const int s = m / 2 * 4 + k;
+            UNROLL for (int i = 0; i < 2; ++i) {
+                if (s <= token + i) { y[m % 2 * 2 + i] += weights[(token + i) * CHUNK_PITCH + s] * v; }
+            }
+        }
+    }
+}
 
 // Of SCAN_SEGMENTS p.s are the states that they begin with, one after the other. x is F32 but for SCAN_WHOLE.
 template <int NT, scan_span SPAN>
@@ -9875,7 +9906,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
             if (lane < SCAN_CHUNK) {
                 to[0] = d;
-                to[SCAN_CHUNK] = expf(d * a);
+                to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
             }
         };
         __syncthreads(); // the block before is done with
@@ -9988,12 +10019,18 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             mine[1] = (mine[1] + v.y) * odd;
             mine[2] = (mine[2] + v.z) * even;
             mine[3] = (mine[3] + v.w) * odd;
-            UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
-            UNROLL for (int k = 0; k < 2; ++k) {
-                d_split_tf32<2> w;
-                w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
-                w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
-                d_mma_split(mine, u[k], w);
+            bool is_finite = true;
+            UNROLL for (int m = 0; m < 8; ++m) { is_finite = is_finite && fabsf(x[m]) < INFINITY; }
+            if (__all_sync(0xffffffffu, is_finite)) {
+                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+                UNROLL for (int k = 0; k < 2; ++k) {
+                    d_split_tf32<2> w;
+                    w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
+                    w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
+                    d_mma_split(mine, u[k], w);
+                }
+            } else {
+                d_scan_own_tokens(mine, x, weights, token);
             }
             float * to = (float *) d_at(p.y, c0 + g, h, t0 + token, q);
             UNROLL for (int i = 0; i < 4; ++i) {
@@ -10439,6 +10476,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                 }
                 __syncthreads();
                 if (t0 + SETS * LINEAR_TOKENS < p.n_tokens) { fetch(t0 + SETS * LINEAR_TOKENS, set); }
+                const int n_here = (int) (p.n_tokens - t0 < LINEAR_TOKENS ? p.n_tokens - t0 : LINEAR_TOKENS);
                 float sums[LINEAR_TOKENS];
                 UNROLL for (int t = 0; t < LINEAR_TOKENS; ++t) {
                     const float v = value[t][own];
@@ -10463,6 +10501,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                     }
                     if (KIND == LINEAR_WKV7) {
                         key = d_group_sum<LANES>(key);
+                        key = t < n_here ? key : 0.0f; // 0 times an infinite state is not 0
                         UNROLL for (int k = 0; k < PER; ++k) {
                             w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
                             sum += w[k] * x[1][k];

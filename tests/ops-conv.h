@@ -1187,4 +1187,21 @@ TEST(upscale) {
     }
 }
 
+TEST(upscale_ends) { // means of numbers whose sum is beyond F32, and of the smallest ones
+    static const double ends[][2] = { { 1e38, 3.3e38 }, { -3.3e38, 3.3e38 }, { 1.2e-38, 1e-37 } };
+    static const struct { const char * from; int64_t to[4];
+    } sizes[] = { { "33,20,2", { 10, 57, 2, 1 } }, { "130,45", { 7, 9, 1, 1 } }, { "500,200", { 57, 9, 1, 1 } } };
+    for (int i = 0; i < 9; ++i) {
+        char tag[96];
+        struct p_upscale p;
+        memset(&p, 0, sizeof p);
+        memcpy(p.ne, sizes[i / 3].to, sizeof p.ne);
+        p.mode = GCUDA_SCALE_MODE_BILINEAR | GCUDA_SCALE_FLAG_ANTIALIAS;
+        snprintf(tag, sizeof tag, "%g,to=%d.%d", ends[i % 3][1] + ends[i % 3][0], (int) p.ne[0], (int) p.ne[1]);
+        struct op_test t = conv_test("F32 BF16", sizes[i / 3].from, tag, &p, build_upscale, ref_upscale, 1e-7);
+        t.n_in = 1, t.in[0].lo = ends[i % 3][0], t.in[0].hi = ends[i % 3][1];
+        op_test_run(&t);
+    }
+}
+
 #endif

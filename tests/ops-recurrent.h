@@ -279,6 +279,48 @@ TEST(ssm_scan_bad_slots) {
     op_test_run(&t);
 }
 
+// Inputs that are not finite reach the results that depend on them, and no others: those are held to the reference one by one.
+static const char * judge_finite(const struct op_case * c, const struct arr * got) {
+    int64_t n_finite = 0;
+    for (int64_t i = 0; i < arr_n(got); ++i) {
+        const double want = c->out->d[i];
+        n_finite += isfinite(want);
+        if (isfinite(want) ? !(fabs(got->d[i] - want) <= 1e-4 * (1.0 + fabs(want))) : isfinite(got->d[i])) {
+            return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]);
+        }
+    }
+    return 4 * n_finite < arr_n(got) ? "too few finite results to judge" : NULL;
+}
+
+static void fill_late_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) { // three of four channels, each its token
+    (void) r, (void) c, (void) k;
+    FOR_ARR(a) {
+        if (i0 % 4 < 3 && i2 == a->ne[2] / 2 + i0 % 16) { AT(a, i0, i1, i2, i3) = i0 % 4 == 0 ? HUGE_VAL : i0 % 4 == 1 ? -HUGE_VAL : (double) NAN; }
+    }
+}
+
+TEST(ssm_scan_infinite) { // no token reaches one before it
+    struct op_test t = ssm_scan_test();
+    t.shapes = "64,80,6,3|80,6,45,2|6,45,2|1,6|64,2,45,2|64,2,45,2|2 128,48,3,1|48,3,70,1|3,70,1|1,3|128,1,70,1|128,1,70,1|1 "
+               "128,32,1,3|32,1,300,2|1,300,2|1,1|128,1,300,2|128,1,300,2|2 16,8,4,1|8,4,45,1|4,45,1|16,4|16,1,45,1|16,1,45,1|1 "
+               "5,3,6,2|3,6,45,2|6,45,2|1,6|5,3,45,2|5,3,45,2|2";
+    t.in[1].fill = fill_late_infinite, t.judge = judge_finite;
+    op_test_run(&t);
+}
+
+static void fill_some_minus_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); i += 2) { a->d[i] = -HUGE_VAL; }
+}
+
+TEST(ssm_scan_forgets) { // decays of exactly 0; tokens that fill no group
+    struct op_test t = ssm_scan_test();
+    t.shapes = "64,80,6,3|80,6,45,2|6,45,2|1,6|64,2,45,2|64,2,45,2|2 16,1,128,1|1,128,45,1|128,45,1|16,128|16,1,45,1|16,1,45,1|1 "
+               "64,16,2,1|16,2,9,1|2,9,1|1,2|64,1,9,1|64,1,9,1|1 5,3,6,2|3,6,45,2|6,45,2|1,6|5,3,45,2|5,3,45,2|2";
+    t.in[3].fill = fill_some_minus_infinite;
+    op_test_run(&t);
+}
+
 TEST(ssm_scan_types) {
     struct op_test t = ssm_scan_test();
     t.types = "F32,F16,F32,F32,F16,F16,I32>F32 F32,BF16,F16,BF16,F32,F16,I32>F32 F32,F32,BF16,F16,BF16,BF16,I32>F32 "
@@ -442,6 +484,26 @@ TEST(rwkv_wkv7) {
     recurrence_types(&t, 7, -1);
     recurrence_empty(&t, 7, -1);
     recurrence_decays(&t, 7, -1, 1);
+}
+
+static void fill_last_key(struct rng * r, const struct op_case * c, int k, struct arr * a) { // of the last token, one key
+    (void) r, (void) c, (void) k;
+    FOR_ARR(a) {
+        if (i0 == 3 && i2 == a->ne[2] - 1) { AT(a, i0, i1, i2, i3) = HUGE_VAL; }
+    }
+}
+
+TEST(rwkv_wkv7_infinite) { // an element of the last state, and only that
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.build = build_rwkv_wkv7, t.ref = ref_rwkv_wkv7, t.judge = judge_finite;
+    t.types = "F32", t.n_in = 7, t.max_nmse = 1e-7;
+    t.in[1].lo = 0.2, t.in[1].hi = 0.999;
+    t.in[2].fill = fill_last_key;
+    t.in[4].fill = t.in[5].fill = fill_unit_rows;
+    recurrence_case(&t, 64, 2, 13, 1, -1);
+    recurrence_case(&t, 128, 1, 6, 1, -1);
+    recurrence_case(&t, 33, 2, 5, 1, -1);
 }
 
 // ---------------------------------------------------------------------------------------------------- solve_tri

@@ -181,6 +181,38 @@ TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those 
     CHECK(y->src[4] == NULL);
     gcuda_free(ctx);
 }
+
+typedef gcuda_status (*set_prec_fn)(struct gcuda_tensor * node, enum gcuda_prec prec);
+
+// Each function changes its slot of its own operations, and nothing of any other node.
+TEST(refuse_precision_of_other_nodes) {
+    static const struct { set_prec_fn set; int slot; const char * of[4];
+    } all[] = { { gcuda_mul_mat_set_prec, 0, { "MUL_MAT", "MUL_MAT_ID", "OUT_PROD", NULL } },
+        { gcuda_conv_2d_set_prec, 7, { "CONV_2D", "CONV_TRANSPOSE_2D", NULL, NULL } },
+        { gcuda_flash_attn_ext_set_prec, 3, { "FLASH_ATTN_EXT", NULL, NULL, NULL } } };
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * node = F32(4, 1, 1, 1);
+    for (int i = 0; i < 3; ++i) {
+        for (int op = 0; op < GCUDA_OP_COUNT; ++op) {
+            const char * name = gcuda_op_name((enum gcuda_op) op);
+            bool is_own = false;
+            for (int k = 0; k < 4 && all[i].of[k] != NULL; ++k) { is_own = is_own || strcmp(name, all[i].of[k]) == 0; }
+            memset(node->op_params, 0x55, sizeof node->op_params);
+            node->op = (enum gcuda_op) op;
+            struct gcuda_tensor want = *node;
+            if (is_own) { want.op_params[all[i].slot] = GCUDA_PREC_F32; }
+            const gcuda_status st = all[i].set(node, GCUDA_PREC_F32);
+            CHECK_MSG(st == (is_own ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT), "%s, slot %d: %s", name, all[i].slot,
+                gcuda_status_to_string(st));
+            CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: the node is changed", name, all[i].slot);
+            if (!is_own) { CHECK_HAS(gcuda_last_error(), "_set_prec: node '"); }
+            CHECK(all[i].set(node, (enum gcuda_prec) 77) == GCUDA_STATUS_INVALID_ARGUMENT);
+            CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: a precision that does not exist", name, all[i].slot);
+        }
+    }
+    gcuda_free(ctx);
+}
 #undef CHECK_NO_SINKS
 
 TEST(refuse_rope) {

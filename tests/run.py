@@ -78,7 +78,9 @@ def plan(level, n_jobs=2):
     jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user",
                     10800 if level == "full" else 1800, True))
     jobs.append(Job("limits", [sys.executable, "tests/limits.py"], "ci", 60, True))
-    jobs.append(Job("switches of the kernels", [sys.executable, "tests/compile/switches.py"], "ci", 3600, True))
+    # alone a third of them at level ci, another one each time
+    some = ["--third", "--seed", str(int(time.time()) % 1000000 + 1)] if level == "ci" else []
+    jobs.append(Job(" ".join(["switches of the kernels", *some[1:]]), [sys.executable, "tests/compile/switches.py", *some], "ci", 3600, True))
     jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 600, True))
     # below level full the compile matrix builds and runs the others, by their own first lines but without optimisation
     examples = Job("gcc: build examples", [*MAKE, "examples" if level == "full" else "build/digits"], "user", 600, is_build=True)

@@ -613,9 +613,8 @@ static bool changing_begin(struct changing * g, gcuda_backend_buffer_type_t for_
 }
 
 static void changing_end(struct changing * g) {
-    gcuda_backend_buffer_free(g->buffer);
-    gcuda_backend_buffer_free(g->own);
-    gcuda_backend_buffer_free(g->weights);
+    const gcuda_backend_buffer_t buffers[] = { g->buffer, g->own, g->weights };
+    for (int i = 0; i < 3; ++i) { gcuda_backend_buffer_free(buffers[i]); }
     gcuda_free(g->own_ctx);
     gcuda_free(g->ctx);
 }

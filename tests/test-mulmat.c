@@ -328,6 +328,22 @@ TEST(half_activations) { // F16 and BF16 against every kind of weight
     mul_mat_cases("F32,F16>F32 F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 Q4_0,F16>F32 Q6_K,BF16>F32", "256,17|256,3 256,33|256,21 256,3|256,3", LAYOUT_ROWS);
 }
 
+// y = a x, in memory of the context.
+struct product {
+    struct gcuda_context * ctx;
+    struct gcuda_tensor * a, * x, * y;
+    struct gcuda_cgraph * graph;
+};
+static bool product_begin(struct product * q, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
+    const struct gcuda_init_params params = { 0, NULL, false };
+    q->ctx = gcuda_init(params);
+    q->a = gcuda_new_tensor_2d(q->ctx, type, k, m);
+    q->x = gcuda_new_tensor_2d(q->ctx, GCUDA_TYPE_F32, k, n);
+    q->y = gcuda_mul_mat(q->ctx, q->a, q->x);
+    q->graph = gcuda_new_graph(q->ctx);
+    return CHECK_OK(gcuda_build_forward_expand(q->graph, q->y));
+}
+
 // Activations near the lower end of F32 count: y of x 2^-p is y of x, 2^-p times as large, as far as F32 holds it.
 TEST(tiny_activations) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q2_K, GCUDA_TYPE_IQ4_XS };
@@ -338,31 +354,27 @@ TEST(tiny_activations) {
         CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
         for (int t = 0; t < 6; ++t) {
             for (int n = 2; n <= MAX_N; n += MAX_N - 2) {
-                struct gcuda_init_params params = { 0, NULL, false };
-                struct gcuda_context * ctx = gcuda_init(params);
-                struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, types[t], K, M), * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, K, n);
-                struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, x);
-                struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+                struct product q;
+                if (!product_begin(&q, types[t], K, M, n)) { continue; }
                 struct rng r = rng_for("tiny activations");
                 static float w[K * M], usual[K * MAX_N];
                 for (int i = 0; i < K * M; ++i) { w[i] = 50.0f * (float) random_unit(&r); }
                 for (int i = 0; i < K * n; ++i) { usual[i] = (float) random_unit(&r); }
-                CHECK_OK(gcuda_build_forward_expand(graph, y));
-                CHECK_OK(gcuda_quantize_rows(types[t], w, a->data, M, K, NULL, 1));
-                memcpy(x->data, usual, gcuda_nbytes(x));
-                CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 1));
-                memcpy(first, y->data, gcuda_nbytes(y));
+                CHECK_OK(gcuda_quantize_rows(types[t], w, q.a->data, M, K, NULL, 1));
+                memcpy(q.x->data, usual, gcuda_nbytes(q.x));
+                CHECK_OK(gcuda_graph_compute_with_ctx(q.ctx, q.graph, 1));
+                memcpy(first, q.y->data, gcuda_nbytes(q.y));
                 for (int p = 0; p < 4; ++p) {
                     double error = 0.0, all = 0.0;
-                    for (int i = 0; i < K * n; ++i) { ((float *) x->data)[i] = ldexpf(usual[i], -powers[p]); }
-                    CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 1));
+                    for (int i = 0; i < K * n; ++i) { ((float *) q.x->data)[i] = ldexpf(usual[i], -powers[p]); }
+                    CHECK_OK(gcuda_graph_compute_with_ctx(q.ctx, q.graph, 1));
                     for (int i = 0; i < M * n; ++i) {
-                        const double want = first[i], got = ldexp((double) ((float *) y->data)[i], powers[p]);
+                        const double want = first[i], got = ldexp((double) ((float *) q.y->data)[i], powers[p]);
                         error += (got - want) * (got - want), all += want * want;
                     }
                     CHECK_MSG(error <= 1e-6 * all, "%s %s, %d columns, 2^-%d: %g", simd->name, gcuda_type_name(types[t]), n, powers[p], error / all);
                 }
-                gcuda_free(ctx);
+                gcuda_free(q.ctx);
             }
         }
     }
@@ -377,29 +389,25 @@ TEST(not_finite_activations) {
         CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
         for (int t = 0; t < 5; ++t) {
             for (int n = 2; n <= 66; n += 64) {
-                struct gcuda_init_params params = { 0, NULL, false };
-                struct gcuda_context * ctx = gcuda_init(params);
-                struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, types[t], K, M), * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, K, n);
-                struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, x);
-                struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+                struct product q;
+                if (!product_begin(&q, types[t], K, M, n)) { continue; }
                 struct rng r = rng_for("not finite");
-                CHECK_OK(gcuda_build_forward_expand(graph, y));
                 for (int i = 0; i < K * M; i += (int) gcuda_blck_size(types[t])) {
-                    char * p = (char *) a->data + gcuda_row_size(types[t], i);
+                    char * p = (char *) q.a->data + gcuda_row_size(types[t], i);
                     if (gcuda_is_quantized(types[t])) {
                         memcpy(p, random_block(types[t], &r), gcuda_type_size(types[t]));
                     } else {
                         value_write(types[t], p, random_unit(&r));
                     }
                 }
-                for (int i = 0; i < K * n; ++i) { ((float *) x->data)[i] = (float) random_unit(&r); }
-                ((float *) x->data)[K + 77] = NAN;
-                CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 1));
+                for (int i = 0; i < K * n; ++i) { ((float *) q.x->data)[i] = (float) random_unit(&r); }
+                ((float *) q.x->data)[K + 77] = NAN;
+                CHECK_OK(gcuda_graph_compute_with_ctx(q.ctx, q.graph, 1));
                 for (int i = 0; i < M * n; ++i) {
-                    const float v = ((float *) y->data)[i];
+                    const float v = ((float *) q.y->data)[i];
                     CHECK_MSG(i / M == 1 ? isnan(v) : isfinite(v), "%s %s: column %d is %g", simd->name, gcuda_type_name(types[t]), i / M, (double) v);
                 }
-                gcuda_free(ctx);
+                gcuda_free(q.ctx);
             }
         }
     }

@@ -813,6 +813,80 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
     }
 }
 
+// A graph of one leaf, y = 3 x; grown: y = 3 x + (x repeated 4,096 times, summed), which wants larger buffers.
+struct growing {
+    struct gcuda_context * ctx, * big_ctx;
+    struct gcuda_tensor * x, * big_y;
+    struct gcuda_cgraph * small, * big;
+};
+
+static bool growing_begin(struct growing * g) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    g->ctx = gcuda_init(params);
+    g->x = gcuda_set_name(gcuda_new_tensor_1d(g->ctx, GCUDA_TYPE_F32, 64), "x");
+    g->small = gcuda_new_graph(g->ctx);
+    g->big = gcuda_new_graph(g->ctx);
+    gcuda_set_input(g->x);
+    gcuda_set_output(g->x); // what is in it stays when it has been read
+    struct gcuda_tensor * y = gcuda_scale(g->ctx, g->x, 3.0f), * many = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F32, 4096, 64);
+    struct gcuda_tensor * column = gcuda_reshape_2d(g->ctx, g->x, 1, 64), * sums = gcuda_sum_rows(g->ctx, gcuda_repeat(g->ctx, column, many));
+    g->big_y = gcuda_add(g->ctx, gcuda_scale(g->ctx, g->x, 3.0f), gcuda_reshape_1d(g->ctx, sums, 64));
+    return CHECK_OK(gcuda_build_forward_expand(g->small, y)) && CHECK_OK(gcuda_build_forward_expand(g->big, g->big_y));
+}
+
+// The k-th allocation fails while the larger graph is allocated by computing it; then none. What was set in x is in it.
+static bool growing_fails_at(int n_toys, int n_copies, long k) {
+    struct fault f;
+    struct setup s;
+    struct growing g;
+    float x[64], got[64];
+    for (int i = 0; i < 64; ++i) { x[i] = (float) (i - 20); }
+    fault_begin(&f, 0);
+    if (!setup_begin(&s, n_toys, n_copies) || !growing_begin(&g)) { return false; }
+    CHECK_OK(gcuda_backend_cpu_set_n_threads(s.backends[n_toys], 1));
+    CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, g.small));
+    CHECK_OK(gcuda_backend_tensor_set(g.x, x, 0, sizeof x));
+    f.fail_at = f.n_calls + k;
+    gcuda_status st = gcuda_backend_sched_graph_compute(s.sched, g.big);
+    CHECK_MSG(st == (f.fired ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_SUCCESS) || st == GCUDA_STATUS_SUCCESS, "call %ld: %s", k, gcuda_last_error());
+    if (st != GCUDA_STATUS_SUCCESS && g.x->buffer == NULL) { CHECK(gcuda_backend_tensor_set(g.x, x, 0, sizeof x) != GCUDA_STATUS_SUCCESS); }
+    st = gcuda_backend_sched_graph_compute(s.sched, g.big);
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS, "after call %ld failed: %s", k, gcuda_last_error());
+    if (st == GCUDA_STATUS_SUCCESS) { CHECK_OK(gcuda_backend_tensor_get(g.big_y, got, 0, sizeof got)); }
+    for (int i = 0; i < 64 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        CHECK_MSG(got[i] == 4099.0f * x[i], "after call %ld failed: element %d is %g, want %g", k, i, (double) got[i], 4099.0 * (double) x[i]);
+    }
+    gcuda_free(g.ctx);
+    setup_end(&s);
+    fault_end(&f);
+    CHECK_EQ_I(f.live, 0);
+    return f.fired && test_all.n_bad_checks == 0;
+}
+
+TEST(an_allocation_that_fails_keeps_what_is_in_leafs) {
+    for (int i = 0; i < 4; ++i) {
+        long k = 1;
+        while (growing_fails_at(i % 2, i < 2 ? 1 : 4, k)) { ++k; }
+        CHECK_MSG(k > 5, "only %ld allocations", k - 1);
+        CHECK_EQ_I(toy_calls.n_buffers, 0);
+    }
+}
+
+TEST(text_of_a_graph_that_is_gone) {
+    char before[4096], after[4096];
+    int two = 2;
+    struct setup s;
+    struct net net;
+    REQUIRE(setup_begin(&s, 2, 2));
+    REQUIRE(net_begin(&net, NET_EXPERTS, 2, 5, GCUDA_TYPE_F32, on_toys, &two));
+    CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, net.graph));
+    CHECK(gcuda_backend_sched_to_text(s.sched, before, sizeof before) > 100);
+    net_end(&net);
+    (void) gcuda_backend_sched_to_text(s.sched, after, sizeof after);
+    CHECK(strcmp(before, after) == 0);
+    setup_end(&s);
+}
+
 // =====================================================================================================================
 // >>speed
 // =====================================================================================================================

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Every switch that leaves kernels out (GCUDA_KERNEL_NO_...), set for gcuda_kernels.cu and for the implementation alike.
 
-    switches.py [--symbols] [--only SWITCH,...]      last line: N passed, N failed
+    switches.py [--symbols] [--only SWITCH,...] [--third [--seed N]]      last line: N passed, N failed
 
 Each switch alone, and all together: whatever the implementation calls by then, the kernels define by then. What is called and what is
 defined is read in the preprocessed text, which takes a fraction of a second; that this reading is right is checked against the symbols
 of an object. Then both compile without a warning: the front end is asked, and of the kernels only for the parts that a switch changes.
---symbols: only the first of these. A program of which all this is linked and run is tests/sim/run.py's (group switches).
+--symbols: only the first of these. --third: single switches compile that the seed, which is printed, chooses, every third of them: a
+switch has its turn in one of three seeds one after the other. All together always compile. A program of which all this is linked and run is tests/sim/run.py's (group switches).
 """
 import argparse
 import concurrent.futures
@@ -15,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WARN = "-Wall -Wextra -Wpedantic -Wshadow -Werror".split()
@@ -34,6 +36,16 @@ def switches():
         types = re.search(r"#define GCUDAI_KERNEL_TYPES\(X\)((?:.*\\\n)*.*)", text)
         names |= set(re.findall(r"X\((\w+)\)", types[1])) if types else set()
     return sorted(names - {"ID", "FAMILY"})
+
+
+def third(names, seed):
+    """Single switches, of which each is in one of three seeds that follow each other."""
+    return names[seed % 3::3]
+
+
+def thirds_are_all(names):
+    chosen = sorted(name for seed in (7, 8, 9) for name in third(names, seed))
+    return "" if chosen == sorted(names) else "three seeds choose " + " ".join(chosen)
 
 
 def defined(names):
@@ -133,16 +145,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--symbols", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--third", action="store_true")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000 + 1)
     args = parser.parse_args()
     every = switches()
+    compiled = third(every, args.seed) if args.third else every
+    if args.third:
+        print(f"seed {args.seed}: once more with --third --seed {args.seed}", flush=True)
     all_sets = [("no switch", [])] + [(name, [name]) for name in every] + [("all switches", every)]
     sets = [s for s in all_sets if not args.only or s[0] in args.only.split(",")]
     look = Switches()
     checks = [(f"{name}: reading text for symbols", look.reading_is_right, names) for name, names in sets if name.endswith(("switch", "switches"))]
     checks += [(f"{name}: implementation and kernels link", look.links, names) for name, names in sets]
+    checks += [("a third of the switches for each of three seeds", thirds_are_all, every)]
     if not args.symbols:
-        checks += [(f"{name}: the implementation compiles", look.implementation_compiles, names) for name, names in sets if names]
-        checks += [(f"{name}: the kernels compile", look.kernels_compile, names) for name, names in sets if names]
+        sets = [(name, names) for name, names in sets if name in compiled or len(names) > 1]
+        checks += [(f"{name}: the implementation compiles", look.implementation_compiles, names) for name, names in sets]
+        checks += [(f"{name}: the kernels compile", look.kernels_compile, names) for name, names in sets]
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
         for name, text in pool.map(run, checks):

@@ -4,7 +4,8 @@
     run.py [--level user|ci|full] [--group NAME,...] [--only TEXT] [--jobs N] [--seed N] [--journal FILE]
                                                                                           last line: N passed, N failed
 
-    user   without sanitizers, one seed, without what is slow, the simulator's own tests, and most programs of tests/hw
+    user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
+           and most programs of tests/hw
     ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
@@ -61,8 +62,8 @@ FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the r
 PROGRAMS += ["test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 # Not at level user: longer than what asks the same of less; of the simulator itself; of tests/hw, whose kernels test-shapes,
-# test-experts, test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
-SLOW = ["test-chunks", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
+# test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
+SLOW = ["test-chunks", "test-experts", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
         "test-gemm", "test-sizes", "test-warp-groups"]
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
@@ -74,7 +75,7 @@ IN_PARTS = {"test-sched": {"experts": 8, "split_experts": 8, "transformer": 2, "
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
-    "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
+    "user": ["add/", "unary", "get_rows", "out_prod", "opt_step", "argmax", "count_equal"], # cross_entropy: 18 s of long rows
     "ci": [""], # all
     "full": [""],
 }
@@ -282,10 +283,12 @@ class Variant:
         for part in range(i, n * n_parts, n):
             self.test("test-ops", "--part", f"{part}/{n * n_parts}", timeout=5400, GCUDA_TEST_BACKEND="CUDA0", **env)
 
-    def captured(self):
-        """A sample of all cases as CUDA graphs, of the test's and of the backend's making, and what also runs on hardware."""
+    def captured(self, is_user=False):
+        """A sample of all cases as CUDA graphs, of the test's and of the backend's making, and what also runs on hardware. Batches of
+        products, 23 s: not at level user."""
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
-        self.operations(["mul_mat_batches"], GCUDA_TEST_CAPTURE="1")
+        if not is_user:
+            self.operations(["mul_mat_batches"], GCUDA_TEST_CAPTURE="1")
         self.share(107, 200, GCUDA_TEST_CAPTURE="2")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
@@ -363,7 +366,7 @@ def operation_tests(total, level):
     is_full = level == "full"
     if plain.build(["test-ops", "test-device"]):
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if is_full else {}))
-        plain.captured()
+        plain.captured(level == "user")
         if level != "user":
             plain.share(3, 10 if is_full else 100, GCUDA_TEST_SHARED_KB="48")
             plain.share(7, 10 if is_full else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices

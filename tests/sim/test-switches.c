@@ -43,71 +43,77 @@ TEST(what_is_left_out_is_refused_by_the_name_of_its_switch) {
     clean();
 }
 
-TEST(sources_count_as_the_result_does) {
+// A device, and tensors on it.
+struct bench {
+    gcuda_backend_t backend;
+    struct place p;
+};
+static struct bench bench_begin(void) {
+    struct bench b;
     fresh(1, 256 * MB, 1);
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 8);
-    CHECK(!gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, a, GCUDA_TYPE_BF16)));
-    CHECK_HAS(gcuda_last_error(), "GCUDA_KERNEL_NO_BF16");
-    struct gcuda_tensor * b = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_BF16, 8);
-    CHECK(!gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, b, GCUDA_TYPE_F32)));
-    CHECK(gcuda_backend_supports_op(backend, gcuda_reshape_2d(p.ctx, b, 4, 2))); // a view needs no kernel
-    CHECK(gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, a, GCUDA_TYPE_F16)));
-    place_end(&p);
-    gcuda_backend_free(backend);
+    b.backend = gcuda_backend_cuda_init(0);
+    b.p = place_begin();
+    return b;
+}
+static void bench_end(struct bench * b) {
+    place_end(&b->p);
+    gcuda_backend_free(b->backend);
     clean();
 }
 
+TEST(sources_count_as_the_result_does) {
+    struct bench b = bench_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(b.p.ctx, GCUDA_TYPE_F32, 8);
+    CHECK(!gcuda_backend_supports_op(b.backend, gcuda_cast(b.p.ctx, a, GCUDA_TYPE_BF16)));
+    CHECK_HAS(gcuda_last_error(), "GCUDA_KERNEL_NO_BF16");
+    struct gcuda_tensor * bf16 = gcuda_new_tensor_1d(b.p.ctx, GCUDA_TYPE_BF16, 8);
+    CHECK(!gcuda_backend_supports_op(b.backend, gcuda_cast(b.p.ctx, bf16, GCUDA_TYPE_F32)));
+    CHECK(gcuda_backend_supports_op(b.backend, gcuda_reshape_2d(b.p.ctx, bf16, 4, 2))); // a view needs no kernel
+    CHECK(gcuda_backend_supports_op(b.backend, gcuda_cast(b.p.ctx, a, GCUDA_TYPE_F16)));
+    bench_end(&b);
+}
+
 TEST(families_of_operations) {
-    fresh(1, 256 * MB, 1);
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 8);
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 64);
+    struct bench b = bench_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 64, 8);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 4, 64);
     const struct {
         struct gcuda_tensor * y;
         const char * message;
     } cases[] = {
-        { gcuda_pool_2d(p.ctx, a, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f), "GCUDA_KERNEL_NO_CONV left this operation" },
-        { gcuda_upscale(p.ctx, a, 2, GCUDA_SCALE_MODE_NEAREST), "GCUDA_KERNEL_NO_CONV left this operation" },
-        { gcuda_ssm_conv(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 8, 64), w), "GCUDA_KERNEL_NO_RECURRENT left" },
-        { gcuda_flash_attn_ext(p.ctx, a, a, a, NULL, 1.0f, 0.0f, 0.0f), "GCUDA_KERNEL_NO_ATTENTION left this operation" },
+        { gcuda_pool_2d(b.p.ctx, a, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f), "GCUDA_KERNEL_NO_CONV left this operation" },
+        { gcuda_upscale(b.p.ctx, a, 2, GCUDA_SCALE_MODE_NEAREST), "GCUDA_KERNEL_NO_CONV left this operation" },
+        { gcuda_ssm_conv(b.p.ctx, gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 8, 64), w), "GCUDA_KERNEL_NO_RECURRENT left" },
+        { gcuda_flash_attn_ext(b.p.ctx, a, a, a, NULL, 1.0f, 0.0f, 0.0f), "GCUDA_KERNEL_NO_ATTENTION left this operation" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         CHECK_MSG(cases[i].y != NULL, "%s", gcuda_last_error());
-        CHECK(!gcuda_backend_supports_op(backend, cases[i].y));
+        CHECK(!gcuda_backend_supports_op(b.backend, cases[i].y));
         CHECK_HAS(gcuda_last_error(), cases[i].message);
     }
-    CHECK(gcuda_backend_supports_op(backend, gcuda_soft_max(p.ctx, a)));
-    place_end(&p);
-    gcuda_backend_free(backend);
-    clean();
+    CHECK(gcuda_backend_supports_op(b.backend, gcuda_soft_max(b.p.ctx, a)));
+    bench_end(&b);
 }
 
 // ssm_conv and SiLU were one launch, by a pattern that named a launcher that is gone; chains, norms and products still fuse.
 TEST(what_is_kept_is_computed) {
-    fresh(1, 256 * MB, 1);
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 3);
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 5);
-    struct gcuda_tensor * gain = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64);
-    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, a, 1e-6f), gain));
-    y = gcuda_scale(p.ctx, gcuda_silu(p.ctx, y), 2.0f);
-    CHECK(place_alloc(&p, backend));
+    struct bench b = bench_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 64, 3);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 64, 5);
+    struct gcuda_tensor * gain = gcuda_new_tensor_1d(b.p.ctx, GCUDA_TYPE_F32, 64);
+    struct gcuda_tensor * y = gcuda_mul_mat(b.p.ctx, w, gcuda_mul(b.p.ctx, gcuda_rms_norm(b.p.ctx, a, 1e-6f), gain));
+    y = gcuda_scale(b.p.ctx, gcuda_silu(b.p.ctx, y), 2.0f);
+    CHECK(place_alloc(&b.p, b.backend));
     float ones[64 * 5];
     for (int i = 0; i < 64 * 5; ++i) { ones[i] = 1.0f; }
     gcuda_backend_tensor_set(a, ones, 0, gcuda_nbytes(a));
     gcuda_backend_tensor_set(w, ones, 0, gcuda_nbytes(w));
     gcuda_backend_tensor_set(gain, ones, 0, gcuda_nbytes(gain));
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    struct gcuda_cgraph * graph = gcuda_new_graph(b.p.ctx);
     gcuda_build_forward_expand(graph, y);
-    CHECK_MSG(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_SUCCESS, "%s", gcuda_last_error());
+    CHECK_MSG(gcuda_backend_graph_compute(b.backend, graph) == GCUDA_STATUS_SUCCESS, "%s", gcuda_last_error());
     float got[15];
     gcuda_backend_tensor_get(y, got, 0, sizeof got);
     for (int i = 0; i < 15; ++i) { CHECK_NEAR(got[i], 128.0, 1e-3); } // 2 silu(64)
-    place_end(&p);
-    gcuda_backend_free(backend);
-    clean();
+    bench_end(&b);
 }
