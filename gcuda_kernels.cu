@@ -245,6 +245,20 @@ static gcuda_status launch_elements(void (*kernel)(P...), const gcuda_array & y,
     return launch(kernel, (n_elements(y) + 255) / 256, 256, stream, args...);
 }
 
+// Multiply-shift division by n, for dividends below 2^31: q = (x * factor / 2^32 + x) / 2^shift.
+struct divisor {
+    uint32_t n, factor, shift;
+};
+static divisor divisor_of(int64_t n) {
+    divisor d = { (uint32_t) n, 0, 0 };
+    while ((1ll << d.shift) < n) { ++d.shift; }
+    if (n > 0) { d.factor = (uint32_t) ((((1ull << d.shift) - (uint64_t) n) << 32) / (uint64_t) n + 1); }
+    return d;
+}
+static inline __device__ uint32_t d_quotient(uint32_t x, const divisor & d) { return (__umulhi(x, d.factor) + x) >> d.shift; }
+static inline __device__ int d_divide(int x, const divisor & d) { return (int) d_quotient((uint32_t) x, d); }
+static inline __device__ int d_remainder(int x, const divisor & d) { return x - d_divide(x, d) * (int) d.n; }
+
 struct d_index {
     int64_t i0, i1, i2, i3;
 };
@@ -3628,11 +3642,7 @@ template <typename T, int N> static inline __device__ void d_chain_round(float (
     }
 }
 
-// What the kernel of whole rows takes: all that is the same for every thread is decided by the host. The divisions that find a
-// thread's row are products: q = (n * factor / 2^32 + n) / 2^shift, for n below 2^31.
-struct chain_divisor {
-    uint32_t n, factor, shift;
-};
+// What the kernel of whole rows takes: all that is the same for every thread is decided by the host.
 enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 }; // no operand; an element for all of a row; rows of the type; of F32
 struct chain_array {
     const char * data;
@@ -3653,22 +3663,12 @@ struct chain {
     chain_array x, y;
     int64_t n; // elements of a row
     gcuda_type x_type;
-    chain_divisor per_row, ne1, ne2;
+    divisor per_row, ne1, ne2;
     uint32_t n_tiles, n_blocks;
     int shift, n_steps, first; // first: the first step that has an operand; -1: none
     bool is_deep;              // has more than two dimensions
     chain_step steps[GCUDA_CHAIN_MAX];
 };
-
-static chain_divisor chain_divisor_of(int64_t n) {
-    chain_divisor d = { (uint32_t) n, 0, 0 };
-    while ((1ll << d.shift) < n) { ++d.shift; }
-    if (n > 0) { d.factor = (uint32_t) ((((1ull << d.shift) - (uint64_t) n) << 32) / (uint64_t) n + 1); }
-    return d;
-}
-static inline __device__ uint32_t d_chain_quotient(uint32_t n, const chain_divisor & d) {
-    return (__umulhi(n, d.factor) + n) >> d.shift;
-}
 
 // Where a thread works: its row, its first element there, and how many there are from that on; parts are step elements apart.
 struct d_chain_at {
@@ -3683,13 +3683,13 @@ template <int N, int PARTS> static inline __device__ d_chain_at d_chain_where(co
     d_chain_at at = { tile, 0, 0, N << p.shift, 0, 0, false };
     uint32_t in_row = 0;
     if (p.per_row.n > 1) {
-        at.i1 = d_chain_quotient(tile, p.per_row);
+        at.i1 = d_quotient(tile, p.per_row);
         in_row = tile - at.i1 * p.per_row.n;
     }
     if (p.is_deep) {
-        const uint32_t row = at.i1, i2 = d_chain_quotient(row, p.ne1);
+        const uint32_t row = at.i1, i2 = d_quotient(row, p.ne1);
         at.i1 = row - i2 * p.ne1.n;
-        at.i3 = d_chain_quotient(i2, p.ne2);
+        at.i3 = d_quotient(i2, p.ne2);
         at.i2 = i2 - at.i3 * p.ne2.n;
     }
     at.i0 = (int64_t) in_row * (N * PARTS << p.shift) + (int64_t) (own * N);
@@ -3908,9 +3908,9 @@ static chain chain_of(const gcuda_chain_args & p, const tiles & t) {
     c.y = chain_array_of(p.y);
     c.n = p.y.ne[0];
     c.x_type = p.x.type;
-    c.per_row = chain_divisor_of(t.per_row);
-    c.ne1 = chain_divisor_of(p.y.ne[1]);
-    c.ne2 = chain_divisor_of(p.y.ne[2]);
+    c.per_row = divisor_of(t.per_row);
+    c.ne1 = divisor_of(p.y.ne[1]);
+    c.ne2 = divisor_of(p.y.ne[2]);
     c.is_deep = p.y.ne[2] * p.y.ne[3] > 1;
     c.n_tiles = (uint32_t) t.n;
     c.n_blocks = (uint32_t) ((t.n + per_block - 1) / per_block);
@@ -19187,9 +19187,9 @@ struct d_attn_mma {
     float * part_sums;     // [split][row][2]: maximum and sum
     d_attn_side k, v;
     int n_tokens, n_heads, n_seqs, n_kv, dv;
-    int group, n_queries;  // heads that share k and v; their rows
-    int n_groups, n_row_blocks, n_splits;
-    int heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
+    int n_queries;         // rows of a group
+    divisor group, n_groups, n_row_blocks, n_splits; // group: heads that share k and v
+    divisor heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
     int n_tiles, n_words, n_class_blocks;
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
@@ -19267,7 +19267,7 @@ struct d_attn_block {
 };
 
 // Tiles 32 word .. 32 word + 31: x: some row of the block sees some of it; y: all rows see all of it, without bias.
-static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+static NO_INLINE __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
     if (a.classes == nullptr) {
         const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
@@ -19275,9 +19275,9 @@ static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_bl
         all.y = n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1;
         return all;
     }
-    const int plane0 = b.s % a.n_mask_seqs * a.n_mask_heads;
+    const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
-        const int plane = plane0 + (b.head0 + i) % a.n_mask_heads;
+        const int plane = plane0 + d_remainder(b.head0 + i, a.n_mask_heads);
         for (int c = b.class0; c <= b.class1; ++c) {
             const uint2 one = a.classes[((int64_t) plane * a.n_class_blocks + c) * a.n_words + word];
             all.x |= one.x;
@@ -19311,20 +19311,25 @@ struct d_attn_walk {
     inline __device__ int tile() const { return 32 * word + __ffs((int) seen) - 1; }
     inline __device__ bool is_full() const { return (full & seen & (0u - seen)) != 0; }
 
+    // Splits differ by one tile at most.
+    static inline __device__ int first_of(int total, const d_attn_mma & a, int split) {
+        const int least = d_divide(total, a.n_splits), rest = total - least * (int) a.n_splits.n;
+        return split * least + (split < rest ? split : rest);
+    }
     // Goes to the first tile of a split; returns their number.
     inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
         const int lane = (int) threadIdx.x % 32;
         if (a.classes == nullptr) { // all are visible
-            rank = (int) ((int64_t) a.n_tiles * split / a.n_splits);
+            rank = first_of(a.n_tiles, a, split);
             word = rank / 32;
             load(a, b);
             seen &= 0xffffffffu << rank % 32;
-            return (int) ((int64_t) a.n_tiles * (split + 1) / a.n_splits) - rank;
+            return first_of(a.n_tiles, a, split + 1) - rank;
         }
         int total = 0;
         for (int w = lane; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
-        const int first = (int) ((int64_t) total * split / a.n_splits), n = (int) ((int64_t) total * (split + 1) / a.n_splits) - first;
+        const int first = first_of(total, a, split), n = first_of(total, a, split + 1) - first;
         rank = 0;
         for (int w0 = 0; n > 0; w0 += 32) {
             const int own = w0 + lane < a.n_words ? __popc(d_attn_word(a, b, w0 + lane).x) : 0;
@@ -19377,10 +19382,15 @@ static inline __device__ void d_attn_fetch_even(const d_attn_side & s, const cha
     const int row0 = thread / PIECES, piece = thread % PIECES, left = s.row_bytes - 16 * piece, n_in = n_kv - j0;
     const int n = left < 0 ? 0 : left > 16 ? 16 : left;
     const char * from = head + (j0 + row0) * (int64_t) nb1 + 16 * piece;
-    to += row0 * s.stride + 16 * piece;
-    UNROLL for (int row = 0; row < ROWS; row += row_step) {
-        const bool is_in = row0 + row < n_in;
-        d_copy_16(to + row * s.stride, is_in ? from + row * (int64_t) nb1 : head, is_in ? n : 0);
+    const int64_t from_step = row_step * (int64_t) nb1;
+    const int to_step = row_step * s.stride;
+    d_shared_at at = d_shared_at_of(to + row0 * s.stride + 16 * piece);
+    if (n_in >= ROWS) {
+        UNROLL for (int row = 0; row < ROWS; row += row_step, from += from_step, at += to_step) { d_copy_16_to(at, from, n); }
+    } else {
+        NO_UNROLL for (int row = row0; row < ROWS; row += row_step, from += from_step, at += to_step) {
+            d_copy_16_to(at, row < n_in ? from : head, row < n_in ? n : 0);
+        }
     }
 }
 template <int PIECES, int ROWS, int STEP, bool HAS_CODES>
@@ -19490,14 +19500,22 @@ template <bool IS_BF16, int KT, int MT, int NP>
 static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, int stride) {
     const int lane = (int) threadIdx.x % 32;
     k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
+    float odd[MT][2 * NP][4] = {}; // of every other step, so that products need not wait for each other
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
             uint32_t a[MT][4], b[NP][4];
             UNROLL for (int np = 0; np < NP; ++np) { d_matrices(b[np], k + np * 16 * stride + step * 32); }
             UNROLL for (int mt = 0; mt < MT; ++mt) { q.load(a[mt], part, mt, step); }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int i = 0; i < 2 * NP; ++i) { d_attn_mma_16<IS_BF16>(s[mt][i], a[mt], b[i / 2] + 2 * (i % 2)); }
+                UNROLL for (int i = 0; i < 2 * NP; ++i) {
+                    d_attn_mma_16<IS_BF16>(KT > 0 && MT * NP == 1 && step % 2 == 1 ? odd[mt][i] : s[mt][i], a[mt], b[i / 2] + 2 * (i % 2));
+                }
             }
+        }
+    }
+    if (KT > 0 && MT * NP == 1) {
+        UNROLL for (int i = 0; i < 2 * NP; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[0][i][e] += odd[0][i][e]; }
         }
     }
 }
@@ -19657,8 +19675,8 @@ template <int DT, int MT> struct d_attn_state {
     bool is_row[MT][2];
 };
 
-static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + (b.row0 + row) % a.group; }
-static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return (b.row0 + row) / a.group; }
+static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + d_remainder(b.row0 + row, a.group); }
+static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return d_divide(b.row0 + row, a.group); }
 // Number of a row in the result, and among partial ones.
 static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
     return ((int64_t) b.s * a.n_tokens + d_attn_token(a, b, row)) * a.n_heads + d_attn_head(a, b, row);
@@ -19712,7 +19730,7 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
             st.unit[mt][i] = is_row ? ldexpf(a.scale, exponents[row]) : 0.0f;
             st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
             st.is_row[mt][i] = is_row;
-            st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, head % a.n_mask_heads, b.s % a.n_mask_seqs) : nullptr;
+            st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, d_remainder(head, a.n_mask_heads), d_remainder(b.s, a.n_mask_seqs)) : nullptr;
         }
         UNROLL for (int j = 0; j < DT; ++j) {
             UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] = 0.0f; }
@@ -19808,10 +19826,23 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
     }
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int i = 0; i < 2 * NP; ++i) {
-            UNROLL for (int e = 0; e < 4; ++e) {
-                float x = s[mt][i][e] * st.unit[mt][e / 2];
-                x = a.cap != 0.0f ? a.cap * tanhf(x) : x;
-                s[mt][i][e] = is_full ? x : bias[mt][i][e] == -INFINITY ? -INFINITY : x + st.slope[mt][e / 2] * bias[mt][i][e];
+            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] *= st.unit[mt][e / 2]; }
+        }
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < 2 * NP; ++i) {
+                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] = a.cap * tanhf(s[mt][i][e]); }
+            }
+        }
+    }
+    if (!is_full) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < 2 * NP; ++i) {
+                UNROLL for (int e = 0; e < 4; ++e) {
+                    const float x = bias[mt][i][e];
+                    s[mt][i][e] = x == -INFINITY ? -INFINITY : s[mt][i][e] + st.slope[mt][e / 2] * x;
+                }
             }
         }
     }
@@ -19923,21 +19954,21 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
 // the last rows first, which see most under a causal mask.
 static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int item, int block_rows, int & split) {
     d_attn_block b;
-    b.row0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * block_rows;
-    split = item / a.n_row_blocks % a.n_splits;
-    const int unit = item / a.n_row_blocks / a.n_splits;
-    b.head0 = unit % a.n_groups * a.group;
-    b.s = unit / a.n_groups;
+    const int per_row_block = d_divide(item, a.n_row_blocks), unit = d_divide(per_row_block, a.n_splits);
+    b.row0 = ((int) a.n_row_blocks.n - 1 - d_remainder(item, a.n_row_blocks)) * block_rows;
+    split = d_remainder(per_row_block, a.n_splits);
+    b.head0 = d_remainder(unit, a.n_groups) * (int) a.group.n;
+    b.s = d_divide(unit, a.n_groups);
     b.n_rows = a.n_queries - b.row0 < block_rows ? a.n_queries - b.row0 : block_rows;
-    b.class0 = b.row0 / a.group / ATTN_CLASS_TOKENS;
-    b.class1 = (b.row0 + b.n_rows - 1) / a.group / ATTN_CLASS_TOKENS;
-    b.n_planes = a.n_mask_heads < a.group ? a.n_mask_heads : a.group;
+    b.class0 = d_divide(b.row0, a.group) / ATTN_CLASS_TOKENS;
+    b.class1 = d_divide(b.row0 + b.n_rows - 1, a.group) / ATTN_CLASS_TOKENS;
+    b.n_planes = (int) (a.n_mask_heads.n < a.group.n ? a.n_mask_heads.n : a.group.n);
     return b;
 }
 
 // Threads of a block, and blocks that a multiprocessor is to have registers for.
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
-template <int DT, int MT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * MT <= 16 ? 2 : 1;
+template <int DT, int MT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || (MT == 1 && DT <= 16) ? 2 : 1;
 
 template <int KT, int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
 static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, MT, HAS_CODES>)) k_attn_mma(const D_GRID_CONSTANT d_attn_mma a) {
@@ -19956,33 +19987,34 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
     d_take_turn();
-    const int n_items = a.n_seqs * a.n_groups * a.n_splits * a.n_row_blocks;
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, block_rows, split);
-        const char * k_head = d_at(a.p.k, 0, 0, b.head0 / a.heads_per_k, b.s);
-        const char * v_head = d_at(a.p.v, 0, 0, b.head0 / a.heads_per_v, b.s);
+        const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+        const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
         d_attn_walk walk;
         const int n_tiles = walk.begin(a, b, split), first = walk.rank;
         // of this warp, or of the block: tiles, or quarters of tiles dealt to the warps in turn
-        const int n_mine = IS_ROWS ? n_tiles : (4 * n_tiles - warp + n_warps - 1) / n_warps;
-        int n_issued = 0, held = 0; // lane s: what stage s holds, 2 (position / 16) + whether it is full
+        const int n_quarters = 4 * n_tiles, step = IS_ROWS ? 4 : n_warps;
+        int next = IS_ROWS ? 0 : warp; // the quarter that is copied next
+        int stage = 0, held = 0;       // where to; lane s: what stage s holds, 2 (position / 16) + whether it is full
         auto issue = [&]() {
-            if (n_issued < n_mine) {
-                const int i = IS_ROWS ? 4 * n_issued : warp + n_issued * n_warps, stage = n_issued % a.n_stages;
-                walk.go_to(a, b, first + i / 4);
-                const int j0 = walk.tile() * ATTN_TILE + i % 4 * 16;
+            if (next < n_quarters) {
+                walk.go_to(a, b, first + next / 4);
+                const int j0 = walk.tile() * ATTN_TILE + next % 4 * 16;
                 char * to = ring + stage * stage_bytes;
                 d_attn_fetch_tile<2 * KT, copied_rows, copying, HAS_CODES>(a.k, a.p.k, k_head, a.n_kv, to, j0, thread);
                 if (!a.is_v_in_k) {
                     d_attn_fetch_tile<KT == 0 ? 0 : DT, copied_rows, copying, HAS_CODES>(a.v, a.p.v, v_head, a.n_kv, to + k_bytes, j0, thread);
                 }
                 held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
-                ++n_issued;
+                next += step;
+                stage = stage + 1 == a.n_stages ? 0 : stage + 1;
             }
             d_copies_commit();
         };
-        for (int s = 0; s < a.n_stages - 1; ++s) { issue(); }
+        NO_UNROLL for (int s = 0; s < a.n_stages - 1; ++s) { issue(); }
         for (int row = warp; row < block_rows; row += n_warps) {
             const int exponent = d_attn_put_q(a, b, shared, row);
             if (lane == 0) { exponents[row] = exponent; }
@@ -19990,16 +20022,18 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         __syncthreads();
         d_attn_state<DT, MT> st;
         d_attn_begin(st, a, b, row0, exponents);
-        for (int i = 0; i < n_mine; ++i) {
+        int at = 0; // the stage that is computed next
+        NO_UNROLL for (int i = IS_ROWS ? 0 : warp; i < n_quarters; i += step) {
             d_attn_copies_wait(a.n_stages - 2);
             if (IS_ROWS) {
                 __syncthreads();
             } else {
                 __syncwarp();
             }
-            const int code = __shfl_sync(0xffffffffu, held, i % a.n_stages);
+            const int code = __shfl_sync(0xffffffffu, held, at);
             issue();
-            const char * k = ring + i % a.n_stages * stage_bytes, * v = a.is_v_in_k ? k : k + k_bytes;
+            const char * k = ring + at * stage_bytes, * v = a.is_v_in_k ? k : k + k_bytes;
+            at = at + 1 == a.n_stages ? 0 : at + 1;
             const bool is_full = code % 2 != 0;
             if (IS_ROWS) {
                 NO_UNROLL for (int c = 0; c < ATTN_TILE / 16; c += NP) {
@@ -20022,31 +20056,30 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     }
 }
 
-// Adds the splits of a row: a block has 128 elements of it, a lane four, and a warp every fourth split; then the warps are added in order.
+// Adds the splits of a row: a block has 128 elements of it, a lane four, and a warp every fourth group of 8 splits; then the warps are
+// added in order. Every warp finds the largest score and the sum of weights for itself.
 static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
-    __shared__ float weight[ATTN_MAX_SPLITS];
     __shared__ float4 shares[4][32];
     d_take_turn();
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_chunks = (a.dv + 127) / 128;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_chunks = (a.dv + 127) / 128, n_splits = (int) a.n_splits.n;
     const int n_rows = a.n_tokens * a.n_heads * a.n_seqs;
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
-        const int row = item / n_chunks, d = item % n_chunks * 128 + 4 * lane;
+        const int row = n_chunks == 1 ? item : item / n_chunks, d = (item - row * n_chunks) * 128 + 4 * lane;
+        const float2 * sums = (const float2 *) a.part_sums + row;
         float max = -INFINITY, sum = 0.0f;
-        for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) { max = fmaxf(max, a.part_sums[((int64_t) s * n_rows + row) * 2]); }
-        max = d_block_reduce<d_max_op>(max, -INFINITY);
+        for (int s = lane; s < n_splits; s += 32) { max = fmaxf(max, sums[(int64_t) s * n_rows].x); }
+        max = d_warp_reduce<d_max_op>(max);
         const float base = max == -INFINITY ? 0.0f : max;
-        for (int s = (int) threadIdx.x; s < a.n_splits; s += 128) {
-            const float * part = a.part_sums + ((int64_t) s * n_rows + row) * 2;
-            weight[s] = d_exp2(part[0] - base);
-            sum += weight[s] * part[1];
-        }
-        sum = d_block_reduce<d_sum_op>(sum, 0.0f); // synchronizes, so that the weights can be read
+        for (int s = lane; s < n_splits; s += 32) { sum += d_exp2(sums[(int64_t) s * n_rows].x - base) * sums[(int64_t) s * n_rows].y; }
+        sum = d_warp_reduce<d_sum_op>(sum);
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (d < a.dv) {
-            UNROLL_8 for (int s = warp; s < a.n_splits; s += 4) {
-                const float w = weight[s];
-                if (w != 0.0f) { // a split without positions has written nothing
-                    const float4 x = *(const float4 *) (a.parts + ((int64_t) s * n_rows + row) * a.dv + d);
+        for (int s0 = 8 * warp; s0 < n_splits; s0 += 32) {
+            const int mine = s0 + lane;
+            const float own = lane < 8 && mine < n_splits ? d_exp2(sums[(int64_t) mine * n_rows].x - base) : 0.0f;
+            UNROLL for (int k = 0; k < 8; ++k) {
+                const float w = __shfl_sync(0xffffffffu, own, k);
+                if (w != 0.0f && d < a.dv) { // a split without positions has written nothing
+                    const float4 x = *(const float4 *) (a.parts + ((int64_t) (s0 + k) * n_rows + row) * a.dv + d);
                     v.x += w * x.x, v.y += w * x.y, v.z += w * x.z, v.w += w * x.w;
                 }
             }
@@ -20196,7 +20229,7 @@ struct attn_plan {
     d_attn_mma a;
     attn_blocks w;
     gcuda_flash_attn_path path;
-    int64_t n_rows;
+    int64_t n_rows, n_splits;
     size_t class_bytes, part_bytes;
 };
 
@@ -20205,9 +20238,10 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
     a.p = p;
-    a.group = (int) attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
-    a.n_groups = (int) (p.q.ne[2] / a.group);
-    a.n_queries = (int) (p.q.ne[1] * a.group);
+    const int64_t group = attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
+    a.group = divisor_of(group);
+    a.n_groups = divisor_of(p.q.ne[2] / group);
+    a.n_queries = (int) (p.q.ne[1] * group);
     x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
     x.path = GCUDA_FLASH_ATTN_PLAIN;
     if (p.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
@@ -20218,10 +20252,10 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.n_seqs = (int) p.q.ne[3];
     a.n_kv = (int) p.k.ne[1];
     a.dv = (int) p.v.ne[0];
-    a.heads_per_k = (int) (p.q.ne[2] / p.k.ne[2]);
-    a.heads_per_v = (int) (p.q.ne[2] / p.v.ne[2]);
-    a.n_mask_heads = p.mask.data != nullptr ? (int) p.mask.ne[2] : 1;
-    a.n_mask_seqs = p.mask.data != nullptr ? (int) p.mask.ne[3] : 1;
+    a.heads_per_k = divisor_of(p.q.ne[2] / p.k.ne[2]);
+    a.heads_per_v = divisor_of(p.q.ne[2] / p.v.ne[2]);
+    a.n_mask_heads = divisor_of(p.mask.data != nullptr ? p.mask.ne[2] : 1);
+    a.n_mask_seqs = divisor_of(p.mask.data != nullptr ? p.mask.ne[3] : 1);
     a.is_v_in_k = attn_is_v_in_k(p);
     if (a.is_v_in_k) {
         a.v.stride = a.k.stride;
@@ -20249,7 +20283,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a = rows;
         x.w = rows_w;
     }
-    a.n_row_blocks = (int) ((a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1));
+    const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
+    a.n_row_blocks = divisor_of(n_row_blocks);
     a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
     a.n_words = (a.n_tiles + 31) / 32;
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
@@ -20258,15 +20293,16 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
     // as many splits as keep every multiprocessor busy, of at least a tile; blocks that fill half of the device are not split by rows
-    const int64_t units = (int64_t) a.n_row_blocks * a.n_groups * p.q.ne[3], room = n_multiprocessors() * x.w.per_sm;
+    const int64_t units = n_row_blocks * (p.q.ne[2] / group) * p.q.ne[3], room = n_multiprocessors() * x.w.per_sm;
     const int64_t want = p.n_splits > 0 ? p.n_splits : room / (units > 0 ? units : 1);
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
-    a.n_splits = (int) (want > most ? most : want);
-    a.n_splits = a.n_splits < 1 ? 1 : a.n_splits;
+    x.n_splits = want > most ? most : want;
+    x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
+    a.n_splits = divisor_of(x.n_splits);
     if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
         x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
     }
-    if (a.n_splits > 1) { x.part_bytes = (size_t) a.n_splits * (size_t) x.n_rows * (size_t) (p.v.ne[0] + 2) * sizeof(float); }
+    if (x.n_splits > 1) { x.part_bytes = (size_t) x.n_splits * (size_t) x.n_rows * (size_t) (p.v.ne[0] + 2) * sizeof(float); }
     return x;
 }
 
@@ -20282,13 +20318,13 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, e
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
     const attn_plan x = attn_plan_of(*args);
     *path = x.path;
-    *n_splits = x.path == GCUDA_FLASH_ATTN_PLAIN ? 1 : x.a.n_splits;
+    *n_splits = x.path == GCUDA_FLASH_ATTN_PLAIN ? 1 : (int) x.n_splits;
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
 template <int KT, int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
 static gcuda_status attn_launch(const attn_plan & x, bool is_behind, gcuda_stream stream) {
-    const int64_t n = x.a.p.q.ne[3] * x.a.n_groups * x.a.n_splits * x.a.n_row_blocks;
+    const int64_t n = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
     return is_behind ? launch_behind(k_attn_mma<KT, DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
                      : launch_overlapped(k_attn_mma<KT, DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
@@ -20321,8 +20357,8 @@ static gcuda_status attn_launch_mma(const attn_plan & x, bool is_behind, gcuda_s
 
 static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const d_attn_mma & m, gcuda_stream stream) {
     d_attn a;
-    a.group = m.group;
-    a.n_groups = m.n_groups;
+    a.group = m.group.n;
+    a.n_groups = m.n_groups.n;
     a.n_queries = m.n_queries;
     a.n_blocks = (a.n_queries + ATTN_QUERIES - 1) / ATTN_QUERIES;
     const bool has_blocks = gcuda_is_quantized(p.k.type) || gcuda_is_quantized(p.v.type);
@@ -20340,12 +20376,12 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
         x.a.classes = classes;
     }
-    if (x.a.n_splits > 1) {
+    if (x.n_splits > 1) {
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
-        x.a.part_sums = x.a.parts + (int64_t) x.a.n_splits * x.n_rows * args->v.ne[0];
+        x.a.part_sums = x.a.parts + x.n_splits * x.n_rows * args->v.ne[0];
     }
     const gcuda_status st = attn_launch_mma(x, x.class_bytes > 0, stream);
-    if (st != GCUDA_STATUS_SUCCESS || x.a.n_splits == 1) { return st; }
+    if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
 #endif // part 7
