@@ -29662,7 +29662,7 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 
 struct gcudai_cuda_shape {
     struct gcudai_node_kind kind;
-    int32_t n_uses;             // of nodes, in the whole graph
+    int32_t n_uses;             // of nodes, in the whole graph: as it was built, or as its nodes are now where that is more
     int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
     int32_t is_empty;           // nothing runs for it
     int32_t is_dynamic;         // ne and nb may change: declared, or computed from such a tensor
@@ -29672,6 +29672,7 @@ struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
     struct gcudai_cuda_shape shape;
     struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
+    int32_t n_counted; // what the graph's use counts say
     bool has_changed; // since the steps were made
 };
 
@@ -29776,6 +29777,15 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
+// Counts the uses of tensor t, or of its owner if it is a view without an operation, where they are nodes.
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
+    for (int k = 0; k < 2; ++k) {
+        const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
+        if (read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < look->n_nodes) { look->seen[x->at[slot]].shape.n_uses++; }
+    }
+}
+
 static void gcudai_cuda_look_fill(
     struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
     for (size_t slot = 0; slot <= x->mask; ++slot) {
@@ -29786,11 +29796,15 @@ static void gcudai_cuda_look_fill(
         s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->shape.n_uses = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
+        s->n_counted = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
             s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
+            if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
+    }
+    for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
+        look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
     gcudai_cuda_look_dynamic(look);
     for (int i = 0; i < look->n_seen; ++i) { look->hash = gcudai_cuda_mix(look->hash, &look->seen[i].shape); }
@@ -29876,7 +29890,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
                                                        graph->nodes[n - 1] == look->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
         const struct gcudai_cuda_seen * s = &look->seen[i];
-        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->shape.n_uses;
+        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
     return is_same;
