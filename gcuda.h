@@ -8345,8 +8345,11 @@ static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is NULL, not in host memory or quantized", what,
-            gcuda_get_name(t));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' %s", what, gcuda_get_name(t),
+            t == NULL               ? "is NULL"
+            : t->data == NULL       ? "has no memory yet: allocate its context or its graph first"
+            : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
+                                    : "is not in host memory: use gcuda_backend_tensor_set and _get");
         return NULL;
     }
     size_t offset = 0;
@@ -21918,7 +21921,8 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     GCUDAI_ZERO(list);
     if (ctx == NULL || buft == NULL || !ctx->no_alloc) {
         gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "alloc_ctx_tensors: context or buffer type is NULL, or the context was made without no_alloc");
+            "alloc_ctx_tensors: %s", ctx == NULL ? "context is NULL" : buft == NULL ? "backend or buffer type is NULL"
+            : "the context was made without no_alloc, so its tensors have memory already");
         return NULL;
     }
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
@@ -23409,7 +23413,8 @@ static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const str
 
 static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (!gcuda_is_empty(t)) {
-        GCUDAI_WANT(y, t->data != NULL, "%s has no memory", gcudai_label(y, t));
+        GCUDAI_WANT(y, t->data != NULL, "%s has no memory: allocate its context (gcuda_backend_alloc_ctx_tensors) or its graph "
+            "(gcuda_gallocr_alloc_graph) first", gcudai_label(y, t));
         GCUDAI_WANT(y, gcudai_in_host_memory(t), "%s is not in host memory", gcudai_label(y, t));
         GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
@@ -35003,10 +35008,10 @@ static bool gcudai_sched_same_events(gcuda_backend_t a, gcuda_backend_t b) {
 }
 
 static gcuda_status gcudai_sched_check(const struct gcuda_backend_sched_params * p) {
-    if (p == NULL || p->backends == NULL || p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 ||
-        p->n_copies > 1024) {
+    if (p == NULL || p->backends == NULL) { return gcudai_null_fail("sched_new", p == NULL ? "params" : "list of backends"); }
+    if (p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 || p->n_copies > 1024) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024",
-            p ? p->n_backends : 0, p ? p->n_copies : 0, INT16_MAX);
+            p->n_backends, p->n_copies, INT16_MAX);
     }
     for (int i = 0; i < p->n_backends; ++i) {
         if (p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL)) {
