@@ -3418,6 +3418,7 @@ struct gcuda_threadpool_params {
 };
 
 struct gcuda_threadpool; // opaque
+typedef struct gcuda_threadpool * gcuda_threadpool_t;
 
 GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
 GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads); // p NULL: nothing
@@ -21688,10 +21689,17 @@ static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, boo
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Where to, not what: the destination of a copy is among its sources.
-static bool gcudai_check_is_target(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
-    const struct gcuda_tensor * owner = src->view_src != NULL ? src->view_src : src;
-    return (node->op == GCUDA_OP_CPY || node->op == GCUDA_OP_SET_ROWS) && owner == node->view_src;
+// Where to or how large, not what: the destination of a copy is among its sources, and so are tensors that give a shape alone.
+static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
+    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
+    switch (node->op) {
+        case GCUDA_OP_CPY:
+        case GCUDA_OP_SET_ROWS: return k > 0 && owner == node->view_src;
+        case GCUDA_OP_IM2COL:
+        case GCUDA_OP_IM2COL_3D:
+        case GCUDA_OP_FILL: return k == 0;
+        default: return false;
+    }
 }
 
 // INVALID_DATA when the node reads what nobody has written.
@@ -21699,7 +21707,7 @@ static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
         const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
-        bool is_untouched = life != NULL && life->is_filled && !(k > 0 && gcudai_check_is_target(node, src));
+        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
         if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
         if (is_untouched) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
@@ -21735,6 +21743,7 @@ static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
 static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     char message[GCUDAI_MESSAGE_BYTES];
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
         struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
         const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
