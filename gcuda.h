@@ -3440,6 +3440,7 @@ struct gcuda_threadpool_params {
 };
 
 struct gcuda_threadpool; // opaque
+typedef struct gcuda_threadpool * gcuda_threadpool_t;
 
 GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
 GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads); // p NULL: nothing
@@ -8387,8 +8388,11 @@ static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is NULL, not in host memory or quantized", what,
-            gcuda_get_name(t));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' %s", what, gcuda_get_name(t),
+            t == NULL               ? "is NULL"
+            : t->data == NULL       ? "has no memory yet: allocate its context or its graph first"
+            : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
+                                    : "is not in host memory: use gcuda_backend_tensor_set and _get");
         return NULL;
     }
     size_t offset = 0;
@@ -21742,10 +21746,17 @@ static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, boo
     return GCUDA_STATUS_SUCCESS;
 }
 
-// src is the destination of a copy, which is among its sources and is not read.
-static bool gcudai_check_is_target(const struct gcuda_tensor * node, const struct gcuda_tensor * src) {
-    const struct gcuda_tensor * owner = src->view_src != NULL ? src->view_src : src;
-    return (node->op == GCUDA_OP_CPY || node->op == GCUDA_OP_SET_ROWS) && owner == node->view_src;
+// Sources that are not read: the destination of a copy, and tensors that give only a shape.
+static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
+    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
+    switch (node->op) {
+        case GCUDA_OP_CPY:
+        case GCUDA_OP_SET_ROWS: return k > 0 && owner == node->view_src;
+        case GCUDA_OP_IM2COL:
+        case GCUDA_OP_IM2COL_3D:
+        case GCUDA_OP_FILL: return k == 0;
+        default: return false;
+    }
 }
 
 // INVALID_DATA if a source of the node has not been written.
@@ -21753,7 +21764,7 @@ static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
         const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
-        bool is_untouched = life != NULL && life->is_filled && !(k > 0 && gcudai_check_is_target(node, src));
+        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
         if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
         if (is_untouched) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
@@ -21789,6 +21800,7 @@ static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
 static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     char message[GCUDAI_MESSAGE_BYTES];
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
         struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
         const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
@@ -21974,11 +21986,12 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     gcuda_backend_buffer_t result = NULL;
     GCUDAI_ZERO(list);
     if (ctx == NULL || buft == NULL) {
-        gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "buffer type");
+        gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "backend or buffer type");
         return NULL;
     }
     if (!ctx->no_alloc) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_ctx_tensors: the context was made without no_alloc");
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "alloc_ctx_tensors: the context was made without no_alloc, so its tensors have memory already");
         return NULL;
     }
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
@@ -23468,7 +23481,8 @@ static gcuda_status gcudai_want_aligned(const struct gcuda_tensor * y, const str
 
 static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (!gcuda_is_empty(t)) {
-        GCUDAI_WANT(y, t->data != NULL, "%s has no memory", gcudai_label(y, t));
+        GCUDAI_WANT(y, t->data != NULL, "%s has no memory: allocate its context (gcuda_backend_alloc_ctx_tensors) or its graph "
+            "(gcuda_gallocr_alloc_graph) first", gcudai_label(y, t));
         GCUDAI_WANT(y, gcudai_in_host_memory(t), "%s is not in host memory", gcudai_label(y, t));
         GCUDAI_TRY(gcudai_want_aligned(y, t));
     }
@@ -29721,7 +29735,7 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 
 struct gcudai_cuda_shape {
     struct gcudai_node_kind kind;
-    int32_t n_uses;             // of nodes, in the whole graph
+    int32_t n_uses;             // of nodes, in the whole graph: as it was built, or as its nodes are now where that is more
     int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
     int32_t is_empty;           // nothing runs for it
     int32_t is_dynamic;         // ne and nb may change: declared, or computed from such a tensor
@@ -29731,6 +29745,7 @@ struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
     struct gcudai_cuda_shape shape;
     struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
+    int32_t n_counted; // what the graph's use counts say
     bool has_changed; // since the steps were made
 };
 
@@ -29835,6 +29850,15 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
+// Counts the uses of tensor t, or of its owner if it is a view without an operation, where they are nodes.
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
+    for (int k = 0; k < 2; ++k) {
+        const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
+        if (read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < look->n_nodes) { look->seen[x->at[slot]].shape.n_uses++; }
+    }
+}
+
 static void gcudai_cuda_look_fill(
     struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
     for (size_t slot = 0; slot <= x->mask; ++slot) {
@@ -29845,11 +29869,15 @@ static void gcudai_cuda_look_fill(
         s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->shape.n_uses = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
+        s->n_counted = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
             s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
+            if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
+    }
+    for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
+        look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
     gcudai_cuda_look_dynamic(look);
     for (int i = 0; i < look->n_seen; ++i) { look->hash = gcudai_cuda_mix(look->hash, &look->seen[i].shape); }
@@ -29935,7 +29963,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
                                                        graph->nodes[n - 1] == look->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
         const struct gcudai_cuda_seen * s = &look->seen[i];
-        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->shape.n_uses;
+        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
     return is_same;
@@ -35053,10 +35081,10 @@ static bool gcudai_sched_same_events(gcuda_backend_t a, gcuda_backend_t b) {
 }
 
 static gcuda_status gcudai_sched_check(const struct gcuda_backend_sched_params * p) {
-    if (p == NULL || p->backends == NULL || p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 ||
-        p->n_copies > 1024) {
+    if (p == NULL || p->backends == NULL) { return gcudai_null_fail("sched_new", p == NULL ? "params" : "list of backends"); }
+    if (p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 || p->n_copies > 1024) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024",
-            p ? p->n_backends : 0, p ? p->n_copies : 0, INT16_MAX);
+            p->n_backends, p->n_copies, INT16_MAX);
     }
     for (int i = 0; i < p->n_backends; ++i) {
         if (p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL)) {

@@ -4322,19 +4322,26 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// ln sum_i exp(a_i) of a row, on every thread.
-static __device__ float d_log_sum_exp(const gcuda_array & a, const char * x) {
+// ln sum_i exp(a_i) of a row as max + log. Never added up: beside a large maximum the logarithm would be rounded away, and
+// (x - max) - log keeps it.
+struct d_log_sum {
+    float max, log;
+};
+static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x) { // on every thread
     float max = -INFINITY, sum = 0.0f;
     FOR_ROW_ELEMENTS(i, a.ne[0]) { max = fmaxf(max, d_load(a.type, x + i * a.nb[0])); }
     max = d_block_max(max);
     FOR_ROW_ELEMENTS(i, a.ne[0]) { sum += expf(d_load(a.type, x + i * a.nb[0]) - max); }
-    return max + logf(d_block_sum(sum));
+    return { max, logf(d_block_sum(sum)) };
 }
+static inline __device__ float d_log_soft(float x, d_log_sum norm) { return (x - norm.max) - norm.log; }
 
 // A block walks rows r, r + gridDim.x, ... and writes the sum of their losses to scratch, or the result if it is the only block. A label
 // of 0 adds 0 whatever its logit is (0 ln 0 = 0), as on the CPU.
 //   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes
-static inline __device__ double d_loss_term(float label, float by) { return label != 0.0f ? (double) (label * by) : 0.0; }
+static inline __device__ double d_loss_term(float label, float x, d_log_sum norm) {
+    return label != 0.0f ? (double) label * ((double) norm.max - (double) x + (double) norm.log) : 0.0;
+}
 static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double loss) {
     loss = d_block_sum(loss);
     if (threadIdx.x == 0 && gridDim.x > 1) {
@@ -4349,60 +4356,82 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
         const char * x = d_row(p.logits, r), * b = d_row(p.labels, r);
-        const float norm = d_log_sum_exp(p.logits, x);
+        const d_log_sum norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
-            loss -= d_loss_term(d_load(p.labels.type, b + i * p.labels.nb[0]), d_load(p.logits.type, x + i * p.logits.nb[0]) - norm);
+            loss += d_loss_term(d_load(p.labels.type, b + i * p.labels.nb[0]), d_load(p.logits.type, x + i * p.logits.nb[0]), norm);
         }
     }
     d_loss_end(p, loss);
 }
 
-// ln sum_i exp(x_i) of a packed row on every thread; each(vector of x, place of it) sees all elements on the way.
-template <typename T, typename F> static __device__ float d_log_sum_exp_wide(const T * x, int64_t n, F each) {
+// d_log_sum_exp of a packed row. labels: fetch(i, at) for each vector, all under way together; then rebase(from, to) when the
+// largest logit so far is another one, and add(i, x, base) with the vector of logits, -inf behind the end.
+template <typename T, typename L> static __device__ d_log_sum d_log_sum_exp_wide(const T * x, int64_t n, L & labels) {
     const int N = d_wide<T>::N;
     const int64_t step = (int64_t) blockDim.x * N;
     d_soft_sum s = { -INFINITY, 0.0f };
+    float base = 0.0f;
     for (int64_t i = threadIdx.x * (int64_t) N; i < n; i += 4 * step) {
         uint4 raw[4];
         float max = s.max, v[4][N];
         UNROLL for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw(x + i + k * step, n - i - k * step); }
         UNROLL for (int k = 0; k < 4; ++k) {
             const int64_t at = i + k * step;
+            labels.fetch(k, at);
             d_unpack<T>(raw[k], v[k]);
-            each(v[k], at);
             UNROLL for (int j = 0; j < N; ++j) {
                 v[k][j] = at + j < n ? v[k][j] : -INFINITY;
                 max = fmaxf(max, v[k][j]);
             }
         }
-        const float base = max == -INFINITY ? 0.0f : max;
+        const float next = max == -INFINITY ? 0.0f : max;
+        labels.rebase(base, next);
+        base = next;
         s.sum *= d_exp(s.max - base);
         UNROLL for (int k = 0; k < 4; ++k) {
+            labels.add(k, v[k], base);
             UNROLL for (int j = 0; j < N; ++j) { s.sum += d_exp(v[k][j] - base); }
         }
         s.max = max;
     }
-    const float max = d_block_max(s.max), base = max == -INFINITY ? 0.0f : max;
-    return max + logf(d_block_sum(s.sum * d_exp(s.max - base)));
+    const float max = d_block_max(s.max), last = max == -INFINITY ? 0.0f : max;
+    labels.rebase(base, last);
+    return { max, logf(d_block_sum(s.sum * d_exp(s.max - last))) };
 }
 
-// The same loss in one pass: sum_i b_i (x_i - norm) from the sums of b_i x_i and b_i, in double.
+struct d_no_labels {
+    inline __device__ void fetch(int, int64_t) {}
+    inline __device__ void rebase(float, float) {}
+    inline __device__ void add(int, const float *, float) {}
+};
+
+// Of the labels of a row, sum_i b_i (base - x_i) and sum_i b_i.
+template <typename T> struct d_label_sums {
+    const T * b;
+    int64_t n;
+    double loss, sum;
+    uint4 raw[4];
+
+    inline __device__ void fetch(int k, int64_t at) { raw[k] = d_load_raw(b + at, n - at); }
+    inline __device__ void rebase(float from, float to) { loss += sum != 0.0 ? sum * ((double) to - (double) from) : 0.0; }
+    inline __device__ void add(int k, const float * x, float base) {
+        const int N = d_wide<T>::N;
+        float u[N];
+        d_unpack<T>(raw[k], u); // 0 behind the end
+        UNROLL for (int j = 0; j < N; ++j) {
+            loss += u[j] != 0.0f ? (double) u[j] * ((double) base - (double) x[j]) : 0.0;
+            sum += (double) u[j];
+        }
+    }
+};
+
+// Loss of packed rows in one pass: sum_i b_i (max - x_i) + log sum_i b_i, in double.
 template <typename T> static __global__ void __launch_bounds__(512) k_cross_entropy_loss_wide(const gcuda_cross_entropy_args p) {
-    const int N = d_wide<T>::N;
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
-        const int64_t n = p.logits.ne[0];
-        const T * b = (const T *) d_row(p.labels, r);
-        double bx = 0.0, sum = 0.0;
-        const float norm = d_log_sum_exp_wide((const T *) d_row(p.logits, r), n, [&](const float * v, int64_t at) {
-            float u[N];
-            d_unpack<T>(d_load_raw(b + at, n - at), u);
-            UNROLL for (int j = 0; j < N; ++j) {
-                bx += u[j] != 0.0f ? (double) u[j] * (double) v[j] : 0.0; // both 0 past the end
-                sum += (double) u[j];
-            }
-        });
-        loss -= bx - (sum != 0.0 ? sum * (double) norm : 0.0);
+        d_label_sums<T> labels = { (const T *) d_row(p.labels, r), p.logits.ne[0], 0.0, 0.0, {} };
+        const d_log_sum norm = d_log_sum_exp_wide((const T *) d_row(p.logits, r), p.logits.ne[0], labels);
+        loss += labels.loss + (labels.sum != 0.0 ? labels.sum * (double) norm.log : 0.0);
     }
     d_loss_end(p, loss);
 }
@@ -4458,8 +4487,8 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const 
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { max = fmaxf(max, x[k]); }
     max = d_span_reduce<d_max_op>(max, span);
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { sum += i + k * span < n ? d_exp(x[k] - max) : 0.0f; }
-    const float norm = max + logf(d_span_reduce<d_sum_op>(sum, span));
-    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss -= d_loss_term(b[k], x[k] - norm); } // past the end b is 0
+    const d_log_sum norm = { max, logf(d_span_reduce<d_sum_op>(sum, span)) };
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss += d_loss_term(b[k], x[k], norm); } // behind the end b is 0
     d_loss_end(p, loss);
 }
 
@@ -4497,9 +4526,9 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     FOR_ROWS(r, d_rows(p.logits)) {
         const char * x = d_row(p.logits, r), * b = d_row(p.labels, r);
         char * y = d_row(p.y, r);
-        const float norm = d_log_sum_exp(p.logits, x);
+        const d_log_sum norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
-            const float soft = expf(d_load(p.logits.type, x + i * p.logits.nb[0]) - norm);
+            const float soft = expf(d_log_soft(d_load(p.logits.type, x + i * p.logits.nb[0]), norm));
             d_store(p.y.type, y + i * p.y.nb[0], (soft - d_load(p.labels.type, b + i * p.labels.nb[0])) * scale);
         }
     }
@@ -4512,7 +4541,8 @@ template <typename T> static __global__ void __launch_bounds__(1024) k_cross_ent
         const int64_t n = p.logits.ne[0], step = (int64_t) blockDim.x * N;
         const T * x = (const T *) d_row(p.logits, r), * b = (const T *) d_row(p.labels, r);
         T * y = (T *) d_row(p.y, r);
-        const float norm = d_log_sum_exp_wide(x, n, [](const float *, int64_t) {});
+        d_no_labels none;
+        const d_log_sum norm = d_log_sum_exp_wide(x, n, none);
         for (int64_t turn = (n - 1) / (4 * step); turn >= 0; --turn) { // what was read last is in the cache
             const int64_t i = 4 * turn * step + threadIdx.x * (int64_t) N;
             uint4 raw_x[4], raw_b[4];
@@ -4524,7 +4554,7 @@ template <typename T> static __global__ void __launch_bounds__(1024) k_cross_ent
                 float u[N], v[N];
                 d_unpack<T>(raw_x[k], u);
                 d_unpack<T>(raw_b[k], v);
-                UNROLL for (int j = 0; j < N; ++j) { u[j] = (d_exp(u[j] - norm) - v[j]) * scale; }
+                UNROLL for (int j = 0; j < N; ++j) { u[j] = (d_exp(d_log_soft(u[j], norm)) - v[j]) * scale; }
                 d_store_last(y + i + k * step, n - i - k * step, u);
             }
         }
@@ -5664,7 +5694,8 @@ static inline __device__ float d_unit(float largest) {
 // d_unit of the largest element of a row, or of eps if that is larger; scales eps to match the scaled row.
 template <int KIND> static inline __device__ float d_norm_unit(float largest, float * eps) {
     const float unit = d_unit(fmaxf(largest, KIND == NORM_L2 ? *eps : sqrtf(*eps)));
-    *eps = KIND == NORM_L2 ? *eps * unit : *eps * unit * unit;
+    const float scaled = KIND == NORM_L2 ? *eps * unit : *eps * unit * unit;
+    *eps = *eps > 0.0f ? fmaxf(scaled, 1.175494351e-38f) : scaled; // without it a row of equal elements gives 0 / 0
     return unit;
 }
 

@@ -89,6 +89,7 @@ static gcuda_status brain_init(struct brain * b, void * weights, size_t weights_
     TRY(made(b->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend))));
     TRY(brain_build(b, MAX_AGENTS)); // measured once, for the largest frame
     TRY(gcuda_gallocr_alloc_graph(b->galloc, b->graph));
+    TRY(gcuda_backend_tensor_memset(b->senses, 0, 0, gcuda_nbytes(b->senses))); // an input is set before every run
     return gcuda_backend_graph_compute(b->backend, b->graph); // starts the threads, makes the work memory
 }
 

@@ -141,6 +141,10 @@ static struct gcuda_tensor * build_ends_back(struct gcuda_context * ctx, struct 
     return build_rms_norm_back(ctx, in, &((const struct ends_p *) p)->eps);
 }
 
+static void fill_equal(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r;
+    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = ((const struct ends_p *) c->p)->size[k]; }
+}
 TEST(norm_ends) {
     static const double sizes[] = { 2e19, 3e38, 1e30, 4e-22, 1e-15, 1e-20, 1e-30, 4e-38 };
     for (int i = 0; i < 3 * 8; ++i) {
@@ -150,6 +154,14 @@ TEST(norm_ends) {
         struct op_test t = { .types = "F32 BF16", .shapes = "4 33,3 255,2 300,3 516 1000,2 2050 5000 16384 16383 20000,2 20001", .n_in = 1,
             .build = build_norm, .inplace = build_norm_inplace, .ref = ref_norm, .p = &p, .max_nmse = 1e-7,
             .tag = tagf("%c,size=%g,eps=%g", kind, size, p.norm.eps), .in = { { .fill = fill_ends } } };
+        op_test_run(&t);
+    }
+    static const double powers[] = { 1.7014118346046923e38, 1.2676506002282294e30, 1.8889465931478581e22 }; // 2^127, 2^100, 2^74
+    for (int i = 0; i < 3; ++i) { // rows of equal elements, of sizes whose mean is exact: 0 over the root of eps
+        const struct ends_p p = { { 'm', (double) 1e-5f }, 0.0, { powers[i], 0.0 }, true };
+        struct op_test t = { .types = "F32 BF16", .shapes = "4 32,3 256,2 512 1024,2 2048 4096 16384 32768,2", .n_in = 1,
+            .build = build_norm, .inplace = build_norm_inplace, .ref = ref_norm, .p = &p, .max_nmse = 1e-7, .tag = tagf("equal,size=%g", powers[i]),
+            .in = { { .fill = fill_equal } } };
         op_test_run(&t);
     }
 }
@@ -541,21 +553,24 @@ static void fill_labels(struct rng * r, const struct op_case * c, int k, struct 
         for (int64_t i = 0; i < a->ne[0]; ++i) { AT(a, i, i1, i2, i3) /= sum; }
     }
 }
-static double row_log_sum_exp(const double * x, int64_t n) {
+// Logarithm of soft_max: the maximum is subtracted first, beside 3e38 the logarithm of the sum would be lost in double too.
+struct log_sum { double max, log; };
+static struct log_sum row_log_sum_exp(const double * x, int64_t n) {
     double m = -HUGE_VAL, z = 0.0;
     for (int64_t i = 0; i < n; ++i) { m = fmax(m, x[i]); }
     for (int64_t i = 0; i < n; ++i) { z += exp(x[i] - m); }
-    return m + log(z);
+    return (struct log_sum) { m, log(z) };
 }
+static double log_soft(double x, struct log_sum l) { return (x - l.max) - l.log; }
 static void ref_cross_entropy(const struct op_case * c) {
     const struct arr * a = c->in[0];
     const double rows = (double) (a->ne[1] * a->ne[2] * a->ne[3]);
     arr_new(c->out, 1, 1, 1, 1);
     FOR_ROWS(a) {
-        const double l = row_log_sum_exp(&AT(a, 0, i1, i2, i3), a->ne[0]);
+        const struct log_sum l = row_log_sum_exp(&AT(a, 0, i1, i2, i3), a->ne[0]);
         for (int64_t i = 0; i < a->ne[0]; ++i) {
             const double b = AT(c->in[1], i, i1, i2, i3);
-            c->out->d[0] -= b != 0.0 ? (AT(a, i, i1, i2, i3) - l) * b / rows : 0.0; // of a logit of -inf too
+            c->out->d[0] -= b != 0.0 ? log_soft(AT(a, i, i1, i2, i3), l) * b / rows : 0.0; // of a logit of -inf too
         }
     }
 }
@@ -594,14 +609,31 @@ TEST(cross_entropy_loss_masked) { // one row, few, many, in all types: 0 ln 0 is
     op_test_run(&t);
 }
 
+// Logits around a large number, multiples of 1/64 apart that F32 holds beside 1e5; above that all are equal and a row loses ln n.
+static void fill_far_logits(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const double far = *(const double *) c->p;
+    (void) k;
+    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = fabs(far) > 2e5 ? far : far + floor(rng_between(r, -200, 200)) / 64.0; }
+}
+static const double far_logits[] = { 1e5, -1e5, 1e9, 3.3895313892515355e38, -3.3895313892515355e38 }; // the last: the largest of BF16
+TEST(cross_entropy_loss_far) { // the kernels for one row, few, many, packed and not
+    for (int i = 0; i < 5; ++i) {
+        const struct op_test t = { .types = i < 2 ? "F32 F32,BF16>F32" : "F32 BF16>F32", .shapes = "4 10,5,4,3 257,3 7,400 5000,3 4096,2 3,1030",
+            .n_in = 2, .build = build_cross_entropy, .ref = ref_cross_entropy, .p = &far_logits[i], .max_nmse = 1e-10,
+            .tag = tagf("%g", far_logits[i]),
+            .in = { { .fill = fill_far_logits, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
+        op_test_run(&t);
+    }
+}
+
 static void ref_cross_entropy_back(const struct op_case * c) { // grad, logits, labels
     const struct arr * x = c->in[1];
     const double rows = (double) (x->ne[1] * x->ne[2] * x->ne[3]);
     arr_like(c->out, x);
     FOR_ROWS(x) {
-        const double l = row_log_sum_exp(&AT(x, 0, i1, i2, i3), x->ne[0]);
+        const struct log_sum l = row_log_sum_exp(&AT(x, 0, i1, i2, i3), x->ne[0]);
         for (int64_t i = 0; i < x->ne[0]; ++i) {
-            AT(c->out, i, i1, i2, i3) = (exp(AT(x, i, i1, i2, i3) - l) - AT(c->in[2], i, i1, i2,
+            AT(c->out, i, i1, i2, i3) = (exp(log_soft(AT(x, i, i1, i2, i3), l)) - AT(c->in[2], i, i1, i2,
                 i3)) * c->in[0]->d[0] / rows;
         }
     }
@@ -623,6 +655,11 @@ TEST(cross_entropy_loss_back) { // >>op:cross_entropy_loss_back
     t.types = "F32 F32,F16>F16 F32,F32,BF16>F32", t.shapes = "1|4|4 1|10,2,4,3|10,2,4,3 1|257,2|257,2", t.tag = "masked";
     t.in[1].fill = fill_masked_logits, t.in[2].fill = fill_masked_labels;
     op_test_run(&t);
+    for (int i = 0; i < 5; ++i) {
+        t.types = i < 2 ? "F32 F32,F32,BF16>F32" : "F32 F32,BF16>BF16", t.tag = tagf("far=%g", far_logits[i]), t.p = &far_logits[i];
+        t.shapes = "1|4|4 1|10,2,4,3|10,2,4,3 1|257,2|257,2 1|4096,2|4096,2", t.in[1].fill = fill_far_logits, t.in[2].fill = fill_labels;
+        op_test_run(&t);
+    }
 }
 
 static void fill_adamw(struct rng * r, const struct op_case * c, int k, struct arr * a) {

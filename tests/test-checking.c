@@ -342,6 +342,47 @@ TEST(a_destination_is_not_read) {
 }
 
 // What is right stays right while it is checked: views, a node listed twice, what is kept.
+TEST(what_gives_a_shape_is_not_read) { // fill's tensor, im2col's kernel: nobody sets them
+    for (int by_sched = 0; by_sched < 2; ++by_sched) {
+        struct bench b;
+        REQUIRE(begin(&b, by_sched != 0));
+        set_check(&b);
+        struct gcuda_tensor * x = gcuda_new_tensor_4d(b.ctx, GCUDA_TYPE_F32, N, N, 1, 1);
+        struct gcuda_tensor * kernel = gcuda_new_tensor_4d(b.ctx, GCUDA_TYPE_F32, 3, 3, 1, 1);
+        struct gcuda_tensor * ones = wanted(gcuda_fill(b.ctx, row(b.ctx, "like"), 1.0f));
+        struct gcuda_tensor * patches = wanted(gcuda_im2col(b.ctx, kernel, x, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32));
+        gcuda_set_input(x);
+        CHECK_OK(gcuda_build_forward_expand(b.graph, ones));
+        CHECK_OK(gcuda_build_forward_expand(b.graph, patches));
+        CHECK_OK(place(&b));
+        for (int run = 0; run < 2; ++run) {
+            fill(x, 3.0f);
+            CHECK_OK(compute(&b));
+            CHECK(first_of(ones) == 1.0f && first_of(patches) == 3.0f);
+        }
+        end(&b);
+    }
+}
+
+TEST(copies_on_their_way_are_waited_for) { // what a scheduler copies to a backend is not looked at before it has come
+    struct bench b;
+    REQUIRE(begin(&b, true));
+    set_check(&b);
+    struct gcuda_tensor * x = input(&b, "x"), * y = x;
+    for (int i = 0; i < 12; ++i) {
+        y = i % 2 ? gcuda_add(b.ctx, y, x) : gcuda_sub(b.ctx, y, x);
+        CHECK_OK(gcuda_backend_sched_set_tensor_backend(b.sched, y, i % 2 ? b.backend : b.cpu));
+    }
+    CHECK_OK(gcuda_build_forward_expand(b.graph, wanted(y)));
+    CHECK_OK(place(&b));
+    for (int run = 0; run < 20; ++run) {
+        fill(x, (float) run);
+        CHECK_OK(compute(&b));
+        CHECK(first_of(y) == (float) run);
+    }
+    end(&b);
+}
+
 TEST(checking_changes_no_result) {
     for (int how = 0; how < 4; ++how) {
         struct bench b;

@@ -67,7 +67,7 @@ static void job_chunk(void * user, int64_t chunk, int thread) {
 
 struct caller {
     gcudai_thread thread;
-    struct gcuda_threadpool * pool;
+    gcuda_threadpool_t pool;
     uint64_t seed;
     int n_rounds;
     int n_bad, n_by_workers;

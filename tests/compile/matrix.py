@@ -293,6 +293,8 @@ def example(source):
         line = line.group(1).replace("cc -O2", "cc -O0 " + " ".join(WARN), 1) # make examples optimises
         if "digits" in source:
             line = line.split("&&")[0]
+        elif "&&" in line: # and keeps to the manual's rules of memory
+            line += " && GCUDA_CHECK_MEMORY=1 " + line.split("&&")[1].strip()
         shell(case, scratch_copy(case), line)
     return do
 

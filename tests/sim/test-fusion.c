@@ -258,6 +258,42 @@ static void build_norm_mul_not(struct build * b) {
     if (v == 12) { out(b, gcuda_scale(b->ctx, norm, 2.0f)); } // another reader
 }
 
+// A source changed in place makes a second reader of what a pattern does not write, itself (variant 0), through a view without an
+// operation (1), or takes the first reader away as well (2), so that there is one still: the graph's own use counts know nothing of it.
+static void read_late(int variant) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    gcuda_backend_t fused = gcuda_backend_cuda_init_params(&params);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, ROW);
+    struct gcuda_tensor * norm = gcuda_rms_norm(p.ctx, x, 1e-5f), * y = gcuda_mul(p.ctx, norm, w), * z = gcuda_scale(p.ctx, x, 2.0f);
+    struct gcuda_tensor * view = gcuda_view_tensor(p.ctx, norm);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    REQUIRE(fused != NULL && place_alloc(&p, fused));
+    fill(x, 1);
+    fill(w, 2);
+    CHECK_OK(gcuda_backend_graph_compute(fused, graph));
+    z->src[0] = variant == 1 ? view : norm;
+    if (variant == 2) { y->src[0] = x; }
+    float want[ROW * ROWS], got[ROW * ROWS];
+    for (int run = 0; run < 4; ++run) {
+        gcuda_graph_set_fusion(graph, run > 0);
+        CHECK_OK(gcuda_backend_tensor_memset(norm, 0xcc, 0, gcuda_nbytes(norm)));
+        CHECK_OK(gcuda_backend_graph_compute(fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(z, run == 0 ? want : got, 0, sizeof got));
+        CHECK_MSG(run == 0 || memcmp(want, got, sizeof got) == 0, "variant %d, run %d: read before it was written", variant, run);
+    }
+    place_end(&p);
+    gcuda_backend_free(fused);
+}
+
+TEST(what_is_read_since_a_change_in_place_is_written) {
+    for (int v = 0; v <= 2; ++v) { read_late(v); }
+    clean();
+}
+
 TEST(rms_norm_and_mul_stay_apart) {
     for (int v = 0; v <= 12; ++v) { stops(build_norm_mul_not, v, ""); }
     clean();
