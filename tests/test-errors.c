@@ -918,7 +918,7 @@ TEST(what_failed_first_is_not_lost) { // by the calls that are given the NULL th
     CHECK(gcuda_backend_dev_init(gcuda_backend_dev_by_name("TPU7"), NULL) == NULL);
     CHECK_HAS(gcuda_last_error(), "dev_init: device is NULL; the error before: no device 'TPU7'");
     CHECK(gcuda_backend_sched_reserve(gcuda_backend_sched_new(NULL, NULL, 0, 0, false, false), NULL) != GCUDA_STATUS_SUCCESS);
-    CHECK_HAS(gcuda_last_error(), "scheduler is NULL; the error before: sched_new: 0 backends");
+    CHECK_HAS(gcuda_last_error(), "scheduler is NULL; the error before: sched_new: list of backends is NULL");
 }
 
 TEST(messages_say_which_one_and_what_helps) {
