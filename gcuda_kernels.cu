@@ -759,6 +759,16 @@ static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, in
 #endif
 }
 static inline __device__ void d_copy_16(char * to, const char * from, int n) { d_copy_16_to(d_shared_at_of(to), from, n); }
+// 16 bytes, or 16 zeros: then `from` is not read.
+static inline __device__ void d_copy_16_or_zero(d_shared_at to, const char * from, bool is_read) {
+#if D_ASYNC_COPIES
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, p;\n}" ::"r"(to), "l"(from),
+                 "r"((uint32_t) is_read)
+                 : "memory");
+#else
+    d_copy_16_to(to, from, is_read ? 16 : 0);
+#endif
+}
 static inline __device__ void d_copies_commit() {
 #if D_ASYNC_COPIES
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -19209,6 +19219,7 @@ struct d_attn_side { // k or v
     int kind, row_bytes;
     int n_pieces, stride; // of a row in shared memory: copies of 16 bytes; bytes from row to row, an odd multiple of 16
     int tile_bytes;       // of 16 rows
+    int shift;            // 2^shift is at least n_pieces
 };
 
 struct d_attn_mma {
@@ -19224,7 +19235,7 @@ struct d_attn_mma {
     int n_tiles, n_words, n_class_blocks;
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
-    int is_v_in_k, is_wide_mask;
+    int is_v_in_k, is_wide_mask, is_wide_q;
     float scale, cap;      // cap 0: none
 };
 
@@ -19385,51 +19396,54 @@ struct d_attn_walk {
 };
 
 // ---- k and v in shared memory ----
-// Starts the copies of n_rows positions from j0, by `step` threads. A row begins in shared memory as far after a multiple of 16 as it
-// does in memory (d_attn_skew). After the row and after the last position there are zeros.
+// Copies ROWS positions from j0 to shared memory, by STEP threads. A row begins there as far after a multiple of 16 as it does in memory
+// (d_attn_skew). After the row and after the last position there are zeros.
 static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * head, size_t nb1, int n_kv, char * to, int j0, int n_rows,
     int thread, int step) {
     const char * x = head + j0 * (int64_t) nb1; // rows of a tile are less than 2 GiB apart
-    const int d_row = step / s.n_pieces, d_piece = step % s.n_pieces, n_in = n_kv - j0 < n_rows ? n_kv - j0 : n_rows;
-    int row = thread / s.n_pieces, piece = thread % s.n_pieces;
-    while (row < n_rows) {
-        const int at = row * (int) nb1, skew = ((int) (uintptr_t) x + at) & 15;
+    const int n_in = n_kv - j0 < n_rows ? n_kv - j0 : n_rows;
+    NO_UNROLL for (int i = thread; i < n_rows * s.n_pieces; i += step) {
+        const int row = i / s.n_pieces, piece = i - row * s.n_pieces, at = row * (int) nb1, skew = ((int) (uintptr_t) x + at) & 15;
         int n = row < n_in ? skew + s.row_bytes - 16 * piece : 0;
         n = n < 0 ? 0 : n > 16 ? 16 : n;
         d_copy_16(to + row * s.stride + 16 * piece, n > 0 ? x + at - skew + 16 * piece : head - ((uintptr_t) head & 15), n);
-        row += d_row;
-        piece += d_piece;
-        if (piece >= s.n_pieces) {
-            piece -= s.n_pieces;
-            ++row;
+    }
+}
+// The same of codes, where a position follows: the last piece of a row is read as a whole, which stays within the tensor. Lanes divide
+// rows into 2^shift pieces, of which some are none.
+static inline __device__ void d_attn_fetch_codes(const d_attn_side & s, const char * head, size_t nb1, char * to, int j0, int lane) {
+    const int row0 = lane >> s.shift, piece = lane - (row0 << s.shift), row_step = 32 >> s.shift, end = 16 * piece - s.row_bytes;
+    const char * from = head + (j0 + row0) * (int64_t) nb1;
+    const int64_t from_step = row_step * (int64_t) nb1;
+    const int to_step = row_step * s.stride;
+    d_shared_at at = d_shared_at_of(to + row0 * s.stride + 16 * piece);
+    UNROLL_4 for (int row = row0; row < 16; row += row_step, from += from_step, at += to_step) {
+        if (piece < s.n_pieces && ((int) (uintptr_t) from & 15) > end) {
+            d_copy_16_or_zero(at, (const char *) ((uintptr_t) from & ~(uintptr_t) 15) + 16 * piece, true);
         }
     }
 }
-// The same of rows at multiples of 16 bytes, PIECES copies each, by STEP threads.
+// The same of rows at multiples of 16 bytes and of as many bytes, in PIECES pieces.
 template <int PIECES, int ROWS, int STEP>
 static inline __device__ void d_attn_fetch_even(const d_attn_side & s, const char * head, size_t nb1, int n_kv, char * to, int j0, int thread) {
     constexpr int row_step = STEP / PIECES;
     static_assert(STEP % PIECES == 0 && ROWS % row_step == 0, "whole rows at a time");
-    const int row0 = thread / PIECES, piece = thread % PIECES, left = s.row_bytes - 16 * piece, n_in = n_kv - j0;
-    const int n = left < 0 ? 0 : left > 16 ? 16 : left;
+    const int row0 = thread / PIECES, piece = thread % PIECES, n_in = 16 * piece < s.row_bytes ? n_kv - j0 - row0 : 0;
     const char * from = head + (j0 + row0) * (int64_t) nb1 + 16 * piece;
     const int64_t from_step = row_step * (int64_t) nb1;
-    const int to_step = row_step * s.stride;
     d_shared_at at = d_shared_at_of(to + row0 * s.stride + 16 * piece);
-    if (n_in >= ROWS) {
-        UNROLL for (int row = 0; row < ROWS; row += row_step, from += from_step, at += to_step) { d_copy_16_to(at, from, n); }
-    } else {
-        NO_UNROLL for (int row = row0; row < ROWS; row += row_step, from += from_step, at += to_step) {
-            d_copy_16_to(at, row < n_in ? from : head, row < n_in ? n : 0);
-        }
-    }
+    UNROLL for (int row = 0; row < ROWS; row += row_step, from += from_step) { d_copy_16_or_zero(at + row * s.stride, from, row < n_in); }
 }
 template <int PIECES, int ROWS, int STEP, bool HAS_CODES>
 static inline __device__ void d_attn_fetch_tile(const d_attn_side & s, const gcuda_array & x, const char * head, int n_kv, char * to, int j0, int thread) {
     if constexpr (PIECES == 0) {
         d_attn_fetch(s, head, x.nb[1], n_kv, to, j0, ROWS, thread, STEP);
     } else if (HAS_CODES && s.kind >= ATTN_Q8_0) {
-        d_attn_fetch(s, head, x.nb[1], n_kv, to, j0, ROWS, thread, STEP);
+        if (j0 + ROWS < n_kv) {
+            d_attn_fetch_codes(s, head, x.nb[1], to, j0, thread);
+        } else {
+            d_attn_fetch(s, head, x.nb[1], n_kv, to, j0, ROWS, thread, STEP);
+        }
     } else {
         d_attn_fetch_even<PIECES, ROWS, STEP>(s, head, x.nb[1], n_kv, to, j0, thread);
     }
@@ -19497,20 +19511,17 @@ static inline __device__ __half2 d_half2_of(uint32_t w) {
     memcpy(&v, &w, 4);
     return v;
 }
-// Two codes in the low bytes of halfs that were 1024 and more: minus 1024 and the code that stands for 0. Exact.
-static inline __device__ __half2 d_attn_codes(uint32_t w, float zero) {
-    return __hsub2(d_half2_of(w | 0x64006400u), __float2half2_rn(1024.0f + zero));
-}
-
-// Place i of a row of q in shared memory holds this element: the order in which a lane finds the codes of k, 32 at a time.
-static inline __device__ int d_attn_k_element(int kind, int i) {
-    const int step = i / 16 % 2, side = i / 8 % 2, lane = i / 2 % 4, e = i % 2, first = i / 32 * 32;
-    return kind == ATTN_Q8_0   ? first + 8 * lane + 4 * step + 2 * side + e
-           : kind == ATTN_Q4_0 ? first + 16 * step + 4 * lane + side + 2 * e
-                               : i;
+// Where elements d .. d + 3 of a row of q go in shared memory, d a multiple of 4: two pairs, in the order in which a lane finds the codes
+// of k, 32 elements at a time. Pairs are (0, 1) and (2, 3), of Q4_0 (0, 2) and (1, 3).
+static inline __device__ int d_attn_q_place(int kind, int d, int pair) {
+    const int first = d & ~31, quad = d / 4 % 8;
+    return kind == ATTN_Q8_0   ? first + quad % 2 * 16 + quad / 2 * 2 + 8 * pair
+           : kind == ATTN_Q4_0 ? first + quad / 4 * 16 + quad % 4 * 2 + 8 * pair
+                               : d + 2 * pair;
 }
 // Column c of tile j of 8 elements of the result: the order in which a lane finds the codes of v.
-static inline __device__ int d_attn_v_element(int kind, int j, int c) {
+template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind, int j, int c) {
+    if (!HAS_CODES) { return 8 * j + c; }
     const int i = j % 4, first = j / 4 * 32;
     return kind == ATTN_Q8_0 ? first + 4 * c + i : kind == ATTN_Q4_0 ? first + 16 * (i % 2) + 2 * c + i / 2 : 8 * j + c;
 }
@@ -19551,20 +19562,31 @@ static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_a
     }
 }
 
-// Eight codes of a position, which two steps of a product take.
+// Four pairs of nibbles of a word as halfs, minus 8: bits 0 to 3 of both halves, then the next four. Exact: 1024 + 16 q and more is a half.
+static inline __device__ void d_attn_nibbles(uint32_t (&b)[4], uint32_t w) {
+    const __half2 low = __float2half2_rn(1032.0f), part = __float2half2_rn(1.0f / 16.0f), high = __float2half2_rn(-72.0f);
+    const uint32_t v = w >> 8;
+    b[0] = d_half2_bits(__hsub2(d_half2_of((w & 0x000f000fu) | 0x64006400u), low));
+    b[1] = d_half2_bits(__hfma2(d_half2_of((w & 0x00f000f0u) | 0x64006400u), part, high));
+    b[2] = d_half2_bits(__hsub2(d_half2_of((v & 0x000f000fu) | 0x64006400u), low));
+    b[3] = d_half2_bits(__hfma2(d_half2_of((v & 0x00f000f0u) | 0x64006400u), part, high));
+}
+// Bytes 0 and 1, 2 and 3 of a word as halfs; their top bits have been flipped.
+static inline __device__ void d_attn_bytes(uint32_t (&b)[2], uint32_t w) {
+    const __half2 zero = __float2half2_rn(1152.0f);
+    b[0] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4140)), zero));
+    b[1] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4342)), zero));
+}
+
+// Eight codes of a position, for two steps of a product.
 template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], const char * p) {
-    const uint32_t w = d_attn_word_at(p);
     if (IS_Q8) {
-        const uint32_t x = w ^ 0x80808080u, y = d_attn_word_at(p + 4) ^ 0x80808080u;
-        b[0][0] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4140), 128.0f));
-        b[0][1] = d_half2_bits(d_attn_codes(__byte_perm(x, 0, 0x4342), 128.0f));
-        b[1][0] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4140), 128.0f));
-        b[1][1] = d_half2_bits(d_attn_codes(__byte_perm(y, 0, 0x4342), 128.0f));
+        d_attn_bytes(b[0], d_attn_word_at(p) ^ 0x80808080u);
+        d_attn_bytes(b[1], d_attn_word_at(p + 4) ^ 0x80808080u);
     } else {
-        b[0][0] = d_half2_bits(d_attn_codes(w & 0x000f000fu, 8.0f));
-        b[0][1] = d_half2_bits(d_attn_codes(w >> 8 & 0x000f000fu, 8.0f));
-        b[1][0] = d_half2_bits(d_attn_codes(w >> 4 & 0x000f000fu, 8.0f));
-        b[1][1] = d_half2_bits(d_attn_codes(w >> 12 & 0x000f000fu, 8.0f));
+        uint32_t x[4];
+        d_attn_nibbles(x, d_attn_word_at(p));
+        b[0][0] = x[0], b[1][0] = x[1], b[0][1] = x[2], b[1][1] = x[3];
     }
 }
 
@@ -19572,31 +19594,29 @@ template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)
 template <bool IS_Q8, int KT, int MT, int NP>
 static inline __device__ void d_attn_scores_of_codes(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, const d_attn_side & side,
     uintptr_t head, size_t nb1, int j0) {
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, block_bytes = IS_Q8 ? 34 : 18;
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, block_bytes = IS_Q8 ? 34 : 18, n_blocks = q.n_steps / 2;
     const char * codes[2 * NP], * scales[2 * NP][2];
     UNROLL for (int i = 0; i < 2 * NP; ++i) {
         const int j = 8 * i + g, j1 = 8 * i + 2 * t;
         codes[i] = k + j * side.stride + d_attn_skew(head, nb1, j0 + j) + 2 + (IS_Q8 ? 8 : 4) * t;
         UNROLL for (int e = 0; e < 2; ++e) { scales[i][e] = k + (j1 + e) * side.stride + d_attn_skew(head, nb1, j0 + j1 + e); }
     }
-    UNROLL for (int n = 0; n < (KT > 0 ? KT / 2 : q.n_steps / 2); ++n) {
-        if (KT > 0 && 2 * n >= q.n_steps) { break; }
-        float c[MT][2 * NP][4] = {};
-        uint32_t b[2 * NP][2][2];
-        UNROLL for (int i = 0; i < 2 * NP; ++i) { d_attn_k_codes<IS_Q8>(b[i], codes[i] + n * block_bytes); }
-        NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL for (int n = 0; n < (KT > 0 ? KT / 2 : n_blocks); ++n) {
+            if (KT > 0 && n >= n_blocks) { continue; }
+            uint32_t a[MT][2][4];
             UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int step = 0; step < 2; ++step) {
-                    uint32_t a[4];
-                    q.load(a, part, mt, 2 * n + step);
-                    UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma_words<true>(c[mt][i], a, b[i][step]); }
-                }
+                UNROLL for (int step = 0; step < 2; ++step) { q.load(a[mt][step], part, mt, 2 * n + step); }
             }
-        }
-        UNROLL for (int i = 0; i < 2 * NP; ++i) {
-            const float d[2] = { d_attn_half_at(scales[i][0] + n * block_bytes), d_attn_half_at(scales[i][1] + n * block_bytes) };
-            UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] += c[mt][i][e] * d[e % 2]; }
+            UNROLL for (int i = 0; i < 2 * NP; ++i) {
+                uint32_t b[2][2];
+                d_attn_k_codes<IS_Q8>(b, codes[i] + n * block_bytes);
+                const float d[2] = { d_attn_half_at(scales[i][0] + n * block_bytes), d_attn_half_at(scales[i][1] + n * block_bytes) };
+                UNROLL for (int mt = 0; mt < MT; ++mt) {
+                    float c[4] = {};
+                    UNROLL for (int step = 0; step < 2; ++step) { d_mma_words<true>(c, a[mt][step], b[step]); }
+                    UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] += c[e] * d[e % 2]; }
+                }
             }
         }
     }
@@ -19638,60 +19658,59 @@ static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_
     }
 }
 
-// Rows of v of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9.
-struct d_attn_code_rows {
+// Codes of v: rows of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9, and the scales of these pairs.
+template <int DT> struct d_attn_v_codes {
     const char * row[4];
+    uint32_t scales[DT / 4][2]; // of what no row sees: 0
 
-    inline __device__ d_attn_code_rows(const char * v, const d_attn_side & side, uintptr_t head, size_t nb1, int j0) {
+    // Whether a value may lie beyond F16: scales of 512 and more, or no numbers.
+    inline __device__ bool load(const char * v, const d_attn_side & side, uintptr_t head, size_t nb1, int j0, int n_blocks, int block_bytes,
+        const uint32_t (&keep)[2]) {
         const int t = (int) threadIdx.x % 4;
+        uint32_t large = 0;
         UNROLL for (int i = 0; i < 4; ++i) {
             const int j = 2 * t + i % 2 + i / 2 * 8;
             row[i] = v + j * side.stride + d_attn_skew(head, nb1, j0 + j);
         }
+        UNROLL for (int n = 0; n < DT / 4; ++n) {
+            UNROLL for (int i = 0; i < 2; ++i) {
+                const int at = n < n_blocks ? n * block_bytes : 0;
+                scales[n][i] = (d_attn_u16(row[2 * i] + at) | d_attn_u16(row[2 * i + 1] + at) << 16) & keep[i];
+                large |= scales[n][i] & scales[n][i] << 1; // bit 14: exponents of 2^9 and more
+            }
+        }
+        return __any_sync(0xffffffffu, (large & 0x40004000u) != 0) != 0;
     }
-    inline __device__ uint32_t scales(int i, int at) const { return d_attn_u16(row[2 * i] + at) | d_attn_u16(row[2 * i + 1] + at) << 16; }
+    inline __device__ void shrink() {
+        const __half2 factor = __float2half2_rn(1.0f / 256.0f);
+        UNROLL for (int n = 0; n < DT / 4; ++n) {
+            UNROLL for (int i = 0; i < 2; ++i) { scales[n][i] = d_half2_bits(__hmul2(d_half2_of(scales[n][i]), factor)); }
+        }
+    }
 };
 
-// Whether a value may lie beyond F16: then scales are taken 256 times smaller, and weights larger.
-static inline __device__ bool d_attn_has_large(const d_attn_code_rows & r, int n_blocks, int block_bytes, uint32_t limit) {
-    bool is_large = false;
-    for (int n = 0; n < n_blocks; ++n) {
-        UNROLL for (int i = 0; i < 2; ++i) {
-            const uint32_t d = r.scales(i, n * block_bytes) & 0x7fff7fffu;
-            is_large = is_large || (d & 0xffffu) > limit || d >> 16 > limit;
-        }
-    }
-    return __any_sync(0xffffffffu, is_large) != 0;
-}
-
 template <bool IS_Q8, int DT, int MT>
-static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const d_attn_code_rows & r, int n_blocks,
-    const uint32_t (&keep)[2], bool is_large) {
+static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const d_attn_v_codes<DT> & v, int n_blocks) {
     const int g = (int) threadIdx.x % 32 / 4, block_bytes = IS_Q8 ? 34 : 18;
-    const __half2 shrink = __float2half2_rn(is_large ? 1.0f / 256.0f : 1.0f);
     UNROLL for (int n = 0; n < DT / 4; ++n) {
-        if (n >= n_blocks) { break; }
-        __half2 d[2];
-        uint32_t x[2][2];
+        if (n >= n_blocks) { continue; }
+        uint32_t b[4][2];
         UNROLL for (int i = 0; i < 2; ++i) {
-            d[i] = __hmul2(d_half2_of(r.scales(i, n * block_bytes)), shrink);
             const int at = n * block_bytes + 2 + (IS_Q8 ? 4 : 2) * g;
-            if (IS_Q8) { // bytes 0 and 1 of both positions, then bytes 2 and 3
-                const uint32_t u = d_attn_word_at(r.row[2 * i] + at) ^ 0x80808080u, v = d_attn_word_at(r.row[2 * i + 1] + at) ^ 0x80808080u;
-                x[i][0] = __byte_perm(u, v, 0x5140);
-                x[i][1] = __byte_perm(u, v, 0x7362);
+            uint32_t x[4];
+            if (IS_Q8) { // bytes of both positions next to each other
+                const uint32_t first = d_attn_word_at(v.row[2 * i] + at) ^ 0x80808080u, second = d_attn_word_at(v.row[2 * i + 1] + at) ^ 0x80808080u;
+                uint32_t low[2], high[2];
+                d_attn_bytes(low, __byte_perm(first, second, 0x5140));
+                d_attn_bytes(high, __byte_perm(first, second, 0x7362));
+                x[0] = low[0], x[1] = low[1], x[2] = high[0], x[3] = high[1];
             } else {
-                x[i][0] = d_attn_u16(r.row[2 * i] + at) | d_attn_u16(r.row[2 * i + 1] + at) << 16;
+                d_attn_nibbles(x, d_attn_u16(v.row[2 * i] + at) | d_attn_u16(v.row[2 * i + 1] + at) << 16);
             }
+            UNROLL for (int k = 0; k < 4; ++k) { b[k][i] = d_half2_bits(__hmul2(d_half2_of(x[k]), d_half2_of(v.scales[n][i]))); }
         }
         UNROLL for (int k = 0; k < 4; ++k) {
-            uint32_t b[2];
-            UNROLL for (int i = 0; i < 2; ++i) {
-                const __half2 q = IS_Q8 ? d_attn_codes(__byte_perm(x[i][k / 2], 0, k % 2 == 0 ? 0x4140 : 0x4342), 128.0f)
-                                        : d_attn_codes(x[i][0] >> 4 * k & 0x000f000fu, 8.0f);
-                b[i] = d_half2_bits(__hmul2(q, d[i])) & keep[i];
-            }
-            UNROLL for (int mt = 0; mt < MT; ++mt) { d_mma_words<true>(o[mt][4 * n + k], w[mt], b); }
+            UNROLL for (int mt = 0; mt < MT; ++mt) { d_mma_words<true>(o[mt][4 * n + k], w[mt], b[k]); }
         }
     }
 }
@@ -19713,37 +19732,39 @@ static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_at
     return ((int64_t) b.s * a.n_tokens + d_attn_token(a, b, row)) * a.n_heads + d_attn_head(a, b, row);
 }
 
+// Four elements of a row of q, as floats.
+static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char * x, int d) {
+    if (a.is_wide_q) { return *(const float4 *) (x + 4 * d); }
+    float v[4];
+    UNROLL for (int i = 0; i < 4; ++i) { v[i] = d_load(a.p.q.type, x + (d + i) * (int64_t) a.p.q.nb[0]); }
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, int place, float x, float y) {
+    const bool is_bf16 = a.k.kind == ATTN_BF16;
+    NO_UNROLL for (int part = 0; part < a.q_parts; ++part) {
+        *(uint32_t *) (row + part * a.q_bytes + 2 * place) = is_bf16 ? d_bf16_pair(x, y) : d_two_halfs(x, y);
+        x -= is_bf16 ? d_attn_rounded<true>(x) : d_attn_rounded<false>(x);
+        y -= is_bf16 ? d_attn_rounded<true>(y) : d_attn_rounded<false>(y);
+    }
+}
 // Row `row` of the block into shared memory; a warp takes it. Returns the exponent that was taken out.
 static inline __device__ int d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int row) {
-    const int lane = (int) threadIdx.x % 32, n = 16 * a.n_steps, dk = (int) a.p.q.ne[0];
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps;
+    const bool is_row = row < b.n_rows;
+    const char * x = is_row ? d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s) : nullptr;
     q += row * a.q_stride;
-    if (row >= b.n_rows) {
-        for (int i = lane; i < n / 2; i += 32) {
-            for (int part = 0; part < a.q_parts; ++part) { ((uint32_t *) (q + part * a.q_bytes))[i] = 0; }
-        }
-        return 0;
-    }
-    const char * x = d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s);
-    const int nb0 = (int) a.p.q.nb[0];
     float max = 0.0f;
-    if (a.k.kind != ATTN_BF16) {
-        UNROLL_4 for (int d = lane; d < dk; d += 32) { max = fmaxf(max, fabsf(d_load(a.p.q.type, x + d * nb0))); }
+    NO_UNROLL for (int d = 4 * lane; d < dk && is_row && a.k.kind != ATTN_BF16; d += 128) {
+        const float4 v = d_attn_q_quad(a, x, d);
+        max = fmaxf(fmaxf(max, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
     }
     const int exponent = d_half_exponent(d_warp_reduce<d_max_op>(max));
-    UNROLL_4 for (int i = lane; i < n; i += 32) {
-        const int d = d_attn_k_element(a.k.kind, i);
-        float v = d < dk ? d_load(a.p.q.type, x + d * nb0) : 0.0f;
-        v = exponent != 0 ? ldexpf(v, -exponent) : v;
-        for (int part = 0; part < a.q_parts; ++part) {
-            uint16_t * to = (uint16_t *) (q + part * a.q_bytes) + i;
-            if (a.k.kind == ATTN_BF16) {
-                *to = (uint16_t) d_bf16_pair(v, 0.0f);
-                v -= d_attn_rounded<true>(v);
-            } else {
-                *to = (uint16_t) d_two_halfs(v, 0.0f);
-                v -= d_attn_rounded<false>(v);
-            }
-        }
+    NO_UNROLL for (int d = 4 * lane; d < end; d += 128) {
+        float4 v = is_row && d < dk ? d_attn_q_quad(a, x, d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (exponent != 0) { v = make_float4(ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent)); }
+        const bool is_mixed = a.k.kind == ATTN_Q4_0;
+        d_attn_put_pair(a, q, d_attn_q_place(a.k.kind, d, 0), v.x, is_mixed ? v.z : v.y);
+        d_attn_put_pair(a, q, d_attn_q_place(a.k.kind, d, 1), is_mixed ? v.y : v.z, v.w);
     }
     return exponent;
 }
@@ -19769,6 +19790,11 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
     }
 }
 
+static NO_INLINE __device__ float d_attn_tanh(float x) { return tanhf(x); }
+static NO_INLINE __device__ float d_attn_any_bias(const d_attn_mma & a, const char * mask, int j) {
+    return d_load(a.p.mask.type, mask + (int64_t) j * (int64_t) a.p.mask.nb[0]);
+}
+
 // Biases of positions j and j + 1, -inf: not seen.
 static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, const char * mask, bool is_row, int j) {
     const int n_kv = a.n_kv;
@@ -19780,7 +19806,7 @@ static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, co
     }
     UNROLL for (int e = 0; e < 2; ++e) {
         const bool is_in = is_row && j + e < n_kv;
-        bias[e] = !is_in ? -INFINITY : mask != nullptr ? d_load(a.p.mask.type, mask + (int64_t) (j + e) * (int64_t) a.p.mask.nb[0]) : 0.0f;
+        bias[e] = !is_in ? -INFINITY : mask != nullptr ? d_attn_any_bias(a, mask, j + e) : 0.0f;
     }
 }
 
@@ -19863,7 +19889,7 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
     if (a.cap != 0.0f) {
         UNROLL for (int mt = 0; mt < MT; ++mt) {
             UNROLL for (int i = 0; i < 2 * NP; ++i) {
-                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] = a.cap * tanhf(s[mt][i][e]); }
+                UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] = a.cap * d_attn_tanh(s[mt][i][e]); }
             }
         }
     }
@@ -19899,13 +19925,14 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
             } else {
                 const bool is_q8 = a.v.kind == ATTN_Q8_0;
                 const int n_blocks = a.dv / 32;
-                const d_attn_code_rows r(rows, a.v, (uintptr_t) v_head, a.p.v.nb[1], j0 + 16 * np);
-                const bool is_large = d_attn_has_large(r, n_blocks, is_q8 ? 34 : 18, is_q8 ? 0x5fffu : 0x6fffu); // 511.75, 8188
+                d_attn_v_codes<DT> codes;
+                const bool is_large = codes.load(rows, a.v, (uintptr_t) v_head, a.p.v.nb[1], j0 + 16 * np, n_blocks, is_q8 ? 34 : 18, keep);
+                if (is_large) { codes.shrink(); }
                 d_attn_weights<false>(w, s, np, is_large ? 256.0f : 1.0f);
                 if (is_q8) {
-                    d_attn_values_of_codes<true>(st.o, w, r, n_blocks, keep, is_large);
+                    d_attn_values_of_codes<true>(st.o, w, codes, n_blocks);
                 } else {
-                    d_attn_values_of_codes<false>(st.o, w, r, n_blocks, keep, is_large);
+                    d_attn_values_of_codes<false>(st.o, w, codes, n_blocks);
                 }
             }
         }
@@ -19921,42 +19948,8 @@ static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_arg
     return shrink / (sum * shrink + exp2f(sink - top));
 }
 
-// Adds the states of the warps of a block, by halves; the first warp has the result.
-template <int DT, int MT> static inline __device__ void d_attn_merge(d_attn_state<DT, MT> & st, float4 * shared) {
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n = MT * (DT + 1);
-    for (int n_left = (int) blockDim.x / 64; n_left > 0; n_left /= 2) {
-        __syncthreads();
-        float4 * place = shared + (warp % n_left) * n * 32 + lane;
-        if (warp >= n_left && warp < 2 * n_left) {
-            UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int j = 0; j < DT; ++j) { place[(mt * (DT + 1) + j) * 32] = make_float4(st.o[mt][j][0], st.o[mt][j][1], st.o[mt][j][2], st.o[mt][j][3]); }
-                place[(mt * (DT + 1) + DT) * 32] = make_float4(st.max[mt][0], st.max[mt][1], st.sum[mt][0], st.sum[mt][1]);
-            }
-        }
-        __syncthreads();
-        if (warp < n_left) {
-            UNROLL for (int mt = 0; mt < MT; ++mt) {
-                const float4 other = place[(mt * (DT + 1) + DT) * 32];
-                const float max[2] = { other.x, other.y }, sum[2] = { other.z, other.w };
-                float own[2], its[2];
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    const float top = fmaxf(st.max[mt][r], max[r]), base = top == -INFINITY ? 0.0f : top;
-                    own[r] = d_exp2(st.max[mt][r] - base);
-                    its[r] = d_exp2(max[r] - base);
-                    st.sum[mt][r] = st.sum[mt][r] * own[r] + sum[r] * its[r];
-                    st.max[mt][r] = top;
-                }
-                UNROLL for (int j = 0; j < DT; ++j) {
-                    const float4 v = place[(mt * (DT + 1) + j) * 32];
-                    const float x[4] = { v.x, v.y, v.z, v.w };
-                    UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] = st.o[mt][j][e] * own[e / 2] + x[e] * its[e / 2]; }
-                }
-            }
-        }
-    }
-}
-
-template <int DT, int MT>
+// Writes columns of tiles j0, j0 + step, ... of this lane's rows: y is the result, or partial ones with their sums.
+template <int DT, int MT, bool HAS_CODES>
 static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, dv = a.dv;
     const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
@@ -19967,16 +19960,76 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
             const int64_t out = d_attn_out_row(a, b, row);
             float * y = a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
             const float scale = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[mt][r], st.sum[mt][r]) : 1.0f;
-            if (a.parts != nullptr && t == 0) {
-                float * sums = a.part_sums + (split * n_rows + out) * 2;
-                sums[0] = st.max[mt][r];
-                sums[1] = st.sum[mt][r];
-            }
+            if (a.parts != nullptr && t == 0) { ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[mt][r], st.sum[mt][r]); }
             UNROLL for (int j = 0; j < DT; ++j) {
-                UNROLL for (int e = 0; e < 2; ++e) {
-                    if (8 * j < dv) { y[d_attn_v_element(a.v.kind, j, 2 * t + e)] = st.o[mt][j][2 * r + e] * scale; }
+                if (8 * j < dv) {
+                    const float x = st.o[mt][j][2 * r] * scale, z = st.o[mt][j][2 * r + 1] * scale;
+                    if (HAS_CODES) {
+                        y[d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t)] = x;
+                        y[d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t + 1)] = z;
+                    } else {
+                        *(float2 *) (y + 8 * j + 2 * t) = make_float2(x, z);
+                    }
                 }
             }
+        }
+    }
+}
+
+// The same of the sum over all warps of a block, each of which adds and writes every n_warps-th tile.
+template <int DT, int MT, bool HAS_CODES>
+static inline __device__ void d_attn_store_sum(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int split, float4 * shared) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4, dv = a.dv;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    float4 * states = shared + n_warps * MT * 32; // first the maxima and sums of each warp
+    __syncthreads(); // the rings are no longer read
+    UNROLL for (int mt = 0; mt < MT; ++mt) { shared[(warp * MT + mt) * 32 + lane] = make_float4(st.max[mt][0], st.max[mt][1], st.sum[mt][0], st.sum[mt][1]); }
+    __syncthreads();
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        float max[2] = { -INFINITY, -INFINITY }, factor[2];
+        for (int w = 0; w < n_warps; ++w) {
+            const float4 x = shared[(w * MT + mt) * 32 + lane];
+            max[0] = fmaxf(max[0], x.x);
+            max[1] = fmaxf(max[1], x.y);
+        }
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const float base = max[r] == -INFINITY ? 0.0f : max[r];
+            factor[r] = d_exp2(st.max[mt][r] - base);
+            st.max[mt][r] = max[r];
+            st.sum[mt][r] = 0.0f;
+            for (int w = 0; w < n_warps; ++w) {
+                const float4 x = shared[(w * MT + mt) * 32 + lane];
+                st.sum[mt][r] += d_exp2((r == 0 ? x.x : x.y) - base) * (r == 0 ? x.z : x.w);
+            }
+        }
+        UNROLL for (int j = 0; j < DT; ++j) {
+            const float * o = st.o[mt][j];
+            states[((warp * MT + mt) * DT + j) * 32 + lane] = make_float4(o[0] * factor[0], o[1] * factor[0], o[2] * factor[1], o[3] * factor[1]);
+        }
+    }
+    __syncthreads();
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        float * y[2];
+        float scale[2];
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int row = 16 * mt + 8 * r + g;
+            const bool is_row = row < b.n_rows;
+            const int64_t out = d_attn_out_row(a, b, row);
+            y[r] = !is_row ? nullptr : a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
+            scale[r] = is_row && a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[mt][r], st.sum[mt][r]) : 1.0f;
+            if (is_row && a.parts != nullptr && t == 0 && warp == 0) {
+                ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[mt][r], st.sum[mt][r]);
+            }
+        }
+        NO_UNROLL for (int j = warp; 8 * j < dv; j += n_warps) {
+            float4 x = states[(mt * DT + j) * 32 + lane];
+            NO_UNROLL for (int w = 1; w < n_warps; ++w) {
+                const float4 z = states[((w * MT + mt) * DT + j) * 32 + lane];
+                x.x += z.x, x.y += z.y, x.z += z.z, x.w += z.w;
+            }
+            const int d0 = d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t), d1 = d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t + 1);
+            if (y[0] != nullptr) { y[0][d0] = x.x * scale[0], y[0][d1] = x.y * scale[0]; }
+            if (y[1] != nullptr) { y[1][d0] = x.z * scale[1], y[1][d1] = x.w * scale[1]; }
         }
     }
 }
@@ -20081,8 +20134,11 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
                 st.sum[mt][r] += __shfl_xor_sync(0xffffffffu, st.sum[mt][r], 2);
             }
         }
-        if (!IS_ROWS) { d_attn_merge(st, (float4 *) (shared + a.q_parts * a.q_bytes)); }
-        if (IS_ROWS || warp == 0) { d_attn_store(st, a, b, row0, split); }
+        if (IS_ROWS) {
+            d_attn_store<DT, MT, HAS_CODES>(st, a, b, row0, split);
+        } else {
+            d_attn_store_sum<DT, MT, HAS_CODES>(st, a, b, split, (float4 *) (shared + a.q_parts * a.q_bytes));
+        }
         __syncthreads(); // shared memory is the next item's
     }
 }
@@ -20181,6 +20237,8 @@ static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces:
     s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 31) / 32 * 2;
     s.stride = 16 * (s.n_pieces | 1);
     s.tile_bytes = 16 * s.stride;
+    s.shift = 0;
+    while (1 << s.shift < s.n_pieces && s.shift < 5) { ++s.shift; }
     return s;
 }
 
@@ -20211,12 +20269,12 @@ static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int 
     a.w_parts = p.prec == GCUDA_PREC_F32 ? 2 : 1;
 }
 
-// Shared memory of a block with so many stages: q, then the rings, whose place the states of half of the warps take in the end.
+// Shared memory of a block with so many stages: q, then the rings, whose place the states of the warps take in the end.
 static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tiles16, int dt, int n_stages) {
     const size_t stage = (size_t) n_tiles16 * (size_t) (a.k.tile_bytes + (a.is_v_in_k ? 0 : a.v.tile_bytes));
     const bool is_split = n_tiles16 == 1;
     const size_t rings = (is_split ? (size_t) w.n_warps : 1) * (size_t) n_stages * stage;
-    const size_t states = is_split ? (size_t) (w.n_warps / 2) * (size_t) (w.mt * (dt + 1)) * 32 * sizeof(float4) : 0;
+    const size_t states = is_split ? (size_t) w.n_warps * (size_t) (w.mt * (dt + 1)) * 32 * sizeof(float4) : 0;
     return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 512; // 512: matrices are read as far as a kernel has tiles
 }
 
@@ -20320,6 +20378,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.n_words = (a.n_tiles + 31) / 32;
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
     a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
+    a.is_wide_q = p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
     a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
     a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
