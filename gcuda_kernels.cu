@@ -991,6 +991,64 @@ static inline __device__ void d_matrices(uint32_t * v, const char * row) {
 #endif
 }
 
+// The same at a place in shared memory, and with each matrix transposed.
+static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
+#if D_ASYNC_COPIES
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(row)
+                 : "memory");
+#else
+    d_matrices(v, row);
+#endif
+}
+static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
+#if D_ASYNC_COPIES
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(row)
+                 : "memory");
+#elif defined(GCUDAI_SIM)
+    sim_ldmatrix<4, true>(v, row);
+#else
+    const int lane = (int) threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i) {
+        v[i] = 0;
+        for (int e = 0; e < 2; ++e) {
+            const unsigned long long at = __shfl_sync(0xffffffffu, (unsigned long long) (uintptr_t) row, 8 * i + lane % 4 * 2 + e);
+            v[i] |= (uint32_t) *(const uint16_t *) ((const char *) (uintptr_t) at + lane / 4 * 2) << 16 * e;
+        }
+    }
+#endif
+}
+static inline __device__ uint32_t d_shared_u16(d_shared_at at) {
+#if D_ASYNC_COPIES
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+    return v;
+#else
+    return *(const uint16_t *) at;
+#endif
+}
+// The compiler forgets how the place was computed, and does not compute it anew for each access.
+static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
+#if D_ASYNC_COPIES
+    asm volatile("" : "+r"(at));
+#endif
+    return at;
+}
+
+// (a & mask) | bits in one instruction: a compiler that knows both as constants takes two.
+static inline __device__ uint32_t d_and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+#ifdef __CUDACC__
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+#else
+    return (a & mask) | bits;
+#endif
+}
+
 // The same by shuffles, of one half of the depth, for code that was not compiled for tensor cores.
 static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -19235,7 +19293,7 @@ struct d_attn_mma {
     int n_tiles, n_words, n_class_blocks;
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
-    int is_v_in_k, is_wide_mask, is_wide_q;
+    int is_v_in_k, is_wide_mask, is_wide_q, is_behind;
     float scale, cap;      // cap 0: none
 };
 
@@ -19306,17 +19364,16 @@ struct d_attn_block {
     int n_rows;         // that exist
     int class0, class1; // blocks of tokens
     int n_planes;       // of the mask that heads of the group have
+    const uint2 * classes; // of the first plane and block of tokens
 };
 
 // Tiles 32 word .. 32 word + 31: x: some row of the block sees some of it; y: all rows see all of it, without bias.
-static NO_INLINE __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+static inline __device__ uint2 d_attn_word_without_classes(const d_attn_mma & a, int word) {
+    const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
+    return make_uint2(n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1, n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1);
+}
+static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
-    if (a.classes == nullptr) {
-        const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
-        all.x = n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1;
-        all.y = n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1;
-        return all;
-    }
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
         const int plane = plane0 + d_remainder(b.head0 + i, a.n_mask_heads);
@@ -19328,22 +19385,23 @@ static NO_INLINE __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn
     }
     return all;
 }
+static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return a.classes == nullptr                             ? d_attn_word_without_classes(a, word)
+           : b.n_planes == 1 && b.class0 == b.class1 ? b.classes[word]
+                                                            : d_attn_word_of_several(a, b, word);
+}
 
 // Goes over the visible tiles of a block. All lanes of a warp do the same.
 struct d_attn_walk {
     int word, rank; // of the next tile: its word, its number among the visible ones
     uint32_t seen, full;
 
-    inline __device__ void load(const d_attn_mma & a, const d_attn_block & b) {
-        const uint2 w = d_attn_word(a, b, word);
-        seen = w.x;
-        full = w.y;
-    }
     inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
         while (true) {
             while (seen == 0) {
-                ++word;
-                load(a, b);
+                const uint2 w = d_attn_word(a, b, ++word);
+                seen = w.x;
+                full = w.y;
             }
             if (rank == number) { return; }
             seen &= seen - 1;
@@ -19360,22 +19418,25 @@ struct d_attn_walk {
     }
     // Goes to the first tile of a split; returns their number.
     inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
-        const int lane = (int) threadIdx.x % 32;
         if (a.classes == nullptr) { // all are visible
             rank = first_of(a.n_tiles, a, split);
             word = rank / 32;
-            load(a, b);
-            seen &= 0xffffffffu << rank % 32;
+            const uint2 w = d_attn_word_without_classes(a, word);
+            seen = w.x & 0xffffffffu << rank % 32;
+            full = w.y;
             return first_of(a.n_tiles, a, split + 1) - rank;
         }
-        int total = 0;
-        for (int w = lane; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
+        const int lane = (int) threadIdx.x % 32;
+        const uint2 none = { 0, 0 };
+        uint2 own = lane < a.n_words ? d_attn_word(a, b, lane) : none;
+        int total = __popc(own.x);
+        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
         const int first = first_of(total, a, split), n = first_of(total, a, split + 1) - first;
         rank = 0;
-        for (int w0 = 0; n > 0; w0 += 32) {
-            const int own = w0 + lane < a.n_words ? __popc(d_attn_word(a, b, w0 + lane).x) : 0;
-            int upto = own; // and all lanes before
+        NO_UNROLL for (int w0 = 0; n > 0; w0 += 32) {
+            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word(a, b, w0 + lane) : none; }
+            int upto = __popc(own.x); // and all lanes before
             for (int k = 1; k < 32; k *= 2) {
                 const int v = __shfl_up_sync(0xffffffffu, upto, k);
                 upto += lane >= k ? v : 0;
@@ -19383,9 +19444,10 @@ struct d_attn_walk {
             const uint32_t beyond = __ballot_sync(0xffffffffu, rank + upto > first);
             if (beyond != 0) {
                 const int at = __ffs((int) beyond) - 1;
-                rank += __shfl_sync(0xffffffffu, upto - own, at);
+                rank += __shfl_sync(0xffffffffu, upto - __popc(own.x), at);
                 word = w0 + at;
-                load(a, b);
+                seen = __shfl_sync(0xffffffffu, own.x, at);
+                full = __shfl_sync(0xffffffffu, own.y, at);
                 go_to(a, b, first);
                 break;
             }
@@ -19398,7 +19460,7 @@ struct d_attn_walk {
 // ---- k and v in shared memory ----
 // Copies ROWS positions from j0 to shared memory, by STEP threads. A row begins there as far after a multiple of 16 as it does in memory
 // (d_attn_skew). After the row and after the last position there are zeros.
-static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * head, size_t nb1, int n_kv, char * to, int j0, int n_rows,
+static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0, int n_rows,
     int thread, int step) {
     const char * x = head + j0 * (int64_t) nb1; // rows of a tile are less than 2 GiB apart
     const int n_in = n_kv - j0 < n_rows ? n_kv - j0 : n_rows;
@@ -19406,17 +19468,17 @@ static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * h
         const int row = i / s.n_pieces, piece = i - row * s.n_pieces, at = row * (int) nb1, skew = ((int) (uintptr_t) x + at) & 15;
         int n = row < n_in ? skew + s.row_bytes - 16 * piece : 0;
         n = n < 0 ? 0 : n > 16 ? 16 : n;
-        d_copy_16(to + row * s.stride + 16 * piece, n > 0 ? x + at - skew + 16 * piece : head - ((uintptr_t) head & 15), n);
+        d_copy_16_to(to + row * s.stride + 16 * piece, n > 0 ? x + at - skew + 16 * piece : head - ((uintptr_t) head & 15), n);
     }
 }
 // The same of codes, where a position follows: the last piece of a row is read as a whole, which stays within the tensor. Lanes divide
 // rows into 2^shift pieces, of which some are none.
-static inline __device__ void d_attn_fetch_codes(const d_attn_side & s, const char * head, size_t nb1, char * to, int j0, int lane) {
+static inline __device__ void d_attn_fetch_codes(const d_attn_side & s, const char * head, size_t nb1, d_shared_at to, int j0, int lane) {
     const int row0 = lane >> s.shift, piece = lane - (row0 << s.shift), row_step = 32 >> s.shift, end = 16 * piece - s.row_bytes;
     const char * from = head + (j0 + row0) * (int64_t) nb1;
     const int64_t from_step = row_step * (int64_t) nb1;
     const int to_step = row_step * s.stride;
-    d_shared_at at = d_shared_at_of(to + row0 * s.stride + 16 * piece);
+    d_shared_at at = to + row0 * s.stride + 16 * piece;
     UNROLL_4 for (int row = row0; row < 16; row += row_step, from += from_step, at += to_step) {
         if (piece < s.n_pieces && ((int) (uintptr_t) from & 15) > end) {
             d_copy_16_or_zero(at, (const char *) ((uintptr_t) from & ~(uintptr_t) 15) + 16 * piece, true);
@@ -19425,17 +19487,17 @@ static inline __device__ void d_attn_fetch_codes(const d_attn_side & s, const ch
 }
 // The same of rows at multiples of 16 bytes and of as many bytes, in PIECES pieces.
 template <int PIECES, int ROWS, int STEP>
-static inline __device__ void d_attn_fetch_even(const d_attn_side & s, const char * head, size_t nb1, int n_kv, char * to, int j0, int thread) {
-    constexpr int row_step = STEP / PIECES;
+static inline __device__ void d_attn_fetch_even(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0, int thread) {
+    constexpr int row_step = STEP / PIECES, stride = 16 * (PIECES + 1);
     static_assert(STEP % PIECES == 0 && ROWS % row_step == 0, "whole rows at a time");
     const int row0 = thread / PIECES, piece = thread % PIECES, n_in = 16 * piece < s.row_bytes ? n_kv - j0 - row0 : 0;
     const char * from = head + (j0 + row0) * (int64_t) nb1 + 16 * piece;
     const int64_t from_step = row_step * (int64_t) nb1;
-    d_shared_at at = d_shared_at_of(to + row0 * s.stride + 16 * piece);
-    UNROLL for (int row = 0; row < ROWS; row += row_step, from += from_step) { d_copy_16_or_zero(at + row * s.stride, from, row < n_in); }
+    const d_shared_at at = to + row0 * stride + 16 * piece;
+    UNROLL for (int row = 0; row < ROWS; row += row_step, from += from_step) { d_copy_16_or_zero(at + row * stride, from, row < n_in); }
 }
 template <int PIECES, int ROWS, int STEP, bool HAS_CODES>
-static inline __device__ void d_attn_fetch_tile(const d_attn_side & s, const gcuda_array & x, const char * head, int n_kv, char * to, int j0, int thread) {
+static inline __device__ void d_attn_fetch_tile(const d_attn_side & s, const gcuda_array & x, const char * head, int n_kv, d_shared_at to, int j0, int thread) {
     if constexpr (PIECES == 0) {
         d_attn_fetch(s, head, x.nb[1], n_kv, to, j0, ROWS, thread, STEP);
     } else if (HAS_CODES && s.kind >= ATTN_Q8_0) {
@@ -19460,31 +19522,14 @@ static inline __device__ void d_attn_copies_wait(int n) {
     }
 }
 
-static inline __device__ uint32_t d_attn_u16(const char * p) { return *(const uint16_t *) p; }
-static inline __device__ uint32_t d_attn_word_at(const char * p) { return d_attn_u16(p) | d_attn_u16(p + 2) << 16; } // at even bytes
-static inline __device__ float d_attn_half_at(const char * p) { return __half2float(*(const __half *) p); }
+static inline __device__ uint32_t d_attn_pair_at(d_shared_at low, d_shared_at high) { return __byte_perm(d_shared_u16(low), d_shared_u16(high), 0x5410); }
+static inline __device__ uint32_t d_attn_word_at(d_shared_at p) { return d_attn_pair_at(p, p + 2); } // at even bytes
+static inline __device__ float d_attn_half_at(d_shared_at p) { return d_low(d_shared_u16(p)); }
 // Bytes from the multiple of 16 before row j to the row. j counts from a multiple of 16.
-static inline __device__ int d_attn_skew(uintptr_t head, size_t nb1, int j) { return (int) ((unsigned) head + (unsigned) nb1 * (unsigned) j) & 15; }
-
-// Matrices of 8 x 8 from shared memory as d_matrices, each transposed.
-static inline __device__ void d_matrices_transposed(uint32_t * v, const char * row) {
-#if defined(GCUDAI_SIM)
-    sim_ldmatrix<4, true>(v, row);
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"((uint32_t) __cvta_generic_to_shared(row))
-                 : "memory");
-#else
-    const int lane = (int) threadIdx.x % 32;
-    for (int i = 0; i < 4; ++i) {
-        v[i] = 0;
-        for (int e = 0; e < 2; ++e) {
-            const unsigned long long at = __shfl_sync(0xffffffffu, (unsigned long long) (uintptr_t) row, 8 * i + lane % 4 * 2 + e);
-            v[i] |= (uint32_t) *(const uint16_t *) ((const char *) (uintptr_t) at + lane / 4 * 2) << 16 * e;
-        }
-    }
-#endif
+static inline __device__ int d_attn_skew(const char * head, size_t nb1, int j) { return (int) ((unsigned) (uintptr_t) head + (unsigned) nb1 * (unsigned) j) & 15; }
+// Offset of the row in a tile of 16 positions.
+static inline __device__ uint32_t d_attn_row_at(const d_attn_side & s, const char * head, size_t nb1, int j) {
+    return (uint32_t) (j * s.stride + d_attn_skew(head, nb1, j));
 }
 
 template <bool IS_BF16> static inline __device__ void d_attn_mma_16(float * c, const uint32_t * a, const uint32_t * b) {
@@ -19529,25 +19574,25 @@ template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind
 // ---- scores ----
 // Rows of q in shared memory, as matrices: where this lane reads for step 0.
 struct d_attn_q {
-    const char * rows;
+    d_shared_at rows;
     int stride, part_bytes, n_parts, n_steps;
-
-    inline __device__ void load(uint32_t * a, int part, int mt, int step) const {
-        d_matrices(a, rows + part * part_bytes + mt * 16 * stride + step * 32);
-    }
 };
 
 // KT: steps of 16 elements of a row; 0: q.n_steps.
+template <int KT> static inline __device__ void d_attn_q_load(uint32_t * a, const d_attn_q & q, int part, int mt, int step) {
+    d_matrices_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
+}
+
 template <bool IS_BF16, int KT, int MT, int NP>
-static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, int stride) {
-    const int lane = (int) threadIdx.x % 32;
+static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, d_shared_at k, int any_stride) {
+    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 32 * KT + 16 : any_stride;
     k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
     float odd[MT][2 * NP][4] = {}; // of every other step, so that products need not wait for each other
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
             uint32_t a[MT][4], b[NP][4];
-            UNROLL for (int np = 0; np < NP; ++np) { d_matrices(b[np], k + np * 16 * stride + step * 32); }
-            UNROLL for (int mt = 0; mt < MT; ++mt) { q.load(a[mt], part, mt, step); }
+            UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(b[np], k + np * 16 * stride + step * 32); }
+            UNROLL for (int mt = 0; mt < MT; ++mt) { d_attn_q_load<KT>(a[mt], q, part, mt, step); }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
                 UNROLL for (int i = 0; i < 2 * NP; ++i) {
                     d_attn_mma_16<IS_BF16>(KT > 0 && MT * NP == 1 && step % 2 == 1 ? odd[mt][i] : s[mt][i], a[mt], b[i / 2] + 2 * (i % 2));
@@ -19562,14 +19607,31 @@ static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_a
     }
 }
 
+// Where a lane finds codes and scales in a tile of 16 positions, as pairs of 16-bit offsets: codes of k of positions g and g + 8, scales
+// of k of positions 2t, 2t + 1 and 2t + 8, 2t + 9 (g = lane / 4, t = lane % 4), and rows of v of the same.
+struct d_attn_places {
+    uint32_t k_codes, k_scales[2], v_rows[2];
+
+    static inline __device__ uint32_t pair(uint32_t low, uint32_t high) { return low | high << 16; }
+    inline __device__ void set(const d_attn_mma & a, const char * k_head, const char * v_head) {
+        const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4, code = 2 + (a.k.kind == ATTN_Q8_0 ? 8 : 4) * t;
+        k_codes = pair(d_attn_row_at(a.k, k_head, a.p.k.nb[1], g) + code, d_attn_row_at(a.k, k_head, a.p.k.nb[1], g + 8) + code);
+        for (int i = 0; i < 2; ++i) {
+            const int j = 2 * t + 8 * i;
+            k_scales[i] = pair(d_attn_row_at(a.k, k_head, a.p.k.nb[1], j), d_attn_row_at(a.k, k_head, a.p.k.nb[1], j + 1));
+            v_rows[i] = pair(d_attn_row_at(a.v, v_head, a.p.v.nb[1], j), d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1));
+        }
+    }
+};
+
 // Four pairs of nibbles of a word as halfs, minus 8: bits 0 to 3 of both halves, then the next four. Exact: 1024 + 16 q and more is a half.
 static inline __device__ void d_attn_nibbles(uint32_t (&b)[4], uint32_t w) {
     const __half2 low = __float2half2_rn(1032.0f), part = __float2half2_rn(1.0f / 16.0f), high = __float2half2_rn(-72.0f);
-    const uint32_t v = w >> 8;
-    b[0] = d_half2_bits(__hsub2(d_half2_of((w & 0x000f000fu) | 0x64006400u), low));
-    b[1] = d_half2_bits(__hfma2(d_half2_of((w & 0x00f000f0u) | 0x64006400u), part, high));
-    b[2] = d_half2_bits(__hsub2(d_half2_of((v & 0x000f000fu) | 0x64006400u), low));
-    b[3] = d_half2_bits(__hfma2(d_half2_of((v & 0x00f000f0u) | 0x64006400u), part, high));
+    const uint32_t v = w >> 8, bits = 0x64006400u;
+    b[0] = d_half2_bits(__hsub2(d_half2_of(d_and_or(w, 0x000f000fu, bits)), low));
+    b[1] = d_half2_bits(__hfma2(d_half2_of(d_and_or(w, 0x00f000f0u, bits)), part, high));
+    b[2] = d_half2_bits(__hsub2(d_half2_of(d_and_or(v, 0x000f000fu, bits)), low));
+    b[3] = d_half2_bits(__hfma2(d_half2_of(d_and_or(v, 0x00f000f0u, bits)), part, high));
 }
 // Bytes 0 and 1, 2 and 3 of a word as halfs; their top bits have been flipped.
 static inline __device__ void d_attn_bytes(uint32_t (&b)[2], uint32_t w) {
@@ -19579,7 +19641,7 @@ static inline __device__ void d_attn_bytes(uint32_t (&b)[2], uint32_t w) {
 }
 
 // Eight codes of a position, for two steps of a product.
-template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], const char * p) {
+template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], d_shared_at p) {
     if (IS_Q8) {
         d_attn_bytes(b[0], d_attn_word_at(p) ^ 0x80808080u);
         d_attn_bytes(b[1], d_attn_word_at(p + 4) ^ 0x80808080u);
@@ -19590,25 +19652,22 @@ template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)
     }
 }
 
-// Of codes: 32 elements, two steps, at a time. Codes are those of position lane / 4, scales those of the result's columns.
-template <bool IS_Q8, int KT, int MT, int NP>
-static inline __device__ void d_attn_scores_of_codes(float (&s)[MT][2 * NP][4], const d_attn_q & q, const char * k, const d_attn_side & side,
-    uintptr_t head, size_t nb1, int j0) {
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, block_bytes = IS_Q8 ? 34 : 18, n_blocks = q.n_steps / 2;
-    const char * codes[2 * NP], * scales[2 * NP][2];
-    UNROLL for (int i = 0; i < 2 * NP; ++i) {
-        const int j = 8 * i + g, j1 = 8 * i + 2 * t;
-        codes[i] = k + j * side.stride + d_attn_skew(head, nb1, j0 + j) + 2 + (IS_Q8 ? 8 : 4) * t;
-        UNROLL for (int e = 0; e < 2; ++e) { scales[i][e] = k + (j1 + e) * side.stride + d_attn_skew(head, nb1, j0 + j1 + e); }
-    }
+// Of codes, 16 positions: 32 elements, two steps, at a time.
+template <bool IS_Q8, int KT, int MT>
+static inline __device__ void d_attn_scores_of_codes(float (&s)[MT][2][4], const d_attn_q & q, d_shared_at k, const d_attn_places & at) {
+    constexpr int block_bytes = IS_Q8 ? 34 : 18;
+    const int n_blocks = q.n_steps / 2;
+    const d_shared_at codes[2] = { k + (at.k_codes & 0xffffu), k + (at.k_codes >> 16) };
+    const d_shared_at scales[2][2] = { { k + (at.k_scales[0] & 0xffffu), k + (at.k_scales[0] >> 16) },
+                                       { k + (at.k_scales[1] & 0xffffu), k + (at.k_scales[1] >> 16) } };
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int n = 0; n < (KT > 0 ? KT / 2 : n_blocks); ++n) {
             if (KT > 0 && n >= n_blocks) { continue; }
             uint32_t a[MT][2][4];
             UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int step = 0; step < 2; ++step) { q.load(a[mt][step], part, mt, 2 * n + step); }
+                UNROLL for (int step = 0; step < 2; ++step) { d_attn_q_load<KT>(a[mt][step], q, part, mt, 2 * n + step); }
             }
-            UNROLL for (int i = 0; i < 2 * NP; ++i) {
+            UNROLL for (int i = 0; i < 2; ++i) {
                 uint32_t b[2][2];
                 d_attn_k_codes<IS_Q8>(b, codes[i] + n * block_bytes);
                 const float d[2] = { d_attn_half_at(scales[i][0] + n * block_bytes), d_attn_half_at(scales[i][1] + n * block_bytes) };
@@ -19643,13 +19702,13 @@ template <bool IS_BF16, int MT, int NT> static inline __device__ void d_attn_kee
 }
 
 // keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
-template <bool IS_BF16, int DT, int MT>
-static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const char * v, int stride, const uint32_t (&keep)[2]) {
-    const int lane = (int) threadIdx.x % 32;
+template <bool IS_BF16, int KT, int DT, int MT>
+static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], d_shared_at v, int any_stride, const uint32_t (&keep)[2]) {
+    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 16 * (DT + 1) : any_stride;
     v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
     UNROLL for (int j = 0; j < DT; j += 2) {
         uint32_t b[4];
-        d_matrices_transposed(b, v + j * 16);
+        d_matrices_transposed_at(b, v + j * 16);
         UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
         UNROLL for (int mt = 0; mt < MT; ++mt) {
             d_attn_mma_16<IS_BF16>(o[mt][j], w[mt], b);
@@ -19660,22 +19719,17 @@ static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_
 
 // Codes of v: rows of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9, and the scales of these pairs.
 template <int DT> struct d_attn_v_codes {
-    const char * row[4];
+    d_shared_at row[4];
     uint32_t scales[DT / 4][2]; // of what no row sees: 0
 
     // Whether a value may lie beyond F16: scales of 512 and more, or no numbers.
-    inline __device__ bool load(const char * v, const d_attn_side & side, uintptr_t head, size_t nb1, int j0, int n_blocks, int block_bytes,
-        const uint32_t (&keep)[2]) {
-        const int t = (int) threadIdx.x % 4;
+    inline __device__ bool load(d_shared_at v, const d_attn_places & at, int n_blocks, int block_bytes, const uint32_t (&keep)[2]) {
         uint32_t large = 0;
-        UNROLL for (int i = 0; i < 4; ++i) {
-            const int j = 2 * t + i % 2 + i / 2 * 8;
-            row[i] = v + j * side.stride + d_attn_skew(head, nb1, j0 + j);
-        }
+        UNROLL for (int i = 0; i < 4; ++i) { row[i] = v + (at.v_rows[i / 2] >> i % 2 * 16 & 0xffffu); }
         UNROLL for (int n = 0; n < DT / 4; ++n) {
             UNROLL for (int i = 0; i < 2; ++i) {
-                const int at = n < n_blocks ? n * block_bytes : 0;
-                scales[n][i] = (d_attn_u16(row[2 * i] + at) | d_attn_u16(row[2 * i + 1] + at) << 16) & keep[i];
+                const int place = n < n_blocks ? n * block_bytes : 0;
+                scales[n][i] = d_attn_pair_at(row[2 * i] + place, row[2 * i + 1] + place) & keep[i];
                 large |= scales[n][i] & scales[n][i] << 1; // bit 14: exponents of 2^9 and more
             }
         }
@@ -19691,21 +19745,22 @@ template <int DT> struct d_attn_v_codes {
 
 template <bool IS_Q8, int DT, int MT>
 static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const d_attn_v_codes<DT> & v, int n_blocks) {
-    const int g = (int) threadIdx.x % 32 / 4, block_bytes = IS_Q8 ? 34 : 18;
+    constexpr int block_bytes = IS_Q8 ? 34 : 18;
+    const int own = 2 + (IS_Q8 ? 4 : 2) * ((int) threadIdx.x % 32 / 4);
+    const d_shared_at row[4] = { v.row[0] + own, v.row[1] + own, v.row[2] + own, v.row[3] + own };
     UNROLL for (int n = 0; n < DT / 4; ++n) {
         if (n >= n_blocks) { continue; }
         uint32_t b[4][2];
         UNROLL for (int i = 0; i < 2; ++i) {
-            const int at = n * block_bytes + 2 + (IS_Q8 ? 4 : 2) * g;
             uint32_t x[4];
             if (IS_Q8) { // bytes of both positions next to each other
-                const uint32_t first = d_attn_word_at(v.row[2 * i] + at) ^ 0x80808080u, second = d_attn_word_at(v.row[2 * i + 1] + at) ^ 0x80808080u;
+                const uint32_t first = d_attn_word_at(row[2 * i] + n * block_bytes) ^ 0x80808080u, second = d_attn_word_at(row[2 * i + 1] + n * block_bytes) ^ 0x80808080u;
                 uint32_t low[2], high[2];
                 d_attn_bytes(low, __byte_perm(first, second, 0x5140));
                 d_attn_bytes(high, __byte_perm(first, second, 0x7362));
                 x[0] = low[0], x[1] = low[1], x[2] = high[0], x[3] = high[1];
             } else {
-                d_attn_nibbles(x, d_attn_u16(v.row[2 * i] + at) | d_attn_u16(v.row[2 * i + 1] + at) << 16);
+                d_attn_nibbles(x, d_attn_pair_at(row[2 * i] + n * block_bytes, row[2 * i + 1] + n * block_bytes));
             }
             UNROLL for (int k = 0; k < 4; ++k) { b[k][i] = d_half2_bits(__hmul2(d_half2_of(x[k]), d_half2_of(v.scales[n][i]))); }
         }
@@ -19747,26 +19802,35 @@ static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, 
         y -= is_bf16 ? d_attn_rounded<true>(y) : d_attn_rounded<false>(y);
     }
 }
-// Row `row` of the block into shared memory; a warp takes it. Returns the exponent that was taken out.
-static inline __device__ int d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int row) {
-    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps;
-    const bool is_row = row < b.n_rows;
-    const char * x = is_row ? d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s) : nullptr;
-    q += row * a.q_stride;
-    float max = 0.0f;
-    NO_UNROLL for (int d = 4 * lane; d < dk && is_row && a.k.kind != ATTN_BF16; d += 128) {
-        const float4 v = d_attn_q_quad(a, x, d);
-        max = fmaxf(fmaxf(max, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
+// Rows of q into shared memory, a warp a row, and the exponents that were taken out.
+static NO_INLINE __device__ void d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * shared, int * exponents, int block_rows) {
+    const int lane = (int) threadIdx.x % 32, n_warps = (int) blockDim.x / 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps, kind = a.k.kind;
+    NO_UNROLL for (int row = (int) threadIdx.x / 32; row < block_rows; row += n_warps) {
+        char * to = shared + row * a.q_stride;
+        if (row >= b.n_rows) {
+            NO_UNROLL for (int i = lane; i < a.q_parts * end / 2; i += 32) {
+                ((uint32_t *) (i < end / 2 ? to : to + a.q_bytes))[i < end / 2 ? i : i - end / 2] = 0;
+            }
+            if (lane == 0) { exponents[row] = 0; }
+            continue;
+        }
+        const char * x = d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s);
+        const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 v = 4 * lane < dk ? d_attn_q_quad(a, x, 4 * lane) : none;
+        float max = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        NO_UNROLL for (int d = 4 * lane + 128; d < dk; d += 128) {
+            const float4 w = d_attn_q_quad(a, x, d);
+            max = fmaxf(fmaxf(max, fmaxf(fabsf(w.x), fabsf(w.y))), fmaxf(fabsf(w.z), fabsf(w.w)));
+        }
+        const int exponent = kind == ATTN_BF16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
+        NO_UNROLL for (int d = 4 * lane; d < end; d += 128) {
+            if (d >= 128) { v = d < dk ? d_attn_q_quad(a, x, d) : none; }
+            if (exponent != 0) { v = make_float4(ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent)); }
+            d_attn_put_pair(a, to, d_attn_q_place(kind, d, 0), v.x, kind == ATTN_Q4_0 ? v.z : v.y);
+            d_attn_put_pair(a, to, d_attn_q_place(kind, d, 1), kind == ATTN_Q4_0 ? v.y : v.z, v.w);
+        }
+        if (lane == 0) { exponents[row] = exponent; }
     }
-    const int exponent = d_half_exponent(d_warp_reduce<d_max_op>(max));
-    NO_UNROLL for (int d = 4 * lane; d < end; d += 128) {
-        float4 v = is_row && d < dk ? d_attn_q_quad(a, x, d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (exponent != 0) { v = make_float4(ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent)); }
-        const bool is_mixed = a.k.kind == ATTN_Q4_0;
-        d_attn_put_pair(a, q, d_attn_q_place(a.k.kind, d, 0), v.x, is_mixed ? v.z : v.y);
-        d_attn_put_pair(a, q, d_attn_q_place(a.k.kind, d, 1), is_mixed ? v.y : v.z, v.w);
-    }
-    return exponent;
 }
 
 template <int DT, int MT>
@@ -19779,7 +19843,7 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
             const int head = d_attn_head(a, b, row), token = d_attn_token(a, b, row);
             st.max[mt][i] = -INFINITY;
             st.sum[mt][i] = 0.0f;
-            st.unit[mt][i] = is_row ? ldexpf(a.scale, exponents[row]) : 0.0f;
+            st.unit[mt][i] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
             st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
             st.is_row[mt][i] = is_row;
             st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, d_remainder(head, a.n_mask_heads), d_remainder(b.s, a.n_mask_seqs)) : nullptr;
@@ -19864,8 +19928,8 @@ static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s
 
 // 16 NP positions from j0, whose rows of k and v are in shared memory.
 template <int KT, int DT, int MT, int NP, bool HAS_CODES>
-static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_q & q, const char * k, const char * v,
-    const char * k_head, const char * v_head, int j0, bool is_full) {
+static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_q & q, d_shared_at k, d_shared_at v,
+    const d_attn_places & places, int j0, bool is_full) {
     float s[MT][2 * NP][4] = {}, bias[MT][2 * NP][4];
     uint32_t seen = 0xffffffffu;
     if (!is_full) {
@@ -19876,10 +19940,13 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
         d_attn_scores<false, KT, MT, NP>(s, q, k, a.k.stride);
     } else if (a.k.kind == ATTN_BF16) {
         d_attn_scores<true, KT, MT, NP>(s, q, k, a.k.stride);
-    } else if (HAS_CODES && a.k.kind == ATTN_Q8_0) {
-        d_attn_scores_of_codes<true, KT, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0);
-    } else if (HAS_CODES) {
-        d_attn_scores_of_codes<false, KT, MT, NP>(s, q, k, a.k, (uintptr_t) k_head, a.p.k.nb[1], j0);
+    } else if constexpr (HAS_CODES) {
+        static_assert(NP == 1, "16 positions");
+        if (a.k.kind == ATTN_Q8_0) {
+            d_attn_scores_of_codes<true, KT>(s, q, k, places);
+        } else {
+            d_attn_scores_of_codes<false, KT>(s, q, k, places);
+        }
     }
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int i = 0; i < 2 * NP; ++i) {
@@ -19910,23 +19977,23 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
             const uint32_t bits = seen >> (4 * np + 2 * i);
             keep[i] = (bits & 1 ? 0x0000ffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
         }
-        const char * rows = v + np * a.v.tile_bytes;
+        const d_shared_at rows = v + np * a.v.tile_bytes;
         NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
             if (a.v.kind == ATTN_BF16) {
                 if (part > 0) { d_attn_keep_rest<true>(s, np); }
                 d_attn_weights<true>(w, s, np, 1.0f);
-                d_attn_values<true>(st.o, w, rows, a.v.stride, keep);
+                d_attn_values<true, KT>(st.o, w, rows, a.v.stride, keep);
                 continue;
             }
             if (part > 0) { d_attn_keep_rest<false>(s, np); }
             if (!HAS_CODES || a.v.kind == ATTN_F16) {
                 d_attn_weights<false>(w, s, np, 1.0f);
-                d_attn_values<false>(st.o, w, rows, a.v.stride, keep);
+                d_attn_values<false, KT>(st.o, w, rows, a.v.stride, keep);
             } else {
                 const bool is_q8 = a.v.kind == ATTN_Q8_0;
                 const int n_blocks = a.dv / 32;
                 d_attn_v_codes<DT> codes;
-                const bool is_large = codes.load(rows, a.v, (uintptr_t) v_head, a.p.v.nb[1], j0 + 16 * np, n_blocks, is_q8 ? 34 : 18, keep);
+                const bool is_large = codes.load(rows, places, n_blocks, is_q8 ? 34 : 18, keep);
                 if (is_large) { codes.shrink(); }
                 d_attn_weights<false>(w, s, np, is_large ? 256.0f : 1.0f);
                 if (is_q8) {
@@ -19981,26 +20048,24 @@ template <int DT, int MT, bool HAS_CODES>
 static inline __device__ void d_attn_store_sum(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int split, float4 * shared) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4, dv = a.dv;
     const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
-    float4 * states = shared + n_warps * MT * 32; // first the maxima and sums of each warp
+    float4 * states = shared + 8 * MT * 32; // first the maxima and sums of each warp
     __syncthreads(); // the rings are no longer read
     UNROLL for (int mt = 0; mt < MT; ++mt) { shared[(warp * MT + mt) * 32 + lane] = make_float4(st.max[mt][0], st.max[mt][1], st.sum[mt][0], st.sum[mt][1]); }
     __syncthreads();
     UNROLL for (int mt = 0; mt < MT; ++mt) {
-        float max[2] = { -INFINITY, -INFINITY }, factor[2];
-        for (int w = 0; w < n_warps; ++w) {
-            const float4 x = shared[(w * MT + mt) * 32 + lane];
-            max[0] = fmaxf(max[0], x.x);
-            max[1] = fmaxf(max[1], x.y);
+        const float own[2] = { st.max[mt][0], st.max[mt][1] };
+        float4 x[8];
+        UNROLL for (int w = 0; w < 8; ++w) {
+            x[w] = w < n_warps ? shared[(w * MT + mt) * 32 + lane] : make_float4(-INFINITY, -INFINITY, 0.0f, 0.0f);
+            st.max[mt][0] = fmaxf(st.max[mt][0], x[w].x);
+            st.max[mt][1] = fmaxf(st.max[mt][1], x[w].y);
         }
+        float factor[2], sum[2] = { 0.0f, 0.0f };
         UNROLL for (int r = 0; r < 2; ++r) {
-            const float base = max[r] == -INFINITY ? 0.0f : max[r];
-            factor[r] = d_exp2(st.max[mt][r] - base);
-            st.max[mt][r] = max[r];
-            st.sum[mt][r] = 0.0f;
-            for (int w = 0; w < n_warps; ++w) {
-                const float4 x = shared[(w * MT + mt) * 32 + lane];
-                st.sum[mt][r] += d_exp2((r == 0 ? x.x : x.y) - base) * (r == 0 ? x.z : x.w);
-            }
+            const float base = st.max[mt][r] == -INFINITY ? 0.0f : st.max[mt][r];
+            factor[r] = d_exp2(own[r] - base);
+            UNROLL for (int w = 0; w < 8; ++w) { sum[r] += d_exp2((r == 0 ? x[w].x : x[w].y) - base) * (r == 0 ? x[w].z : x[w].w); }
+            st.sum[mt][r] = sum[r];
         }
         UNROLL for (int j = 0; j < DT; ++j) {
             const float * o = st.o[mt][j];
@@ -20022,10 +20087,12 @@ static inline __device__ void d_attn_store_sum(d_attn_state<DT, MT> & st, const 
             }
         }
         NO_UNROLL for (int j = warp; 8 * j < dv; j += n_warps) {
-            float4 x = states[(mt * DT + j) * 32 + lane];
-            NO_UNROLL for (int w = 1; w < n_warps; ++w) {
-                const float4 z = states[((w * MT + mt) * DT + j) * 32 + lane];
-                x.x += z.x, x.y += z.y, x.z += z.z, x.w += z.w;
+            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            UNROLL for (int w = 0; w < 8; ++w) {
+                if (w < n_warps) {
+                    const float4 z = states[((w * MT + mt) * DT + j) * 32 + lane];
+                    x.x += z.x, x.y += z.y, x.z += z.z, x.w += z.w;
+                }
             }
             const int d0 = d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t), d1 = d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t + 1);
             if (y[0] != nullptr) { y[0][d0] = x.x * scale[0], y[0][d1] = x.y * scale[0]; }
@@ -20047,6 +20114,8 @@ static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int 
     b.class0 = d_divide(b.row0, a.group) / ATTN_CLASS_TOKENS;
     b.class1 = d_divide(b.row0 + b.n_rows - 1, a.group) / ATTN_CLASS_TOKENS;
     b.n_planes = (int) (a.n_mask_heads.n < a.group.n ? a.n_mask_heads.n : a.group.n);
+    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(b.head0, a.n_mask_heads);
+    b.classes = a.classes + ((int64_t) plane * a.n_class_blocks + b.class0) * a.n_words;
     return b;
 }
 
@@ -20063,20 +20132,28 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     constexpr int copied_rows = IS_ROWS ? ATTN_TILE : 16, copying = IS_ROWS ? d_attn_threads<HAS_CODES> : 32; // positions of a stage; threads that copy it
     const int thread = IS_ROWS ? (int) threadIdx.x : lane, k_bytes = copied_rows / 16 * a.k.tile_bytes;
     const int stage_bytes = k_bytes + (a.is_v_in_k ? 0 : copied_rows / 16 * a.v.tile_bytes);
-    char * ring = shared + a.q_parts * a.q_bytes + (IS_ROWS ? 0 : warp * a.n_stages * stage_bytes);
+    const d_shared_at base = d_shared_opaque(d_shared_at_of(shared));
+    const d_shared_at ring = base + a.q_parts * a.q_bytes + (IS_ROWS ? 0 : warp * a.n_stages * stage_bytes);
     d_attn_q q;
-    q.rows = shared + (row0 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
+    q.rows = base + (row0 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
     q.stride = a.q_stride;
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    d_take_turn();
+    bool has_waited = !a.is_behind; // after the launch that finds the classes: what came before that one is over
+    if (has_waited) { d_take_turn(); }
     const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, block_rows, split);
         const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
         const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
+        if (!has_waited) { d_attn_put_q(a, b, shared, exponents, block_rows); }
+        const bool has_q = !has_waited;
+        if (!has_waited) { d_take_turn(); }
+        has_waited = true;
+        d_attn_places places;
+        if (HAS_CODES) { places.set(a, k_head, v_head); }
         d_attn_walk walk;
         const int n_tiles = walk.begin(a, b, split), first = walk.rank;
         // of this warp, or of the block: tiles, or quarters of tiles dealt to the warps in turn
@@ -20087,7 +20164,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             if (next < n_quarters) {
                 walk.go_to(a, b, first + next / 4);
                 const int j0 = walk.tile() * ATTN_TILE + next % 4 * 16;
-                char * to = ring + stage * stage_bytes;
+                const d_shared_at to = ring + stage * stage_bytes;
                 d_attn_fetch_tile<2 * KT, copied_rows, copying, HAS_CODES>(a.k, a.p.k, k_head, a.n_kv, to, j0, thread);
                 if (!a.is_v_in_k) {
                     d_attn_fetch_tile<KT == 0 ? 0 : DT, copied_rows, copying, HAS_CODES>(a.v, a.p.v, v_head, a.n_kv, to + k_bytes, j0, thread);
@@ -20099,10 +20176,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             d_copies_commit();
         };
         NO_UNROLL for (int s = 0; s < a.n_stages - 1; ++s) { issue(); }
-        for (int row = warp; row < block_rows; row += n_warps) {
-            const int exponent = d_attn_put_q(a, b, shared, row);
-            if (lane == 0) { exponents[row] = exponent; }
-        }
+        if (!has_q) { d_attn_put_q(a, b, shared, exponents, block_rows); }
         __syncthreads();
         d_attn_state<DT, MT> st;
         d_attn_begin(st, a, b, row0, exponents);
@@ -20116,15 +20190,15 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             }
             const int code = __shfl_sync(0xffffffffu, held, at);
             issue();
-            const char * k = ring + at * stage_bytes, * v = a.is_v_in_k ? k : k + k_bytes;
+            const d_shared_at k = ring + at * stage_bytes, v = a.is_v_in_k ? k : k + k_bytes;
             at = at + 1 == a.n_stages ? 0 : at + 1;
             const bool is_full = code % 2 != 0;
             if (IS_ROWS) {
                 NO_UNROLL for (int c = 0; c < ATTN_TILE / 16; c += NP) {
-                    d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, k_head, v_head, (code / 2 + c) * 16, is_full);
+                    d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, places, (code / 2 + c) * 16, is_full);
                 }
             } else {
-                d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k, v, k_head, v_head, code / 2 * 16, is_full);
+                d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k, v, places, code / 2 * 16, is_full);
             }
         }
         d_copies_wait<0>();
@@ -20143,8 +20217,8 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     }
 }
 
-// Adds the splits of a row: a block has 128 elements of it, a lane four, and a warp every fourth group of 8 splits; then the warps are
-// added in order. Every warp finds the largest score and the sum of weights for itself.
+// Adds the splits of a row: a block has 128 elements of it, a lane four, a warp every fourth split; then the warps are added in order. Every
+// warp finds the largest score and the sum of weights for itself, while the first eight of its splits arrive.
 static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     __shared__ float4 shares[4][32];
     d_take_turn();
@@ -20153,21 +20227,32 @@ static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT 
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
         const int row = n_chunks == 1 ? item : item / n_chunks, d = (item - row * n_chunks) * 128 + 4 * lane;
         const float2 * sums = (const float2 *) a.part_sums + row;
-        float max = -INFINITY, sum = 0.0f;
-        for (int s = lane; s < n_splits; s += 32) { max = fmaxf(max, sums[(int64_t) s * n_rows].x); }
-        max = d_warp_reduce<d_max_op>(max);
-        const float base = max == -INFINITY ? 0.0f : max;
-        for (int s = lane; s < n_splits; s += 32) { sum += d_exp2(sums[(int64_t) s * n_rows].x - base) * sums[(int64_t) s * n_rows].y; }
-        sum = d_warp_reduce<d_sum_op>(sum);
+        const float * parts = a.parts + (int64_t) row * a.dv + d;
+        const int64_t step = (int64_t) n_rows * a.dv;
+        float max = -INFINITY, sum = 0.0f, base = 0.0f;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (int s0 = 8 * warp; s0 < n_splits; s0 += 32) {
-            const int mine = s0 + lane;
-            const float own = lane < 8 && mine < n_splits ? d_exp2(sums[(int64_t) mine * n_rows].x - base) : 0.0f;
+        NO_UNROLL for (int s0 = warp; s0 == warp || s0 < n_splits; s0 += 32) {
+            float4 x[8];
+            float top[8];
             UNROLL for (int k = 0; k < 8; ++k) {
-                const float w = __shfl_sync(0xffffffffu, own, k);
-                if (w != 0.0f && d < a.dv) { // a split without positions has written nothing
-                    const float4 x = *(const float4 *) (a.parts + ((int64_t) (s0 + k) * n_rows + row) * a.dv + d);
-                    v.x += w * x.x, v.y += w * x.y, v.z += w * x.z, v.w += w * x.w;
+                const int s = s0 + 4 * k;
+                top[k] = s < n_splits ? sums[(int64_t) s * n_rows].x : -INFINITY;
+                x[k] = s < n_splits && d < a.dv ? *(const float4 *) (parts + s * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+            if (s0 == warp) {
+                const float2 own = lane < n_splits ? sums[(int64_t) lane * n_rows] : make_float2(-INFINITY, 0.0f);
+                max = own.x;
+                NO_UNROLL for (int s = lane + 32; s < n_splits; s += 32) { max = fmaxf(max, sums[(int64_t) s * n_rows].x); }
+                max = d_warp_reduce<d_max_op>(max);
+                base = max == -INFINITY ? 0.0f : max;
+                sum = d_exp2(own.x - base) * own.y;
+                NO_UNROLL for (int s = lane + 32; s < n_splits; s += 32) { sum += d_exp2(sums[(int64_t) s * n_rows].x - base) * sums[(int64_t) s * n_rows].y; }
+                sum = d_warp_reduce<d_sum_op>(sum);
+            }
+            UNROLL for (int k = 0; k < 8; ++k) {
+                const float w = d_exp2(top[k] - base);
+                if (w != 0.0f) { // a split without positions has written nothing
+                    v.x += w * x[k].x, v.y += w * x[k].y, v.z += w * x[k].z, v.w += w * x[k].w;
                 }
             }
         }
@@ -20274,7 +20359,7 @@ static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tile
     const size_t stage = (size_t) n_tiles16 * (size_t) (a.k.tile_bytes + (a.is_v_in_k ? 0 : a.v.tile_bytes));
     const bool is_split = n_tiles16 == 1;
     const size_t rings = (is_split ? (size_t) w.n_warps : 1) * (size_t) n_stages * stage;
-    const size_t states = is_split ? (size_t) w.n_warps * (size_t) (w.mt * (dt + 1)) * 32 * sizeof(float4) : 0;
+    const size_t states = is_split ? (size_t) (w.n_warps * dt + 8) * (size_t) w.mt * 32 * sizeof(float4) : 0;
     return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 512; // 512: matrices are read as far as a kernel has tiles
 }
 
@@ -20465,6 +20550,7 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
         const gcuda_status st = launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, args->mask, classes, args->q.ne[1], x.a.n_words, x.a.n_class_blocks);
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
         x.a.classes = classes;
+        x.a.is_behind = 1;
     }
     if (x.n_splits > 1) {
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
