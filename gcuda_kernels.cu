@@ -1010,6 +1010,11 @@ static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at
                  : "memory");
 #elif defined(GCUDAI_SIM)
     sim_ldmatrix<4, true>(v, row);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((uint32_t) __cvta_generic_to_shared(row))
+                 : "memory");
 #else
     const int lane = (int) threadIdx.x % 32;
     for (int i = 0; i < 4; ++i) {
@@ -1036,6 +1041,19 @@ static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
     asm volatile("" : "+r"(at));
 #endif
     return at;
+}
+
+// Of an 8 x 8 matrix of halfs whose pair (row lane / 4, columns 2 (lane % 4)) is given, the same pair of the transposed matrix.
+static inline __device__ uint32_t d_transposed(uint32_t pair) {
+#if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+    uint32_t d;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(pair));
+    return d;
+#else
+    const int lane = (int) threadIdx.x % 32, from = lane % 4 * 8 + lane / 8; // rows 2 (lane % 4) and the next, column lane / 4
+    const uint32_t x = __shfl_sync(0xffffffffu, pair, from), y = __shfl_sync(0xffffffffu, pair, from + 4);
+    return lane / 4 % 2 == 0 ? (x & 0xffffu) | y << 16 : x >> 16 | (y & 0xffff0000u);
+#endif
 }
 
 // (a & mask) | bits in one instruction: a compiler that knows both as constants takes two.
@@ -19571,215 +19589,7 @@ template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind
     return kind == ATTN_Q8_0 ? first + 4 * c + i : kind == ATTN_Q4_0 ? first + 16 * (i % 2) + 2 * c + i / 2 : 8 * j + c;
 }
 
-// ---- scores ----
-// Rows of q in shared memory, as matrices: where this lane reads for step 0.
-struct d_attn_q {
-    d_shared_at rows;
-    int stride, part_bytes, n_parts, n_steps;
-};
-
-// KT: steps of 16 elements of a row; 0: q.n_steps.
-template <int KT> static inline __device__ void d_attn_q_load(uint32_t * a, const d_attn_q & q, int part, int mt, int step) {
-    d_matrices_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
-}
-
-template <bool IS_BF16, int KT, int MT, int NP>
-static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, d_shared_at k, int any_stride) {
-    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 32 * KT + 16 : any_stride;
-    k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
-    float odd[MT][2 * NP][4] = {}; // of every other step, so that products need not wait for each other
-    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
-        UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
-            uint32_t a[MT][4], b[NP][4];
-            UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(b[np], k + np * 16 * stride + step * 32); }
-            UNROLL for (int mt = 0; mt < MT; ++mt) { d_attn_q_load<KT>(a[mt], q, part, mt, step); }
-            UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int i = 0; i < 2 * NP; ++i) {
-                    d_attn_mma_16<IS_BF16>(KT > 0 && MT * NP == 1 && step % 2 == 1 ? odd[mt][i] : s[mt][i], a[mt], b[i / 2] + 2 * (i % 2));
-                }
-            }
-        }
-    }
-    if (KT > 0 && MT * NP == 1) {
-        UNROLL for (int i = 0; i < 2 * NP; ++i) {
-            UNROLL for (int e = 0; e < 4; ++e) { s[0][i][e] += odd[0][i][e]; }
-        }
-    }
-}
-
-// Where a lane finds codes and scales in a tile of 16 positions, as pairs of 16-bit offsets: codes of k of positions g and g + 8, scales
-// of k of positions 2t, 2t + 1 and 2t + 8, 2t + 9 (g = lane / 4, t = lane % 4), and rows of v of the same.
-struct d_attn_places {
-    uint32_t k_codes, k_scales[2], v_rows[2];
-
-    static inline __device__ uint32_t pair(uint32_t low, uint32_t high) { return low | high << 16; }
-    inline __device__ void set(const d_attn_mma & a, const char * k_head, const char * v_head) {
-        const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4, code = 2 + (a.k.kind == ATTN_Q8_0 ? 8 : 4) * t;
-        k_codes = pair(d_attn_row_at(a.k, k_head, a.p.k.nb[1], g) + code, d_attn_row_at(a.k, k_head, a.p.k.nb[1], g + 8) + code);
-        for (int i = 0; i < 2; ++i) {
-            const int j = 2 * t + 8 * i;
-            k_scales[i] = pair(d_attn_row_at(a.k, k_head, a.p.k.nb[1], j), d_attn_row_at(a.k, k_head, a.p.k.nb[1], j + 1));
-            v_rows[i] = pair(d_attn_row_at(a.v, v_head, a.p.v.nb[1], j), d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1));
-        }
-    }
-};
-
-// Four pairs of nibbles of a word as halfs, minus 8: bits 0 to 3 of both halves, then the next four. Exact: 1024 + 16 q and more is a half.
-static inline __device__ void d_attn_nibbles(uint32_t (&b)[4], uint32_t w) {
-    const __half2 low = __float2half2_rn(1032.0f), part = __float2half2_rn(1.0f / 16.0f), high = __float2half2_rn(-72.0f);
-    const uint32_t v = w >> 8, bits = 0x64006400u;
-    b[0] = d_half2_bits(__hsub2(d_half2_of(d_and_or(w, 0x000f000fu, bits)), low));
-    b[1] = d_half2_bits(__hfma2(d_half2_of(d_and_or(w, 0x00f000f0u, bits)), part, high));
-    b[2] = d_half2_bits(__hsub2(d_half2_of(d_and_or(v, 0x000f000fu, bits)), low));
-    b[3] = d_half2_bits(__hfma2(d_half2_of(d_and_or(v, 0x00f000f0u, bits)), part, high));
-}
-// Bytes 0 and 1, 2 and 3 of a word as halfs; their top bits have been flipped.
-static inline __device__ void d_attn_bytes(uint32_t (&b)[2], uint32_t w) {
-    const __half2 zero = __float2half2_rn(1152.0f);
-    b[0] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4140)), zero));
-    b[1] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4342)), zero));
-}
-
-// Eight codes of a position, for two steps of a product.
-template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], d_shared_at p) {
-    if (IS_Q8) {
-        d_attn_bytes(b[0], d_attn_word_at(p) ^ 0x80808080u);
-        d_attn_bytes(b[1], d_attn_word_at(p + 4) ^ 0x80808080u);
-    } else {
-        uint32_t x[4];
-        d_attn_nibbles(x, d_attn_word_at(p));
-        b[0][0] = x[0], b[1][0] = x[1], b[0][1] = x[2], b[1][1] = x[3];
-    }
-}
-
-// Of codes, 16 positions: 32 elements, two steps, at a time.
-template <bool IS_Q8, int KT, int MT>
-static inline __device__ void d_attn_scores_of_codes(float (&s)[MT][2][4], const d_attn_q & q, d_shared_at k, const d_attn_places & at) {
-    constexpr int block_bytes = IS_Q8 ? 34 : 18;
-    const int n_blocks = q.n_steps / 2;
-    const d_shared_at codes[2] = { k + (at.k_codes & 0xffffu), k + (at.k_codes >> 16) };
-    const d_shared_at scales[2][2] = { { k + (at.k_scales[0] & 0xffffu), k + (at.k_scales[0] >> 16) },
-                                       { k + (at.k_scales[1] & 0xffffu), k + (at.k_scales[1] >> 16) } };
-    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
-        UNROLL for (int n = 0; n < (KT > 0 ? KT / 2 : n_blocks); ++n) {
-            if (KT > 0 && n >= n_blocks) { continue; }
-            uint32_t a[MT][2][4];
-            UNROLL for (int mt = 0; mt < MT; ++mt) {
-                UNROLL for (int step = 0; step < 2; ++step) { d_attn_q_load<KT>(a[mt][step], q, part, mt, 2 * n + step); }
-            }
-            UNROLL for (int i = 0; i < 2; ++i) {
-                uint32_t b[2][2];
-                d_attn_k_codes<IS_Q8>(b, codes[i] + n * block_bytes);
-                const float d[2] = { d_attn_half_at(scales[i][0] + n * block_bytes), d_attn_half_at(scales[i][1] + n * block_bytes) };
-                UNROLL for (int mt = 0; mt < MT; ++mt) {
-                    float c[4] = {};
-                    UNROLL for (int step = 0; step < 2; ++step) { d_mma_words<true>(c, a[mt][step], b[step]); }
-                    UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] += c[e] * d[e % 2]; }
-                }
-            }
-        }
-    }
-}
-
-// ---- values ----
-// Weights of 16 positions, rounded, as rows of a product.
-template <bool IS_BF16, int MT, int NT>
-static inline __device__ void d_attn_weights(uint32_t (&w)[MT][4], const float (&s)[MT][NT][4], int np, float factor) {
-    UNROLL for (int mt = 0; mt < MT; ++mt) {
-        UNROLL for (int i = 0; i < 4; ++i) {
-            const float * x = s[mt][2 * np + i / 2] + i % 2 * 2;
-            w[mt][i] = d_attn_pair<IS_BF16>(x[0] * factor, x[1] * factor);
-        }
-    }
-}
-// What rounding left of them.
-template <bool IS_BF16, int MT, int NT> static inline __device__ void d_attn_keep_rest(float (&s)[MT][NT][4], int np) {
-    UNROLL for (int mt = 0; mt < MT; ++mt) {
-        UNROLL for (int i = 2 * np; i < 2 * np + 2; ++i) {
-            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] -= d_attn_rounded<IS_BF16>(s[mt][i][e]); }
-        }
-    }
-}
-
-// keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
-template <bool IS_BF16, int KT, int DT, int MT>
-static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], d_shared_at v, int any_stride, const uint32_t (&keep)[2]) {
-    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 16 * (DT + 1) : any_stride;
-    v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
-    UNROLL for (int j = 0; j < DT; j += 2) {
-        uint32_t b[4];
-        d_matrices_transposed_at(b, v + j * 16);
-        UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
-        UNROLL for (int mt = 0; mt < MT; ++mt) {
-            d_attn_mma_16<IS_BF16>(o[mt][j], w[mt], b);
-            d_attn_mma_16<IS_BF16>(o[mt][j + 1], w[mt], b + 2);
-        }
-    }
-}
-
-// Codes of v: rows of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9, and the scales of these pairs.
-template <int DT> struct d_attn_v_codes {
-    d_shared_at row[4];
-    uint32_t scales[DT / 4][2]; // of what no row sees: 0
-
-    // Whether a value may lie beyond F16: scales of 512 and more, or no numbers.
-    inline __device__ bool load(d_shared_at v, const d_attn_places & at, int n_blocks, int block_bytes, const uint32_t (&keep)[2]) {
-        uint32_t large = 0;
-        UNROLL for (int i = 0; i < 4; ++i) { row[i] = v + (at.v_rows[i / 2] >> i % 2 * 16 & 0xffffu); }
-        UNROLL for (int n = 0; n < DT / 4; ++n) {
-            UNROLL for (int i = 0; i < 2; ++i) {
-                const int place = n < n_blocks ? n * block_bytes : 0;
-                scales[n][i] = d_attn_pair_at(row[2 * i] + place, row[2 * i + 1] + place) & keep[i];
-                large |= scales[n][i] & scales[n][i] << 1; // bit 14: exponents of 2^9 and more
-            }
-        }
-        return __any_sync(0xffffffffu, (large & 0x40004000u) != 0) != 0;
-    }
-    inline __device__ void shrink() {
-        const __half2 factor = __float2half2_rn(1.0f / 256.0f);
-        UNROLL for (int n = 0; n < DT / 4; ++n) {
-            UNROLL for (int i = 0; i < 2; ++i) { scales[n][i] = d_half2_bits(__hmul2(d_half2_of(scales[n][i]), factor)); }
-        }
-    }
-};
-
-template <bool IS_Q8, int DT, int MT>
-static inline __device__ void d_attn_values_of_codes(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], const d_attn_v_codes<DT> & v, int n_blocks) {
-    constexpr int block_bytes = IS_Q8 ? 34 : 18;
-    const int own = 2 + (IS_Q8 ? 4 : 2) * ((int) threadIdx.x % 32 / 4);
-    const d_shared_at row[4] = { v.row[0] + own, v.row[1] + own, v.row[2] + own, v.row[3] + own };
-    UNROLL for (int n = 0; n < DT / 4; ++n) {
-        if (n >= n_blocks) { continue; }
-        uint32_t b[4][2];
-        UNROLL for (int i = 0; i < 2; ++i) {
-            uint32_t x[4];
-            if (IS_Q8) { // bytes of both positions next to each other
-                const uint32_t first = d_attn_word_at(row[2 * i] + n * block_bytes) ^ 0x80808080u, second = d_attn_word_at(row[2 * i + 1] + n * block_bytes) ^ 0x80808080u;
-                uint32_t low[2], high[2];
-                d_attn_bytes(low, __byte_perm(first, second, 0x5140));
-                d_attn_bytes(high, __byte_perm(first, second, 0x7362));
-                x[0] = low[0], x[1] = low[1], x[2] = high[0], x[3] = high[1];
-            } else {
-                d_attn_nibbles(x, d_attn_pair_at(row[2 * i] + n * block_bytes, row[2 * i + 1] + n * block_bytes));
-            }
-            UNROLL for (int k = 0; k < 4; ++k) { b[k][i] = d_half2_bits(__hmul2(d_half2_of(x[k]), d_half2_of(v.scales[n][i]))); }
-        }
-        UNROLL for (int k = 0; k < 4; ++k) {
-            UNROLL for (int mt = 0; mt < MT; ++mt) { d_mma_words<true>(o[mt][4 * n + k], w[mt], b[k]); }
-        }
-    }
-}
-
-// ---- the kernel ----
-// What a warp keeps of its 16 MT rows: lane l has rows l / 4 and l / 4 + 8 of each 16, and of a tile of 8 columns the columns
-// 2 (l % 4) and the next.
-template <int DT, int MT> struct d_attn_state {
-    float o[MT][DT][4], max[MT][2], sum[MT][2]; // values so far; largest score; this lane's share of the sum of weights
-    float unit[MT][2], slope[MT][2];            // what a product of q and k is multiplied with, and a bias
-    const char * mask[MT][2];                   // row of the mask; NULL: there is no such row, or no mask
-    bool is_row[MT][2];
-};
-
+// ---- rows of q and of the result ----
 static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + d_remainder(b.row0 + row, a.group); }
 static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return d_divide(b.row0 + row, a.group); }
 // Number of a row in the result, and among partial ones.
@@ -19833,6 +19643,579 @@ static NO_INLINE __device__ void d_attn_put_q(const d_attn_mma & a, const d_attn
     }
 }
 
+// What the sum of a row's weighted values is multiplied with. Nothing seen: 0, with a sink too.
+static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_args & p, int64_t head, float max, float sum) {
+    if (max == -INFINITY && sum == 0.0f) { return 0.0f; }
+    if (p.sinks.data == nullptr) { return 1.0f / sum; }
+    const float sink = ATTN_LOG2E * d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)), top = fmaxf(max, sink);
+    const float shrink = exp2f(max - top);
+    return shrink / (sum * shrink + exp2f(sink - top));
+}
+
+// Number `item` of blocks of rows, splits, groups and sequences. Rows run fastest, so that blocks that read the same k and v run together;
+// the last rows first, which see most under a causal mask.
+static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int item, int block_rows, int & split) {
+    d_attn_block b;
+    const int per_row_block = d_divide(item, a.n_row_blocks), unit = d_divide(per_row_block, a.n_splits);
+    b.row0 = ((int) a.n_row_blocks.n - 1 - d_remainder(item, a.n_row_blocks)) * block_rows;
+    split = d_remainder(per_row_block, a.n_splits);
+    b.head0 = d_remainder(unit, a.n_groups) * (int) a.group.n;
+    b.s = d_divide(unit, a.n_groups);
+    b.n_rows = a.n_queries - b.row0 < block_rows ? a.n_queries - b.row0 : block_rows;
+    b.class0 = d_divide(b.row0, a.group) / ATTN_CLASS_TOKENS;
+    b.class1 = d_divide(b.row0 + b.n_rows - 1, a.group) / ATTN_CLASS_TOKENS;
+    b.n_planes = (int) (a.n_mask_heads.n < a.group.n ? a.n_mask_heads.n : a.group.n);
+    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(b.head0, a.n_mask_heads);
+    b.classes = a.classes + ((int64_t) plane * a.n_class_blocks + b.class0) * a.n_words;
+    return b;
+}
+
+static NO_INLINE __device__ float d_attn_tanh(float x) { return tanhf(x); }
+static NO_INLINE __device__ float d_attn_any_bias(const d_attn_mma & a, const char * mask, int j) {
+    return d_load(a.p.mask.type, mask + (int64_t) j * (int64_t) a.p.mask.nb[0]);
+}
+
+// Rows of q in shared memory, as matrices: where this lane reads for step 0.
+struct d_attn_q {
+    d_shared_at rows;
+    int stride, part_bytes, n_parts, n_steps;
+};
+
+// ---- codes ----
+// Where a lane finds rows in a tile of 16 positions, as pairs of 16-bit offsets: k of positions g and g + 8, v of positions 2t, 2t + 1 and
+// 2t + 8, 2t + 9 (g = lane / 4, t = lane % 4).
+struct d_attn_places {
+    uint32_t k_rows, v_rows[2];
+
+    inline __device__ void set(const d_attn_mma & a, const char * k_head, const char * v_head) {
+        const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+        k_rows = d_attn_row_at(a.k, k_head, a.p.k.nb[1], g) | d_attn_row_at(a.k, k_head, a.p.k.nb[1], g + 8) << 16;
+        for (int i = 0; i < 2; ++i) {
+            const int j = 2 * t + 8 * i;
+            v_rows[i] = d_attn_row_at(a.v, v_head, a.p.v.nb[1], j) | d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1) << 16;
+        }
+    }
+};
+
+// Four pairs of nibbles of a word as halfs, minus 8: bits 0 to 3 of both halves, then the next four. Exact: 1024 + 16 q and more is a half.
+static inline __device__ void d_attn_nibbles(uint32_t (&b)[4], uint32_t w) {
+    const __half2 low = __float2half2_rn(1032.0f), part = __float2half2_rn(1.0f / 16.0f), high = __float2half2_rn(-72.0f);
+    const uint32_t v = w >> 8, bits = 0x64006400u;
+    b[0] = d_half2_bits(__hsub2(d_half2_of(d_and_or(w, 0x000f000fu, bits)), low));
+    b[1] = d_half2_bits(__hfma2(d_half2_of(d_and_or(w, 0x00f000f0u, bits)), part, high));
+    b[2] = d_half2_bits(__hsub2(d_half2_of(d_and_or(v, 0x000f000fu, bits)), low));
+    b[3] = d_half2_bits(__hfma2(d_half2_of(d_and_or(v, 0x00f000f0u, bits)), part, high));
+}
+// Bytes 0 and 1, 2 and 3 of a word as halfs; their top bits have been flipped.
+static inline __device__ void d_attn_bytes(uint32_t (&b)[2], uint32_t w) {
+    const __half2 zero = __float2half2_rn(1152.0f);
+    b[0] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4140)), zero));
+    b[1] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4342)), zero));
+}
+
+// Eight codes of a position, for two steps of a product.
+template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], d_shared_at p) {
+    if (IS_Q8) {
+        d_attn_bytes(b[0], d_attn_word_at(p) ^ 0x80808080u);
+        d_attn_bytes(b[1], d_attn_word_at(p + 4) ^ 0x80808080u);
+    } else {
+        uint32_t x[4];
+        d_attn_nibbles(x, d_attn_word_at(p));
+        b[0][0] = x[0], b[1][0] = x[1], b[0][1] = x[2], b[1][1] = x[3];
+    }
+}
+
+// Codes of v: rows of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9, and the scales of these pairs.
+template <int DT> struct d_attn_v_codes {
+    d_shared_at row[4];
+    uint32_t scales[DT / 4][2]; // of what no row sees: 0
+
+    // Whether a value may lie beyond F16: scales of 512 and more, or no numbers.
+    inline __device__ bool load(d_shared_at v, const d_attn_places & at, int n_blocks, int block_bytes, const uint32_t (&keep)[2]) {
+        uint32_t large = 0;
+        UNROLL for (int i = 0; i < 4; ++i) { row[i] = v + (at.v_rows[i / 2] >> i % 2 * 16 & 0xffffu); }
+        UNROLL for (int n = 0; n < DT / 4; ++n) {
+            UNROLL for (int i = 0; i < 2; ++i) {
+                const int place = n < n_blocks ? n * block_bytes : 0;
+                scales[n][i] = d_attn_pair_at(row[2 * i] + place, row[2 * i + 1] + place) & keep[i];
+                large |= scales[n][i] & scales[n][i] << 1; // bit 14: exponents of 2^9 and more
+            }
+        }
+        return __any_sync(0xffffffffu, (large & 0x40004000u) != 0) != 0;
+    }
+    inline __device__ void shrink() {
+        const __half2 factor = __float2half2_rn(1.0f / 256.0f);
+        UNROLL for (int n = 0; n < DT / 4; ++n) {
+            UNROLL for (int i = 0; i < 2; ++i) { scales[n][i] = d_half2_bits(__hmul2(d_half2_of(scales[n][i]), factor)); }
+        }
+    }
+};
+
+// ---- few rows: SPLIT ----
+// Keys and values are the left operand, 16 positions or elements at a time, rows the right one, eight at a time: lane l has positions
+// g = l / 4 and g + 8, or these elements, of rows 2t = 2 (l % 4) and 2t + 1. RT: eights of rows.
+template <int DT, int RT> struct d_attn_split_state {
+    float o[RT][DT / 2][4], max[RT][2], sum[RT][2]; // values so far; largest score; this lane's share of the sum of weights
+    float unit[RT][2], slope[RT][2];                // what a product of q and k is multiplied with, and a bias
+    int mask_row[RT][2];                            // -1: there is no such row
+};
+
+template <int DT, int RT>
+static inline __device__ void d_attn_split_begin(d_attn_split_state<DT, RT> & st, const d_attn_mma & a, const d_attn_block & b, const int * exponents) {
+    const int t = (int) threadIdx.x % 4, mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int e = 0; e < 2; ++e) {
+            const int row = 8 * rt + 2 * t + e, head = d_attn_head(a, b, row);
+            const bool is_row = row < b.n_rows;
+            st.max[rt][e] = -INFINITY;
+            st.sum[rt][e] = 0.0f;
+            st.unit[rt][e] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
+            st.slope[rt][e] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+            st.mask_row[rt][e] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * (int) a.p.mask.ne[1] + d_attn_token(a, b, row);
+        }
+        UNROLL for (int j = 0; j < DT / 2; ++j) {
+            UNROLL for (int i = 0; i < 4; ++i) { st.o[rt][j][i] = 0.0f; }
+        }
+    }
+}
+
+// Biases of positions j0 + g and j0 + g + 8; -inf: not seen. Returns whether some row of this lane sees them: bits 0 and 1.
+template <int DT, int RT>
+static inline __device__ int d_attn_split_biases(float (&bias)[RT][4], const d_attn_split_state<DT, RT> & st, const d_attn_mma & a, int j0) {
+    const int g = (int) threadIdx.x % 32 / 4;
+    int seen = 0;
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int row = st.mask_row[rt][i % 2], j = j0 + g + i / 2 * 8;
+            const char * mask = (const char *) a.p.mask.data + row * (int64_t) a.p.mask.nb[1];
+            float x = -INFINITY;
+            if (row >= 0 && j < a.n_kv) {
+                x = a.p.mask.data == nullptr             ? 0.0f
+                    : a.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) mask)[j])
+                                                         : d_attn_any_bias(a, mask, j);
+            }
+            bias[rt][i] = x;
+            seen |= (int) (x != -INFINITY) << i / 2;
+        }
+    }
+    return seen;
+}
+
+// Of rows of q, two steps of 16 elements at a time; KT: steps, 0: q.n_steps, a multiple of 2.
+template <bool IS_BF16, int KT, int RT>
+static inline __device__ void d_attn_split_scores(float (&s)[RT][4], const d_attn_q & q, d_shared_at k, int any_stride) {
+    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 32 * KT + 16 : any_stride;
+    k += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
+    float odd[RT][4] = {}; // of every other step, so that products need not wait for each other
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); step += 2) {
+            uint32_t x[2][4], y[4];
+            d_matrices_at(x[0], k + step * 32);
+            d_matrices_at(x[1], k + step * 32 + 32);
+            UNROLL for (int rt = 0; rt < RT; ++rt) {
+                d_matrices_at(y, q.rows + part * q.part_bytes + rt * 8 * (KT > 0 ? stride : q.stride) + step * 32);
+                d_attn_mma_16<IS_BF16>(s[rt], x[0], y);
+                d_attn_mma_16<IS_BF16>(odd[rt], x[1], y + 2);
+            }
+        }
+    }
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] += odd[rt][i]; }
+    }
+}
+
+// Of codes: 32 elements at a time. rows: of positions g and g + 8.
+template <bool IS_Q8, int KT, int RT>
+static inline __device__ void d_attn_split_scores_of_codes(float (&s)[RT][4], const d_attn_q & q, const d_shared_at (&rows)[2]) {
+    constexpr int block_bytes = IS_Q8 ? 34 : 18;
+    const int code = 2 + (IS_Q8 ? 8 : 4) * ((int) threadIdx.x % 4), n_blocks = q.n_steps / 2;
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL for (int n = 0; n < (KT > 0 ? KT / 2 : n_blocks); ++n) {
+            if (KT > 0 && n >= n_blocks) { continue; }
+            uint32_t x[2][4];
+            float d[2];
+            UNROLL for (int i = 0; i < 2; ++i) {
+                uint32_t b[2][2];
+                d_attn_k_codes<IS_Q8>(b, rows[i] + n * block_bytes + code);
+                d[i] = d_attn_half_at(rows[i] + n * block_bytes);
+                UNROLL for (int step = 0; step < 2; ++step) { x[step][i] = b[step][0], x[step][2 + i] = b[step][1]; }
+            }
+            UNROLL for (int rt = 0; rt < RT; ++rt) {
+                uint32_t y[4];
+                float c[4] = {};
+                d_matrices_at(y, q.rows + part * q.part_bytes + rt * 8 * q.stride + n * 64);
+                d_mma_words<true>(c, x[0], y);
+                d_mma_words<true>(c, x[1], y + 2);
+                UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] += c[i] * d[i / 2]; }
+            }
+        }
+    }
+}
+
+// Scores become weights relative to the largest so far; what was summed before is scaled to match.
+template <int DT, int RT> static inline __device__ void d_attn_split_soften(d_attn_split_state<DT, RT> & st, float (&s)[RT][4]) {
+    float factor[RT][2];
+    bool has_grown = false;
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int e = 0; e < 2; ++e) {
+            float max = fmaxf(st.max[rt][e], fmaxf(s[rt][e], s[rt][2 + e]));
+            UNROLL for (int k = 4; k < 32; k *= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, k)); }
+            const float base = max == -INFINITY ? 0.0f : max;
+            has_grown = has_grown || max != st.max[rt][e];
+            factor[rt][e] = d_exp2(st.max[rt][e] - base);
+            st.max[rt][e] = max;
+            s[rt][e] = d_exp2(s[rt][e] - base);
+            s[rt][2 + e] = d_exp2(s[rt][2 + e] - base);
+            st.sum[rt][e] = st.sum[rt][e] * factor[rt][e] + s[rt][e] + s[rt][2 + e];
+        }
+    }
+    if (__any_sync(0xffffffffu, has_grown)) {
+        UNROLL for (int rt = 0; rt < RT; ++rt) {
+            UNROLL for (int j = 0; j < DT / 2; ++j) {
+                UNROLL for (int i = 0; i < 4; ++i) { st.o[rt][j][i] *= factor[rt][i % 2]; }
+            }
+        }
+    }
+}
+
+// Weights of 16 positions as a right operand.
+template <bool IS_BF16, int RT> static inline __device__ void d_attn_split_weights(uint32_t (&w)[RT][2], const float (&s)[RT][4], float factor) {
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int i = 0; i < 2; ++i) { w[rt][i] = d_transposed(d_attn_pair<IS_BF16>(s[rt][2 * i] * factor, s[rt][2 * i + 1] * factor)); }
+    }
+}
+template <bool IS_BF16, int RT> static inline __device__ void d_attn_split_keep_rest(float (&s)[RT][4]) { // what rounding left of them
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] -= d_attn_rounded<IS_BF16>(s[rt][i]); }
+    }
+}
+
+// keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
+template <bool IS_BF16, int KT, int DT, int RT>
+static inline __device__ void d_attn_split_values(float (&o)[RT][DT / 2][4], const uint32_t (&w)[RT][2], d_shared_at v, int any_stride,
+    const uint32_t (&keep)[2]) {
+    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 16 * (DT + 1) : any_stride;
+    v += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
+    UNROLL for (int j = 0; j < DT / 2; ++j) {
+        uint32_t x[4];
+        d_matrices_transposed_at(x, v + j * 32);
+        UNROLL for (int i = 0; i < 4; ++i) { x[i] &= keep[i / 2]; }
+        UNROLL for (int rt = 0; rt < RT; ++rt) { d_attn_mma_16<IS_BF16>(o[rt][j], x, w[rt]); }
+    }
+}
+
+template <bool IS_Q8, int DT, int RT>
+static inline __device__ void d_attn_split_values_of_codes(float (&o)[RT][DT / 2][4], const uint32_t (&w)[RT][2], const d_attn_v_codes<DT> & v, int n_blocks) {
+    constexpr int block_bytes = IS_Q8 ? 34 : 18;
+    const int own = 2 + (IS_Q8 ? 4 : 2) * ((int) threadIdx.x % 32 / 4);
+    const d_shared_at row[4] = { v.row[0] + own, v.row[1] + own, v.row[2] + own, v.row[3] + own };
+    UNROLL for (int n = 0; n < DT / 4; ++n) {
+        if (n >= n_blocks) { continue; }
+        uint32_t b[4][2]; // [every fourth element][positions]
+        UNROLL for (int i = 0; i < 2; ++i) {
+            uint32_t x[4];
+            if (IS_Q8) { // bytes of both positions next to each other
+                const uint32_t first = d_attn_word_at(row[2 * i] + n * block_bytes) ^ 0x80808080u, second = d_attn_word_at(row[2 * i + 1] + n * block_bytes) ^ 0x80808080u;
+                uint32_t low[2], high[2];
+                d_attn_bytes(low, __byte_perm(first, second, 0x5140));
+                d_attn_bytes(high, __byte_perm(first, second, 0x7362));
+                x[0] = low[0], x[1] = low[1], x[2] = high[0], x[3] = high[1];
+            } else {
+                d_attn_nibbles(x, d_attn_pair_at(row[2 * i] + n * block_bytes, row[2 * i + 1] + n * block_bytes));
+            }
+            UNROLL for (int k = 0; k < 4; ++k) { b[k][i] = d_half2_bits(__hmul2(d_half2_of(x[k]), d_half2_of(v.scales[n][i]))); }
+        }
+        UNROLL for (int k = 0; k < 2; ++k) {
+            const uint32_t x[4] = { b[2 * k][0], b[2 * k + 1][0], b[2 * k][1], b[2 * k + 1][1] };
+            UNROLL for (int rt = 0; rt < RT; ++rt) { d_mma_words<true>(o[rt][2 * n + k], x, w[rt]); }
+        }
+    }
+}
+
+// 16 positions from j0, whose rows of k and v are in shared memory.
+template <int KT, int DT, int RT, bool HAS_CODES>
+static inline __device__ void d_attn_split_step(d_attn_split_state<DT, RT> & st, const d_attn_mma & a, const d_attn_q & q, d_shared_at k, d_shared_at v,
+    const d_attn_places & places, int j0, bool is_full) {
+    float s[RT][4] = {}, bias[RT][4];
+    uint32_t keep[2] = { 0xffffffffu, 0xffffffffu };
+    if (!is_full) {
+        const int seen = d_attn_split_biases<DT, RT>(bias, st, a, j0), t = (int) threadIdx.x % 4;
+        uint32_t any = 0;
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const uint32_t lanes = __ballot_sync(0xffffffffu, seen >> i & 1); // four of a position
+            keep[i] = (lanes >> 8 * t & 0xfu ? 0x0000ffffu : 0) | (lanes >> (8 * t + 4) & 0xfu ? 0xffff0000u : 0);
+            any |= lanes;
+        }
+        if (any == 0) { return; }
+    }
+    if (a.k.kind == ATTN_F16) {
+        d_attn_split_scores<false, KT, RT>(s, q, k, a.k.stride);
+    } else if (a.k.kind == ATTN_BF16) {
+        d_attn_split_scores<true, KT, RT>(s, q, k, a.k.stride);
+    } else if (HAS_CODES) {
+        const d_shared_at rows[2] = { k + (places.k_rows & 0xffffu), k + (places.k_rows >> 16) };
+        if (a.k.kind == ATTN_Q8_0) {
+            d_attn_split_scores_of_codes<true, KT, RT>(s, q, rows);
+        } else {
+            d_attn_split_scores_of_codes<false, KT, RT>(s, q, rows);
+        }
+    }
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] *= st.unit[rt][i % 2]; }
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int rt = 0; rt < RT; ++rt) {
+            UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] = a.cap * d_attn_tanh(s[rt][i]); }
+        }
+    }
+    if (!is_full) {
+        UNROLL for (int rt = 0; rt < RT; ++rt) {
+            UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] = bias[rt][i] == -INFINITY ? -INFINITY : s[rt][i] + st.slope[rt][i % 2] * bias[rt][i]; }
+        }
+    }
+    d_attn_split_soften<DT, RT>(st, s);
+    NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+        uint32_t w[RT][2];
+        if (a.v.kind == ATTN_BF16) {
+            if (part > 0) { d_attn_split_keep_rest<true, RT>(s); }
+            d_attn_split_weights<true, RT>(w, s, 1.0f);
+            d_attn_split_values<true, KT, DT, RT>(st.o, w, v, a.v.stride, keep);
+            continue;
+        }
+        if (part > 0) { d_attn_split_keep_rest<false, RT>(s); }
+        if (!HAS_CODES || a.v.kind == ATTN_F16) {
+            d_attn_split_weights<false, RT>(w, s, 1.0f);
+            d_attn_split_values<false, KT, DT, RT>(st.o, w, v, a.v.stride, keep);
+        } else {
+            const bool is_q8 = a.v.kind == ATTN_Q8_0;
+            const int n_blocks = a.dv / 32;
+            d_attn_v_codes<DT> codes;
+            const bool is_large = codes.load(v, places, n_blocks, is_q8 ? 34 : 18, keep);
+            if (is_large) { codes.shrink(); }
+            d_attn_split_weights<false, RT>(w, s, is_large ? 256.0f : 1.0f);
+            if (is_q8) {
+                d_attn_split_values_of_codes<true, DT, RT>(st.o, w, codes, n_blocks);
+            } else {
+                d_attn_split_values_of_codes<false, DT, RT>(st.o, w, codes, n_blocks);
+            }
+        }
+    }
+}
+
+// Adds the warps of a block and writes the result, or a partial one with its sums: a warp every n_warps-th 16 elements.
+template <int DT, int RT, bool HAS_CODES>
+static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st, const d_attn_mma & a, const d_attn_block & b, int split, float4 * shared) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4, dv = a.dv;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    float4 * states = shared + 8 * RT * 32; // after the maxima and sums of each warp
+    __syncthreads(); // the rings are no longer read
+    UNROLL for (int rt = 0; rt < RT; ++rt) { shared[(warp * RT + rt) * 32 + lane] = make_float4(st.max[rt][0], st.max[rt][1], st.sum[rt][0], st.sum[rt][1]); }
+    __syncthreads();
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        const float own[2] = { st.max[rt][0], st.max[rt][1] };
+        float factor[2];
+        UNROLL for (int e = 0; e < 2; ++e) { st.sum[rt][e] = 0.0f; }
+        UNROLL for (int w = 0; w < 8; ++w) {
+            if (w < n_warps) {
+                const float4 x = shared[(w * RT + rt) * 32 + lane];
+                st.max[rt][0] = fmaxf(st.max[rt][0], x.x);
+                st.max[rt][1] = fmaxf(st.max[rt][1], x.y);
+            }
+        }
+        const float base[2] = { st.max[rt][0] == -INFINITY ? 0.0f : st.max[rt][0], st.max[rt][1] == -INFINITY ? 0.0f : st.max[rt][1] };
+        UNROLL for (int e = 0; e < 2; ++e) { factor[e] = d_exp2(own[e] - base[e]); }
+        UNROLL for (int w = 0; w < 8; ++w) {
+            if (w < n_warps) {
+                const float4 x = shared[(w * RT + rt) * 32 + lane];
+                st.sum[rt][0] += d_exp2(x.x - base[0]) * x.z;
+                st.sum[rt][1] += d_exp2(x.y - base[1]) * x.w;
+            }
+        }
+        UNROLL for (int j = 0; j < DT / 2; ++j) {
+            const float * o = st.o[rt][j];
+            states[((warp * RT + rt) * (DT / 2) + j) * 32 + lane] = make_float4(o[0] * factor[0], o[1] * factor[1], o[2] * factor[0], o[3] * factor[1]);
+        }
+    }
+    __syncthreads();
+    UNROLL for (int rt = 0; rt < RT; ++rt) {
+        float * y[2];
+        float scale[2];
+        UNROLL for (int e = 0; e < 2; ++e) {
+            const int row = 8 * rt + 2 * t + e;
+            const bool is_row = row < b.n_rows;
+            const int64_t out = d_attn_out_row(a, b, row);
+            y[e] = !is_row ? nullptr : a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
+            scale[e] = is_row && a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[rt][e], st.sum[rt][e]) : 1.0f;
+            if (is_row && a.parts != nullptr && g == 0 && warp == 0) {
+                ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[rt][e], st.sum[rt][e]);
+            }
+        }
+        NO_UNROLL for (int j = warp; 16 * j < dv; j += n_warps) {
+            float x[4] = {};
+            UNROLL for (int w = 0; w < 8; ++w) {
+                if (w < n_warps) {
+                    const float4 z = states[((w * RT + rt) * (DT / 2) + j) * 32 + lane];
+                    x[0] += z.x, x[1] += z.y, x[2] += z.z, x[3] += z.w;
+                }
+            }
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const int tile = 2 * j + i / 2;
+                if (8 * tile < dv && y[i % 2] != nullptr) { y[i % 2][d_attn_v_element<HAS_CODES>(a.v.kind, tile, g)] = x[i] * scale[i % 2]; }
+            }
+        }
+    }
+}
+
+// Threads of a block, and blocks that a multiprocessor is to have registers for.
+template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
+template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= 32 ? 2 : 1;
+
+// A block has up to 8 RT rows and a part of the tiles that they see; its warps take quarters of tiles in turn, each with a ring of its own.
+template <int KT, int DT, int RT, bool HAS_CODES>
+static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, RT, HAS_CODES>)) k_attn_split(const D_GRID_CONSTANT d_attn_mma a) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ int exponents[8 * RT];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
+    const int stage_bytes = a.k.tile_bytes + (a.is_v_in_k ? 0 : a.v.tile_bytes);
+    const d_shared_at base = d_shared_opaque(d_shared_at_of(shared)), ring = base + a.q_parts * a.q_bytes + warp * a.n_stages * stage_bytes;
+    d_attn_q q;
+    q.rows = base + lane % 8 * a.q_stride + lane / 8 * 16;
+    q.stride = a.q_stride;
+    q.part_bytes = a.q_bytes;
+    q.n_parts = a.q_parts;
+    q.n_steps = a.n_steps;
+    bool has_waited = !a.is_behind; // after the launch that finds the classes: what came before that one is over
+    if (has_waited) { d_take_turn(); }
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, 8 * RT, split);
+        const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+        const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
+        const bool has_q = !has_waited;
+        if (!has_waited) {
+            d_attn_put_q(a, b, shared, exponents, 8 * RT);
+            d_take_turn();
+            has_waited = true;
+        }
+        d_attn_places places = {};
+        if (HAS_CODES) { places.set(a, k_head, v_head); }
+        d_attn_walk walk;
+        const int n_quarters = 4 * walk.begin(a, b, split), first = walk.rank;
+        int next = warp, stage = 0, held = 0; // the quarter that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        auto issue = [&]() {
+            if (next < n_quarters) {
+                walk.go_to(a, b, first + next / 4);
+                const int j0 = walk.tile() * ATTN_TILE + next % 4 * 16;
+                const d_shared_at to = ring + stage * stage_bytes;
+                d_attn_fetch_tile<2 * KT, 16, 32, HAS_CODES>(a.k, a.p.k, k_head, a.n_kv, to, j0, lane);
+                if (!a.is_v_in_k) { d_attn_fetch_tile<KT == 0 ? 0 : DT, 16, 32, HAS_CODES>(a.v, a.p.v, v_head, a.n_kv, to + a.k.tile_bytes, j0, lane); }
+                held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
+                next += n_warps;
+                stage = stage + 1 == a.n_stages ? 0 : stage + 1;
+            }
+            d_copies_commit();
+        };
+        NO_UNROLL for (int s = 0; s < a.n_stages - 1; ++s) { issue(); }
+        if (!has_q) { d_attn_put_q(a, b, shared, exponents, 8 * RT); }
+        __syncthreads();
+        d_attn_split_state<DT, RT> st;
+        d_attn_split_begin(st, a, b, exponents);
+        int at = 0; // the stage that is computed next
+        NO_UNROLL for (int i = warp; i < n_quarters; i += n_warps) {
+            d_attn_copies_wait(a.n_stages - 2);
+            __syncwarp();
+            const int code = __shfl_sync(0xffffffffu, held, at);
+            issue();
+            const d_shared_at k = ring + at * stage_bytes;
+            at = at + 1 == a.n_stages ? 0 : at + 1;
+            d_attn_split_step<KT, DT, RT, HAS_CODES>(st, a, q, k, a.is_v_in_k ? k : k + a.k.tile_bytes, places, code / 2 * 16, code % 2 != 0);
+        }
+        d_copies_wait<0>();
+        UNROLL for (int rt = 0; rt < RT; ++rt) {
+            UNROLL for (int e = 0; e < 2; ++e) {
+                UNROLL for (int k = 4; k < 32; k *= 2) { st.sum[rt][e] += __shfl_xor_sync(0xffffffffu, st.sum[rt][e], k); }
+            }
+        }
+        d_attn_split_store<DT, RT, HAS_CODES>(st, a, b, split, (float4 *) (shared + a.q_parts * a.q_bytes));
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
+// ---- many rows: ROWS ----
+// KT: steps of 16 elements of a row; 0: q.n_steps.
+template <int KT> static inline __device__ void d_attn_q_load(uint32_t * a, const d_attn_q & q, int part, int mt, int step) {
+    d_matrices_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
+}
+
+template <bool IS_BF16, int KT, int MT, int NP>
+static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, d_shared_at k, int any_stride) {
+    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 32 * KT + 16 : any_stride;
+    k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
+    float odd[MT][2 * NP][4] = {}; // of every other step, so that products need not wait for each other
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
+            uint32_t a[MT][4], b[NP][4];
+            UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(b[np], k + np * 16 * stride + step * 32); }
+            UNROLL for (int mt = 0; mt < MT; ++mt) { d_attn_q_load<KT>(a[mt], q, part, mt, step); }
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                UNROLL for (int i = 0; i < 2 * NP; ++i) {
+                    d_attn_mma_16<IS_BF16>(KT > 0 && MT * NP == 1 && step % 2 == 1 ? odd[mt][i] : s[mt][i], a[mt], b[i / 2] + 2 * (i % 2));
+                }
+            }
+        }
+    }
+    if (KT > 0 && MT * NP == 1) {
+        UNROLL for (int i = 0; i < 2 * NP; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[0][i][e] += odd[0][i][e]; }
+        }
+    }
+}
+
+// Weights of 16 positions, rounded, as rows of a product.
+template <bool IS_BF16, int MT, int NT>
+static inline __device__ void d_attn_weights(uint32_t (&w)[MT][4], const float (&s)[MT][NT][4], int np, float factor) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const float * x = s[mt][2 * np + i / 2] + i % 2 * 2;
+            w[mt][i] = d_attn_pair<IS_BF16>(x[0] * factor, x[1] * factor);
+        }
+    }
+}
+// What rounding left of them.
+template <bool IS_BF16, int MT, int NT> static inline __device__ void d_attn_keep_rest(float (&s)[MT][NT][4], int np) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 2 * np; i < 2 * np + 2; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] -= d_attn_rounded<IS_BF16>(s[mt][i][e]); }
+        }
+    }
+}
+
+// keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
+template <bool IS_BF16, int KT, int DT, int MT>
+static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], d_shared_at v, int any_stride, const uint32_t (&keep)[2]) {
+    const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 16 * (DT + 1) : any_stride;
+    v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
+    UNROLL for (int j = 0; j < DT; j += 2) {
+        uint32_t b[4];
+        d_matrices_transposed_at(b, v + j * 16);
+        UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            d_attn_mma_16<IS_BF16>(o[mt][j], w[mt], b);
+            d_attn_mma_16<IS_BF16>(o[mt][j + 1], w[mt], b + 2);
+        }
+    }
+}
+
+// What a warp keeps of its 16 MT rows: lane l has rows l / 4 and l / 4 + 8 of each 16, and of a tile of 8 columns the columns
+// 2 (l % 4) and the next.
+template <int DT, int MT> struct d_attn_state {
+    float o[MT][DT][4], max[MT][2], sum[MT][2]; // values so far; largest score; this lane's share of the sum of weights
+    float unit[MT][2], slope[MT][2];            // what a product of q and k is multiplied with, and a bias
+    const char * mask[MT][2];                   // row of the mask; NULL: there is no such row, or no mask
+    bool is_row[MT][2];
+};
+
 template <int DT, int MT>
 static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, const int * exponents) {
     const int g = (int) threadIdx.x % 32 / 4;
@@ -19852,11 +20235,6 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
             UNROLL for (int e = 0; e < 4; ++e) { st.o[mt][j][e] = 0.0f; }
         }
     }
-}
-
-static NO_INLINE __device__ float d_attn_tanh(float x) { return tanhf(x); }
-static NO_INLINE __device__ float d_attn_any_bias(const d_attn_mma & a, const char * mask, int j) {
-    return d_load(a.p.mask.type, mask + (int64_t) j * (int64_t) a.p.mask.nb[0]);
 }
 
 // Biases of positions j and j + 1, -inf: not seen.
@@ -19927,9 +20305,9 @@ static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s
 }
 
 // 16 NP positions from j0, whose rows of k and v are in shared memory.
-template <int KT, int DT, int MT, int NP, bool HAS_CODES>
+template <int KT, int DT, int MT, int NP>
 static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_q & q, d_shared_at k, d_shared_at v,
-    const d_attn_places & places, int j0, bool is_full) {
+    int j0, bool is_full) {
     float s[MT][2 * NP][4] = {}, bias[MT][2 * NP][4];
     uint32_t seen = 0xffffffffu;
     if (!is_full) {
@@ -19938,15 +20316,8 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
     }
     if (a.k.kind == ATTN_F16) {
         d_attn_scores<false, KT, MT, NP>(s, q, k, a.k.stride);
-    } else if (a.k.kind == ATTN_BF16) {
+    } else {
         d_attn_scores<true, KT, MT, NP>(s, q, k, a.k.stride);
-    } else if constexpr (HAS_CODES) {
-        static_assert(NP == 1, "16 positions");
-        if (a.k.kind == ATTN_Q8_0) {
-            d_attn_scores_of_codes<true, KT>(s, q, k, places);
-        } else {
-            d_attn_scores_of_codes<false, KT>(s, q, k, places);
-        }
     }
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int i = 0; i < 2 * NP; ++i) {
@@ -19986,37 +20357,14 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
                 continue;
             }
             if (part > 0) { d_attn_keep_rest<false>(s, np); }
-            if (!HAS_CODES || a.v.kind == ATTN_F16) {
-                d_attn_weights<false>(w, s, np, 1.0f);
-                d_attn_values<false, KT>(st.o, w, rows, a.v.stride, keep);
-            } else {
-                const bool is_q8 = a.v.kind == ATTN_Q8_0;
-                const int n_blocks = a.dv / 32;
-                d_attn_v_codes<DT> codes;
-                const bool is_large = codes.load(rows, places, n_blocks, is_q8 ? 34 : 18, keep);
-                if (is_large) { codes.shrink(); }
-                d_attn_weights<false>(w, s, np, is_large ? 256.0f : 1.0f);
-                if (is_q8) {
-                    d_attn_values_of_codes<true>(st.o, w, codes, n_blocks);
-                } else {
-                    d_attn_values_of_codes<false>(st.o, w, codes, n_blocks);
-                }
-            }
+            d_attn_weights<false>(w, s, np, 1.0f);
+            d_attn_values<false, KT>(st.o, w, rows, a.v.stride, keep);
         }
     }
 }
 
-// What the sum of a row's weighted values is multiplied with. Nothing seen: 0, with a sink too.
-static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_args & p, int64_t head, float max, float sum) {
-    if (max == -INFINITY && sum == 0.0f) { return 0.0f; }
-    if (p.sinks.data == nullptr) { return 1.0f / sum; }
-    const float sink = ATTN_LOG2E * d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)), top = fmaxf(max, sink);
-    const float shrink = exp2f(max - top);
-    return shrink / (sum * shrink + exp2f(sink - top));
-}
-
-// Writes columns of tiles j0, j0 + step, ... of this lane's rows: y is the result, or partial ones with their sums.
-template <int DT, int MT, bool HAS_CODES>
+// Writes this lane's rows of the result, or of a partial one with its sums.
+template <int DT, int MT>
 static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, dv = a.dv;
     const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
@@ -20031,174 +20379,70 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
             UNROLL for (int j = 0; j < DT; ++j) {
                 if (8 * j < dv) {
                     const float x = st.o[mt][j][2 * r] * scale, z = st.o[mt][j][2 * r + 1] * scale;
-                    if (HAS_CODES) {
-                        y[d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t)] = x;
-                        y[d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t + 1)] = z;
-                    } else {
-                        *(float2 *) (y + 8 * j + 2 * t) = make_float2(x, z);
-                    }
+                    *(float2 *) (y + 8 * j + 2 * t) = make_float2(x, z);
                 }
             }
         }
     }
 }
 
-// The same of the sum over all warps of a block, each of which adds and writes every n_warps-th tile.
-template <int DT, int MT, bool HAS_CODES>
-static inline __device__ void d_attn_store_sum(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int split, float4 * shared) {
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4, dv = a.dv;
-    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
-    float4 * states = shared + 8 * MT * 32; // first the maxima and sums of each warp
-    __syncthreads(); // the rings are no longer read
-    UNROLL for (int mt = 0; mt < MT; ++mt) { shared[(warp * MT + mt) * 32 + lane] = make_float4(st.max[mt][0], st.max[mt][1], st.sum[mt][0], st.sum[mt][1]); }
-    __syncthreads();
-    UNROLL for (int mt = 0; mt < MT; ++mt) {
-        const float own[2] = { st.max[mt][0], st.max[mt][1] };
-        float4 x[8];
-        UNROLL for (int w = 0; w < 8; ++w) {
-            x[w] = w < n_warps ? shared[(w * MT + mt) * 32 + lane] : make_float4(-INFINITY, -INFINITY, 0.0f, 0.0f);
-            st.max[mt][0] = fmaxf(st.max[mt][0], x[w].x);
-            st.max[mt][1] = fmaxf(st.max[mt][1], x[w].y);
-        }
-        float factor[2], sum[2] = { 0.0f, 0.0f };
-        UNROLL for (int r = 0; r < 2; ++r) {
-            const float base = st.max[mt][r] == -INFINITY ? 0.0f : st.max[mt][r];
-            factor[r] = d_exp2(own[r] - base);
-            UNROLL for (int w = 0; w < 8; ++w) { sum[r] += d_exp2((r == 0 ? x[w].x : x[w].y) - base) * (r == 0 ? x[w].z : x[w].w); }
-            st.sum[mt][r] = sum[r];
-        }
-        UNROLL for (int j = 0; j < DT; ++j) {
-            const float * o = st.o[mt][j];
-            states[((warp * MT + mt) * DT + j) * 32 + lane] = make_float4(o[0] * factor[0], o[1] * factor[0], o[2] * factor[1], o[3] * factor[1]);
-        }
-    }
-    __syncthreads();
-    UNROLL for (int mt = 0; mt < MT; ++mt) {
-        float * y[2];
-        float scale[2];
-        UNROLL for (int r = 0; r < 2; ++r) {
-            const int row = 16 * mt + 8 * r + g;
-            const bool is_row = row < b.n_rows;
-            const int64_t out = d_attn_out_row(a, b, row);
-            y[r] = !is_row ? nullptr : a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
-            scale[r] = is_row && a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[mt][r], st.sum[mt][r]) : 1.0f;
-            if (is_row && a.parts != nullptr && t == 0 && warp == 0) {
-                ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[mt][r], st.sum[mt][r]);
-            }
-        }
-        NO_UNROLL for (int j = warp; 8 * j < dv; j += n_warps) {
-            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            UNROLL for (int w = 0; w < 8; ++w) {
-                if (w < n_warps) {
-                    const float4 z = states[((w * MT + mt) * DT + j) * 32 + lane];
-                    x.x += z.x, x.y += z.y, x.z += z.z, x.w += z.w;
-                }
-            }
-            const int d0 = d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t), d1 = d_attn_v_element<HAS_CODES>(a.v.kind, j, 2 * t + 1);
-            if (y[0] != nullptr) { y[0][d0] = x.x * scale[0], y[0][d1] = x.y * scale[0]; }
-            if (y[1] != nullptr) { y[1][d0] = x.z * scale[1], y[1][d1] = x.w * scale[1]; }
-        }
-    }
-}
+#define ATTN_ROWS_THREADS 128
 
-// Number `item` of blocks of rows, splits, groups and sequences. Rows run fastest, so that blocks that read the same k and v run together;
-// the last rows first, which see most under a causal mask.
-static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int item, int block_rows, int & split) {
-    d_attn_block b;
-    const int per_row_block = d_divide(item, a.n_row_blocks), unit = d_divide(per_row_block, a.n_splits);
-    b.row0 = ((int) a.n_row_blocks.n - 1 - d_remainder(item, a.n_row_blocks)) * block_rows;
-    split = d_remainder(per_row_block, a.n_splits);
-    b.head0 = d_remainder(unit, a.n_groups) * (int) a.group.n;
-    b.s = d_divide(unit, a.n_groups);
-    b.n_rows = a.n_queries - b.row0 < block_rows ? a.n_queries - b.row0 : block_rows;
-    b.class0 = d_divide(b.row0, a.group) / ATTN_CLASS_TOKENS;
-    b.class1 = d_divide(b.row0 + b.n_rows - 1, a.group) / ATTN_CLASS_TOKENS;
-    b.n_planes = (int) (a.n_mask_heads.n < a.group.n ? a.n_mask_heads.n : a.group.n);
-    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(b.head0, a.n_mask_heads);
-    b.classes = a.classes + ((int64_t) plane * a.n_class_blocks + b.class0) * a.n_words;
-    return b;
-}
-
-// Threads of a block, and blocks that a multiprocessor is to have registers for.
-template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
-template <int DT, int MT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || (MT == 1 && DT <= 16) ? 2 : 1;
-
-template <int KT, int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
-static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, MT, HAS_CODES>)) k_attn_mma(const D_GRID_CONSTANT d_attn_mma a) {
+// A block has 64 MT rows and a part of the tiles that they see; its warps share a ring of tiles, and have 16 MT rows each.
+template <int KT, int DT, int MT, int NP>
+static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
-    __shared__ int exponents[ATTN_MAX_ROWS];
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
-    const int block_rows = IS_ROWS ? n_warps * 16 * MT : 16 * MT, row0 = IS_ROWS ? warp * 16 * MT : 0;
-    constexpr int copied_rows = IS_ROWS ? ATTN_TILE : 16, copying = IS_ROWS ? d_attn_threads<HAS_CODES> : 32; // positions of a stage; threads that copy it
-    const int thread = IS_ROWS ? (int) threadIdx.x : lane, k_bytes = copied_rows / 16 * a.k.tile_bytes;
-    const int stage_bytes = k_bytes + (a.is_v_in_k ? 0 : copied_rows / 16 * a.v.tile_bytes);
-    const d_shared_at base = d_shared_opaque(d_shared_at_of(shared));
-    const d_shared_at ring = base + a.q_parts * a.q_bytes + (IS_ROWS ? 0 : warp * a.n_stages * stage_bytes);
+    constexpr int block_rows = ATTN_ROWS_THREADS / 2 * MT, n_sixteens = ATTN_TILE / 16;
+    __shared__ int exponents[block_rows];
+    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 * 16 * MT, k_bytes = n_sixteens * a.k.tile_bytes;
+    const int stage_bytes = k_bytes + (a.is_v_in_k ? 0 : n_sixteens * a.v.tile_bytes);
+    const d_shared_at base = d_shared_opaque(d_shared_at_of(shared)), ring = base + a.q_parts * a.q_bytes;
     d_attn_q q;
     q.rows = base + (row0 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
     q.stride = a.q_stride;
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    bool has_waited = !a.is_behind; // after the launch that finds the classes: what came before that one is over
-    if (has_waited) { d_take_turn(); }
+    d_take_turn();
     const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, block_rows, split);
         const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
         const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
-        if (!has_waited) { d_attn_put_q(a, b, shared, exponents, block_rows); }
-        const bool has_q = !has_waited;
-        if (!has_waited) { d_take_turn(); }
-        has_waited = true;
-        d_attn_places places;
-        if (HAS_CODES) { places.set(a, k_head, v_head); }
         d_attn_walk walk;
         const int n_tiles = walk.begin(a, b, split), first = walk.rank;
-        // of this warp, or of the block: tiles, or quarters of tiles dealt to the warps in turn
-        const int n_quarters = 4 * n_tiles, step = IS_ROWS ? 4 : n_warps;
-        int next = IS_ROWS ? 0 : warp; // the quarter that is copied next
-        int stage = 0, held = 0;       // where to; lane s: what stage s holds, 2 (position / 16) + whether it is full
+        int next = 0, stage = 0, held = 0; // the tile that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
         auto issue = [&]() {
-            if (next < n_quarters) {
-                walk.go_to(a, b, first + next / 4);
-                const int j0 = walk.tile() * ATTN_TILE + next % 4 * 16;
+            if (next < n_tiles) {
+                walk.go_to(a, b, first + next);
+                const int j0 = walk.tile() * ATTN_TILE;
                 const d_shared_at to = ring + stage * stage_bytes;
-                d_attn_fetch_tile<2 * KT, copied_rows, copying, HAS_CODES>(a.k, a.p.k, k_head, a.n_kv, to, j0, thread);
+                d_attn_fetch_tile<2 * KT, ATTN_TILE, ATTN_ROWS_THREADS, false>(a.k, a.p.k, k_head, a.n_kv, to, j0, (int) threadIdx.x);
                 if (!a.is_v_in_k) {
-                    d_attn_fetch_tile<KT == 0 ? 0 : DT, copied_rows, copying, HAS_CODES>(a.v, a.p.v, v_head, a.n_kv, to + k_bytes, j0, thread);
+                    d_attn_fetch_tile<KT == 0 ? 0 : DT, ATTN_TILE, ATTN_ROWS_THREADS, false>(a.v, a.p.v, v_head, a.n_kv, to + k_bytes, j0, (int) threadIdx.x);
                 }
                 held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
-                next += step;
+                ++next;
                 stage = stage + 1 == a.n_stages ? 0 : stage + 1;
             }
             d_copies_commit();
         };
         NO_UNROLL for (int s = 0; s < a.n_stages - 1; ++s) { issue(); }
-        if (!has_q) { d_attn_put_q(a, b, shared, exponents, block_rows); }
+        d_attn_put_q(a, b, shared, exponents, block_rows);
         __syncthreads();
         d_attn_state<DT, MT> st;
         d_attn_begin(st, a, b, row0, exponents);
         int at = 0; // the stage that is computed next
-        NO_UNROLL for (int i = IS_ROWS ? 0 : warp; i < n_quarters; i += step) {
+        NO_UNROLL for (int i = 0; i < n_tiles; ++i) {
             d_attn_copies_wait(a.n_stages - 2);
-            if (IS_ROWS) {
-                __syncthreads();
-            } else {
-                __syncwarp();
-            }
+            __syncthreads();
             const int code = __shfl_sync(0xffffffffu, held, at);
             issue();
             const d_shared_at k = ring + at * stage_bytes, v = a.is_v_in_k ? k : k + k_bytes;
             at = at + 1 == a.n_stages ? 0 : at + 1;
-            const bool is_full = code % 2 != 0;
-            if (IS_ROWS) {
-                NO_UNROLL for (int c = 0; c < ATTN_TILE / 16; c += NP) {
-                    d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, places, (code / 2 + c) * 16, is_full);
-                }
-            } else {
-                d_attn_step<KT, DT, MT, NP, HAS_CODES>(st, a, q, k, v, places, code / 2 * 16, is_full);
+            NO_UNROLL for (int c = 0; c < n_sixteens; c += NP) {
+                d_attn_step<KT, DT, MT, NP>(st, a, q, k + c * a.k.tile_bytes, v + c * a.v.tile_bytes, (code / 2 + c) * 16, code % 2 != 0);
             }
         }
         d_copies_wait<0>();
@@ -20208,15 +20452,12 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
                 st.sum[mt][r] += __shfl_xor_sync(0xffffffffu, st.sum[mt][r], 2);
             }
         }
-        if (IS_ROWS) {
-            d_attn_store<DT, MT, HAS_CODES>(st, a, b, row0, split);
-        } else {
-            d_attn_store_sum<DT, MT, HAS_CODES>(st, a, b, split, (float4 *) (shared + a.q_parts * a.q_bytes));
-        }
+        d_attn_store<DT, MT>(st, a, b, row0, split);
         __syncthreads(); // shared memory is the next item's
     }
 }
 
+// ---- adding splits ----
 // Adds the splits of a row: a block has 128 elements of it, a lane four, a warp every fourth split; then the warps are added in order. Every
 // warp finds the largest score and the sum of weights for itself, while the first eight of its splits arrive.
 static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
@@ -20292,7 +20533,7 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
 
 // Blocks of a path.
 struct attn_blocks {
-    int n_warps, mt, block_rows, per_sm;
+    int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp
     size_t n_bytes; // of shared memory
 };
 
@@ -20318,8 +20559,8 @@ static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces:
     s.kind = attn_kind(x.type);
     s.row_bytes = (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type));
     const bool is_even = s.row_bytes % 16 == 0 && (uintptr_t) x.data % 16 == 0 && x.nb[1] % 16 == 0 && x.nb[2] % 16 == 0 && x.nb[3] % 16 == 0;
-    // floats: whole pairs of matrices of 8; codes: up to 15 bytes before a row come along
-    s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 31) / 32 * 2;
+    // floats: whole fours of matrices of 8; codes: up to 15 bytes before a row come along
+    s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 63) / 64 * 4;
     s.stride = 16 * (s.n_pieces | 1);
     s.tile_bytes = 16 * s.stride;
     s.shift = 0;
@@ -20347,7 +20588,7 @@ static bool attn_has_q_rest(const gcuda_flash_attn_ext_args & p) { return p.prec
 
 static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int block_rows) {
     const int n_steps = attn_k_steps(p);
-    a.n_steps = n_steps > 0 && !attn_is_codes(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 15) / 16);
+    a.n_steps = n_steps > 0 && !attn_is_codes(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 31) / 32 * 2);
     a.q_stride = 16 * (2 * a.n_steps + 1);
     a.q_bytes = block_rows * a.q_stride;
     a.q_parts = attn_has_q_rest(p) ? 2 : 1;
@@ -20357,9 +20598,9 @@ static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int 
 // Shared memory of a block with so many stages: q, then the rings, whose place the states of the warps take in the end.
 static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tiles16, int dt, int n_stages) {
     const size_t stage = (size_t) n_tiles16 * (size_t) (a.k.tile_bytes + (a.is_v_in_k ? 0 : a.v.tile_bytes));
-    const bool is_split = n_tiles16 == 1;
+    const bool is_split = n_tiles16 == 1; // states: o of 2 registers for each element and row of eight
     const size_t rings = (is_split ? (size_t) w.n_warps : 1) * (size_t) n_stages * stage;
-    const size_t states = is_split ? (size_t) (w.n_warps * dt + 8) * (size_t) w.mt * 32 * sizeof(float4) : 0;
+    const size_t states = is_split ? (size_t) (w.n_warps * dt / 2 + 8) * (size_t) w.mt * 32 * sizeof(float4) : 0;
     return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 512; // 512: matrices are read as far as a kernel has tiles
 }
 
@@ -20381,8 +20622,8 @@ static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a,
 }
 
 static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_mma & a, attn_blocks & w) {
-    w.mt = n_queries > 16 && attn_out_tiles(p) <= 16 ? 2 : 1;
-    w.block_rows = 16 * w.mt;
+    w.mt = n_queries <= 8 ? 1 : n_queries <= 16 || attn_out_tiles(p) > 16 ? 2 : 4;
+    w.block_rows = 8 * w.mt;
     attn_set_q(p, a, w.block_rows);
     for (w.n_warps = attn_is_codes(p.k.type) && attn_is_codes(p.v.type) ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
         if (attn_set_stages(p, a, w, 1)) { return true; }
@@ -20497,36 +20738,39 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, e
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-template <int KT, int DT, int MT, int NP, bool IS_ROWS, bool HAS_CODES>
-static gcuda_status attn_launch(const attn_plan & x, bool is_behind, gcuda_stream stream) {
+static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) {
     const int64_t n = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    return is_behind ? launch_behind(k_attn_mma<KT, DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
-                     : launch_overlapped(k_attn_mma<KT, DT, MT, NP, IS_ROWS, HAS_CODES>, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
+                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
 }
 
-template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan & x, bool is_behind, gcuda_stream stream) {
-    const bool is_double = x.w.mt == 2;
+template <int KT, int DT, bool HAS_CODES> static gcuda_status attn_launch_eights(const attn_plan & x, gcuda_stream stream) {
+    if constexpr (DT <= 16) {
+        if (x.w.mt == 4) { return attn_launch(k_attn_split<KT, DT, 4, HAS_CODES>, x, stream); }
+    }
+    return x.w.mt == 1 ? attn_launch(k_attn_split<KT, DT, 1, HAS_CODES>, x, stream) : attn_launch(k_attn_split<KT, DT, 2, HAS_CODES>, x, stream);
+}
+
+template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan & x, gcuda_stream stream) {
     switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
-        case 408:
-            return is_double ? attn_launch<4, 8, 2, 1, false, HAS_CODES>(x, is_behind, stream) : attn_launch<4, 8, 1, 1, false, HAS_CODES>(x, is_behind, stream);
-        case 816:
-            return is_double ? attn_launch<8, 16, 2, 1, false, HAS_CODES>(x, is_behind, stream) : attn_launch<8, 16, 1, 1, false, HAS_CODES>(x, is_behind, stream);
-        case 1632: return attn_launch<16, 32, 1, 1, false, HAS_CODES>(x, is_behind, stream);
-        default: return attn_launch<0, 32, 1, 1, false, HAS_CODES>(x, is_behind, stream);
+        case 408: return attn_launch_eights<4, 8, HAS_CODES>(x, stream);
+        case 816: return attn_launch_eights<8, 16, HAS_CODES>(x, stream);
+        case 1632: return attn_launch_eights<16, 32, HAS_CODES>(x, stream);
+        default: return attn_launch_eights<0, 32, HAS_CODES>(x, stream);
     }
 }
 
-static gcuda_status attn_launch_mma(const attn_plan & x, bool is_behind, gcuda_stream stream) {
+static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
-        return attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type) ? attn_launch_split<true>(x, is_behind, stream)
-                                                                           : attn_launch_split<false>(x, is_behind, stream);
+        const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
+        return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
     }
     switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
-        case 408: return attn_launch<4, 8, 2, 4, true, false>(x, is_behind, stream);
-        case 816: return attn_launch<8, 16, 2, 2, true, false>(x, is_behind, stream);
-        case 1632: return attn_launch<16, 32, 1, 2, true, false>(x, is_behind, stream);
-        default: return attn_launch<0, 32, 1, 2, true, false>(x, is_behind, stream);
+        case 408: return attn_launch(k_attn_rows<4, 8, 2, 4>, x, stream);
+        case 816: return attn_launch(k_attn_rows<8, 16, 2, 2>, x, stream);
+        case 1632: return attn_launch(k_attn_rows<16, 32, 1, 2>, x, stream);
+        default: return attn_launch(k_attn_rows<0, 32, 1, 2>, x, stream);
     }
 }
 
@@ -20556,7 +20800,7 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
         x.a.part_sums = x.a.parts + x.n_splits * x.n_rows * args->v.ne[0];
     }
-    const gcuda_status st = attn_launch_mma(x, x.class_bytes > 0, stream);
+    const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
