@@ -2577,12 +2577,16 @@ struct gcuda_out_prod_args {
 //   logit_softcap 0: none
 //   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that may attend to nothing gets zeros
 //   fails    NULL, and ctx keeps the error: shapes that do not match, a type without float form, max_bias without mask
-// How a CUDA device computes it (gcuda_flash_attn_choose).
+// How a CUDA device computes it (gcuda_flash_attn_choose). Rows are tokens times the heads that share k and v.
 enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_AUTO,
     GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
-    GCUDA_FLASH_ATTN_SPLIT, // tensor cores, up to 32 rows (tokens times heads that share k and v) a block; positions are split
-    GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block
+    GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
+    GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
+};
+struct gcuda_flash_attn_plan {
+    enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
+    int n_splits, block_rows;        // blocks that share the positions of a row; rows of a block. 0: chosen
 };
 struct gcuda_flash_attn_ext_args {
     struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
@@ -2594,9 +2598,8 @@ struct gcuda_flash_attn_ext_args {
     // The plain path does so, and is the one that runs then.
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
     bool is_begun, is_open;     // positions were before these; there are more after them
-    enum gcuda_flash_attn_path path; // launchers: AUTO, or a wish, which is followed where the path can
-    int n_splits;                    // launchers: blocks that share the positions of a row; 0: chosen
-    void * scratch;                  // launchers: gcuda_flash_attn_ext_scratch_bytes
+    struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
+    void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
@@ -4338,9 +4341,10 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
-// The path and the number of splits that the launcher takes on the current device. SUCCESS, or FAILED: the device could not be asked.
+// The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
+// block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
-    const struct gcuda_flash_attn_ext_args * args, enum gcuda_flash_attn_path * path, int * n_splits);
+    const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
 //     PLAIN   capability below 750; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned; DK or DV not a multiple
 //             of 8; DK above 640 or DV above 256; too little shared memory
@@ -29643,7 +29647,10 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda_cut * cut, int d) {
+static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda_cut * cut, const union gcudai_args * args, int d) {
+    if (cut->op == GCUDA_OP_FLASH_ATTN_EXT && d == 2 && args->flash_attn_ext.plan.block_rows > 0) {
+        return 32 * (int64_t) args->flash_attn_ext.plan.block_rows; // tokens of whole blocks, whatever the group
+    }
     return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }
 
@@ -29655,7 +29662,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
-        const int64_t least = gcudai_cuda_cut_least(cut, d);
+        const int64_t least = gcudai_cuda_cut_least(cut, args, d);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             const int64_t want = (int64_t) ((double) n * GCUDAI_MIN(cu->cancel.chunk_us / gcudai_cuda_cost(cu, y, guess), 1.0));
@@ -29670,7 +29677,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_chunk_add(cu, y, args, guess);
 }
 
-// Attention, with memory for the maxima and sums that go from slice to slice.
+// Attention on the plain path, with memory for the maxima and sums that go from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
@@ -29689,11 +29696,21 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
-    const double guess = gcudai_cuda_guess(cu, y);
+    double guess = gcudai_cuda_guess(cu, y);
+    int first = GCUDAI_CUDA_CUT_TURN;
+    if (y->op == GCUDA_OP_FLASH_ATTN_EXT) {
+        struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
+        const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
+        if (st != GCUDA_STATUS_SUCCESS) { return st; }
+        if (plan->path != GCUDA_FLASH_ATTN_PLAIN) { // about a hundred times as fast; positions are not cut
+            guess *= 0.01;
+            first = 3;
+        }
+    }
     if (cut == NULL || gcudai_cuda_cost(cu, y, guess) <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, guess); }
     gcudai_cuda_cut_prepare(cut, args);
-    return y->op == GCUDA_OP_FLASH_ATTN_EXT ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
-                                            : gcudai_cuda_run_sliced(cu, y, cut, args, guess, GCUDAI_CUDA_CUT_TURN);
+    return y->op == GCUDA_OP_FLASH_ATTN_EXT && first == GCUDAI_CUDA_CUT_TURN ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
+                                                                             : gcudai_cuda_run_sliced(cu, y, cut, args, guess, first);
 }
 
 // The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.

@@ -19612,34 +19612,42 @@ static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, 
         y -= is_bf16 ? d_attn_rounded<true>(y) : d_attn_rounded<false>(y);
     }
 }
+static inline __device__ const char * d_attn_q_row(const d_attn_mma & a, const d_attn_block & b, int row) {
+    return d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s);
+}
+// A row of q into shared memory, by a warp, and the exponent that was taken out. v: its first 128 elements.
+static NO_INLINE __device__ void d_attn_put_row(const d_attn_mma & a, const d_attn_block & b, char * to, int * exponents, int row, float4 v) {
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps, kind = a.k.kind;
+    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const char * x = row < b.n_rows ? d_attn_q_row(a, b, row) : nullptr;
+    float max = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    NO_UNROLL for (int d = 4 * lane + 128; d < dk && x != nullptr; d += 128) {
+        const float4 w = d_attn_q_quad(a, x, d);
+        max = fmaxf(fmaxf(max, fmaxf(fabsf(w.x), fabsf(w.y))), fmaxf(fabsf(w.z), fabsf(w.w)));
+    }
+    const int exponent = kind == ATTN_BF16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
+    NO_UNROLL for (int d = 4 * lane; d < end; d += 128) {
+        if (d >= 128) { v = d < dk && x != nullptr ? d_attn_q_quad(a, x, d) : none; }
+        if (exponent != 0) { v = make_float4(ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent)); }
+        d_attn_put_pair(a, to, d_attn_q_place(kind, d, 0), v.x, kind == ATTN_Q4_0 ? v.z : v.y);
+        d_attn_put_pair(a, to, d_attn_q_place(kind, d, 1), kind == ATTN_Q4_0 ? v.y : v.z, v.w);
+    }
+    if (lane == 0) { exponents[row] = exponent; }
+}
 // Rows of q into shared memory, a warp a row, and the exponents that were taken out.
 static NO_INLINE __device__ void d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * shared, int * exponents, int block_rows) {
-    const int lane = (int) threadIdx.x % 32, n_warps = (int) blockDim.x / 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps, kind = a.k.kind;
-    NO_UNROLL for (int row = (int) threadIdx.x / 32; row < block_rows; row += n_warps) {
-        char * to = shared + row * a.q_stride;
-        if (row >= b.n_rows) {
-            NO_UNROLL for (int i = lane; i < a.q_parts * end / 2; i += 32) {
-                ((uint32_t *) (i < end / 2 ? to : to + a.q_bytes))[i < end / 2 ? i : i - end / 2] = 0;
-            }
-            if (lane == 0) { exponents[row] = 0; }
-            continue;
+    const int lane = (int) threadIdx.x % 32, n_warps = (int) blockDim.x / 32, dk = (int) a.p.q.ne[0];
+    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    NO_UNROLL for (int first = (int) threadIdx.x / 32; first < block_rows; first += 4 * n_warps) { // four rows arrive together
+        float4 early[4];
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int row = first + i * n_warps;
+            early[i] = row < b.n_rows && 4 * lane < dk ? d_attn_q_quad(a, d_attn_q_row(a, b, row), 4 * lane) : none;
         }
-        const char * x = d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s);
-        const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        float4 v = 4 * lane < dk ? d_attn_q_quad(a, x, 4 * lane) : none;
-        float max = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-        NO_UNROLL for (int d = 4 * lane + 128; d < dk; d += 128) {
-            const float4 w = d_attn_q_quad(a, x, d);
-            max = fmaxf(fmaxf(max, fmaxf(fabsf(w.x), fabsf(w.y))), fmaxf(fabsf(w.z), fabsf(w.w)));
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int row = first + i * n_warps;
+            if (row < block_rows) { d_attn_put_row(a, b, shared + row * a.q_stride, exponents, row, early[i]); }
         }
-        const int exponent = kind == ATTN_BF16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
-        NO_UNROLL for (int d = 4 * lane; d < end; d += 128) {
-            if (d >= 128) { v = d < dk ? d_attn_q_quad(a, x, d) : none; }
-            if (exponent != 0) { v = make_float4(ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent)); }
-            d_attn_put_pair(a, to, d_attn_q_place(kind, d, 0), v.x, kind == ATTN_Q4_0 ? v.z : v.y);
-            d_attn_put_pair(a, to, d_attn_q_place(kind, d, 1), kind == ATTN_Q4_0 ? v.y : v.z, v.w);
-        }
-        if (lane == 0) { exponents[row] = exponent; }
     }
 }
 
@@ -20066,9 +20074,10 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
     }
 }
 
-// Threads of a block, and blocks that a multiprocessor is to have registers for.
+// Threads of a block, and blocks that a multiprocessor is to have registers for: up to so many tiles times eights of rows two blocks of 8 warps.
+#define ATTN_PAIR_REGISTERS 16
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
-template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= 32 ? 2 : 1;
+template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
 // A block has up to 8 RT rows and a part of the tiles that they see; its warps take quarters of tiles in turn, each with a ring of its own.
 template <int KT, int DT, int RT, bool HAS_CODES>
@@ -20534,6 +20543,7 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
 // Blocks of a path.
 struct attn_blocks {
     int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp
+    bool has_pair;  // there are registers for two blocks on a multiprocessor
     size_t n_bytes; // of shared memory
 };
 
@@ -20608,12 +20618,12 @@ static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tile
 static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w, int n_tiles16) {
     const size_t all = p.max_shared > 0 ? p.max_shared : (size_t) SHARED_ALWAYS, shared_by_two = (all + 1024) / 2 - 1024;
     const int dt = attn_out_tiles(p), most = n_tiles16 == 1 ? ATTN_MAX_STAGES : 2;
-    for (int is_alone = all > (size_t) SHARED_ALWAYS ? 0 : 1; is_alone < 2; ++is_alone) {
+    for (int is_alone = all > (size_t) SHARED_ALWAYS && w.has_pair ? 0 : 1; is_alone < 2; ++is_alone) {
         for (int n = most; n >= 2; --n) {
             w.n_bytes = attn_bytes(a, w, n_tiles16, dt, n);
             if (fits_shared(w.n_bytes, is_alone ? all : shared_by_two)) {
                 a.n_stages = n;
-                w.per_sm = is_alone && all > (size_t) SHARED_ALWAYS ? 1 : 2;
+                    w.per_sm = is_alone && all > (size_t) SHARED_ALWAYS ? 1 : w.has_pair ? 2 : 1;
                 return true;
             }
         }
@@ -20622,10 +20632,13 @@ static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a,
 }
 
 static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_mma & a, attn_blocks & w) {
-    w.mt = n_queries <= 8 ? 1 : n_queries <= 16 || attn_out_tiles(p) > 16 ? 2 : 4;
+    const bool has_codes = attn_is_codes(p.k.type) || attn_is_codes(p.v.type), is_fixed = p.plan.path == GCUDA_FLASH_ATTN_SPLIT && p.plan.block_rows >= 8;
+    w.mt = is_fixed ? p.plan.block_rows / 8 : n_queries <= 8 ? 1 : n_queries <= 16 ? 2 : 4;
+    w.mt = w.mt >= 4 && attn_out_tiles(p) <= 16 ? 4 : w.mt >= 2 ? 2 : 1;
     w.block_rows = 8 * w.mt;
     attn_set_q(p, a, w.block_rows);
-    for (w.n_warps = attn_is_codes(p.k.type) && attn_is_codes(p.v.type) ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
+    for (w.n_warps = has_codes ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
+        w.has_pair = w.n_warps <= 4 || attn_out_tiles(p) * w.mt <= ATTN_PAIR_REGISTERS;
         if (attn_set_stages(p, a, w, 1)) { return true; }
     }
     return false;
@@ -20633,6 +20646,7 @@ static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_querie
 
 static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     w.n_warps = 4;
+    w.has_pair = true;
     w.mt = attn_out_tiles(p) <= 16 ? 2 : 1;
     w.block_rows = 64 * w.mt;
     attn_set_q(p, a, w.block_rows);
@@ -20659,7 +20673,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.n_queries = (int) (p.q.ne[1] * group);
     x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
     x.path = GCUDA_FLASH_ATTN_PLAIN;
-    if (p.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
+    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
     a.k = attn_side(p.k, 2 * attn_k_steps(p));
     a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
     a.n_tokens = (int) p.q.ne[1];
@@ -20690,9 +20704,9 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.fits_rows = attn_set_rows(p, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
     x.path = gcuda_flash_attn_choose(&c);
-    if (p.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        const bool can = p.path == GCUDA_FLASH_ATTN_SPLIT ? c.fits_split : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
-        x.path = can ? p.path : x.path;
+    if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
+        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT ? c.fits_split : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
+        x.path = can ? p.plan.path : x.path;
     }
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
@@ -20710,7 +20724,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
     // as many splits as keep every multiprocessor busy, of at least a tile; blocks that fill half of the device are not split by rows
     const int64_t units = n_row_blocks * (p.q.ne[2] / group) * p.q.ne[3], room = n_multiprocessors() * x.w.per_sm;
-    const int64_t want = p.n_splits > 0 ? p.n_splits : room / (units > 0 ? units : 1);
+    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
@@ -20728,13 +20742,17 @@ size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args
     return asked_bytes(x.class_bytes + x.part_bytes);
 }
 
-gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, enum gcuda_flash_attn_path * path, int * n_splits) {
-    *path = GCUDA_FLASH_ATTN_PLAIN;
-    *n_splits = 1;
+gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, gcuda_flash_attn_plan * plan) {
+    plan->path = GCUDA_FLASH_ATTN_PLAIN;
+    plan->n_splits = 1;
+    plan->block_rows = 0;
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
     const attn_plan x = attn_plan_of(*args);
-    *path = x.path;
-    *n_splits = x.path == GCUDA_FLASH_ATTN_PLAIN ? 1 : (int) x.n_splits;
+    if (x.path != GCUDA_FLASH_ATTN_PLAIN) {
+        plan->path = x.path;
+        plan->n_splits = (int) x.n_splits;
+        plan->block_rows = x.w.block_rows;
+    }
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
