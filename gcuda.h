@@ -2571,8 +2571,9 @@ struct gcuda_out_prod_args {
 //   q        [DK, N, H, S]   float; H heads, S sequences; any strides but the first
 //   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk
 //            and Hv; any strides but the first; v may lie inside k
-//   mask     NULL, or [KV, >= N, m2, m3]  float, contiguous; H divisible by m2, S by m3. -inf: position j is
-//            not attended to, and its k and v are not read
+//   mask     NULL, or [KV, >= N, m2, m3]  float, contiguous; H divisible by m2, S by m3. -inf: the query does not see
+//            position j: its score is replaced, not added to, so that k may be anything there. A position that no query of the
+//            call sees may hold anything in v too, NaN included; v must be finite where some query sees it
 //   max_bias      ALiBi's largest slope exponent, 0: none; > 0 needs a mask
 //   logit_softcap 0: none
 //   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that may attend to nothing gets zeros
@@ -2605,7 +2606,8 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
 // F32: products may not be accumulated in F16, on any backend. Fails, and changes nothing: a is no flash_attn_ext (NULL neither), a
-// precision that does not exist.
+// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are);
+// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Fails, and changes nothing: a is no flash_attn_ext.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.

@@ -19619,15 +19619,15 @@ static inline __device__ const char * d_attn_q_row(const d_attn_mma & a, const d
 static NO_INLINE __device__ void d_attn_put_row(const d_attn_mma & a, const d_attn_block & b, char * to, int * exponents, int row, float4 v) {
     const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps, kind = a.k.kind;
     const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const char * x = row < b.n_rows ? d_attn_q_row(a, b, row) : nullptr;
+    const char * x = d_attn_q_row(a, b, row);
     float max = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    NO_UNROLL for (int d = 4 * lane + 128; d < dk && x != nullptr; d += 128) {
+    NO_UNROLL for (int d = 4 * lane + 128; d < dk; d += 128) {
         const float4 w = d_attn_q_quad(a, x, d);
         max = fmaxf(fmaxf(max, fmaxf(fabsf(w.x), fabsf(w.y))), fmaxf(fabsf(w.z), fabsf(w.w)));
     }
     const int exponent = kind == ATTN_BF16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
     NO_UNROLL for (int d = 4 * lane; d < end; d += 128) {
-        if (d >= 128) { v = d < dk && x != nullptr ? d_attn_q_quad(a, x, d) : none; }
+        if (d >= 128) { v = d < dk ? d_attn_q_quad(a, x, d) : none; }
         if (exponent != 0) { v = make_float4(ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent)); }
         d_attn_put_pair(a, to, d_attn_q_place(kind, d, 0), v.x, kind == ATTN_Q4_0 ? v.z : v.y);
         d_attn_put_pair(a, to, d_attn_q_place(kind, d, 1), kind == ATTN_Q4_0 ? v.y : v.z, v.w);
@@ -19646,7 +19646,14 @@ static NO_INLINE __device__ void d_attn_put_q(const d_attn_mma & a, const d_attn
         }
         UNROLL for (int i = 0; i < 4; ++i) {
             const int row = first + i * n_warps;
-            if (row < block_rows) { d_attn_put_row(a, b, shared + row * a.q_stride, exponents, row, early[i]); }
+            if (row < b.n_rows) {
+                d_attn_put_row(a, b, shared + row * a.q_stride, exponents, row, early[i]);
+            } else if (row < block_rows) {
+                for (int part = 0; part < a.q_parts; ++part) {
+                    NO_UNROLL for (int k = lane; k < 8 * a.n_steps; k += 32) { ((uint32_t *) (shared + part * a.q_bytes + row * a.q_stride))[k] = 0; }
+                }
+                if (lane == 0) { exponents[row] = 0; }
+            }
         }
     }
 }
