@@ -17204,20 +17204,23 @@ struct gcudai_attn {
     double cost;                    // of a position for a query, about two steps of gcudai_work
 };
 
+static int64_t gcudai_gcd(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
     struct gcudai_attn a;
-    int64_t gk = p->q.ne[2] / p->k.ne[2], gv = p->q.ne[2] / p->v.ne[2];
-    while (gv != 0) { // greatest common divisor
-        const int64_t rest = gk % gv;
-        gk = gv;
-        gv = rest;
-    }
     a.dk = p->q.ne[0];
     a.dv = p->v.ne[0];
     a.n_kv = p->k.ne[1];
-    a.group = gk;
-    a.n_groups = p->q.ne[2] / gk;
-    a.n_queries = p->q.ne[1] * gk;
+    a.group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]);
+    a.n_groups = p->q.ne[2] / a.group;
+    a.n_queries = p->q.ne[1] * a.group;
     a.cost = (double) (a.dk + a.dv) + (p->logit_softcap == 0.0f ? 30.0 : 130.0); // and its exponential, its tanh
     const double all = a.cost * (double) a.n_kv;
     const double fit = all > 0.0 ? GCUDAI_ATTN_COST / all : GCUDAI_ATTN_BLOCK; // queries that fit over all positions
@@ -29650,8 +29653,10 @@ static gcuda_status gcudai_cuda_chunk_add(
 }
 
 static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda_cut * cut, const union gcudai_args * args, int d) {
-    if (cut->op == GCUDA_OP_FLASH_ATTN_EXT && d == 2 && args->flash_attn_ext.plan.block_rows > 0) {
-        return 32 * (int64_t) args->flash_attn_ext.plan.block_rows; // tokens of whole blocks, whatever the group
+    const struct gcuda_flash_attn_ext_args * p = &args->flash_attn_ext;
+    if (cut->op == GCUDA_OP_FLASH_ATTN_EXT && d == 2 && p->plan.block_rows > 0) { // tokens of whole blocks
+        const int64_t group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]);
+        return GCUDAI_MAX(p->plan.block_rows / gcudai_gcd(p->plan.block_rows, group), 32); // both are powers of 2
     }
     return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }

@@ -249,7 +249,7 @@ static gcuda_status launch_elements(void (*kernel)(P...), const gcuda_array & y,
 struct divisor {
     uint32_t n, factor, shift;
 };
-static divisor divisor_of(int64_t n) {
+static inline divisor divisor_of(int64_t n) {
     divisor d = { (uint32_t) n, 0, 0 };
     while ((1ll << d.shift) < n) { ++d.shift; }
     if (n > 0) { d.factor = (uint32_t) ((((1ull << d.shift) - (uint64_t) n) << 32) / (uint64_t) n + 1); }
@@ -20750,16 +20750,12 @@ size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args
 }
 
 gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, gcuda_flash_attn_plan * plan) {
-    plan->path = GCUDA_FLASH_ATTN_PLAIN;
-    plan->n_splits = 1;
-    plan->block_rows = 0;
-    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
-    const attn_plan x = attn_plan_of(*args);
-    if (x.path != GCUDA_FLASH_ATTN_PLAIN) {
-        plan->path = x.path;
-        plan->n_splits = (int) x.n_splits;
-        plan->block_rows = x.w.block_rows;
+    gcuda_flash_attn_plan chosen = { GCUDA_FLASH_ATTN_PLAIN, 1, 0 }; // plan may be that of args
+    if (n_elements(args->y) > 0) {
+        const attn_plan x = attn_plan_of(*args);
+        if (x.path != GCUDA_FLASH_ATTN_PLAIN) { chosen = { x.path, (int) x.n_splits, x.w.block_rows }; }
     }
+    *plan = chosen;
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
