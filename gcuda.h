@@ -14,7 +14,7 @@ BUILD
 
     With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is there):
 
-    nvcc -O3 -std=c++17 -arch=native -c gcuda_kernels.cu
+    nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
     cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
        -lstdc++ -lrt -ldl -lm -lpthread
 
@@ -29699,25 +29699,32 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     return st;
 }
 
+// Chooses how attention is computed before it is cut into slices, which all take that plan. Only the plain path cuts positions.
+static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * is_plain) {
+#if GCUDAI_KERNEL_HAS(ATTENTION)
+    struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
+    const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
+    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN;
+    return st;
+#else
+    (void) args, (void) is_plain;
+    return GCUDA_STATUS_SUCCESS;
+#endif
+}
+
 // A node of a graph that may be stopped.
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
     double guess = gcudai_cuda_guess(cu, y);
-    int first = GCUDAI_CUDA_CUT_TURN;
-    if (y->op == GCUDA_OP_FLASH_ATTN_EXT) {
-        struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
-        const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
-        if (st != GCUDA_STATUS_SUCCESS) { return st; }
-        if (plan->path != GCUDA_FLASH_ATTN_PLAIN) { // about a hundred times as fast; positions are not cut
-            guess *= 0.01;
-            first = 3;
-        }
-    }
+    const bool is_attention = y->op == GCUDA_OP_FLASH_ATTN_EXT;
+    bool is_plain = true;
+    if (is_attention) { GCUDAI_TRY(gcudai_cuda_plan_attention(args, &is_plain)); }
+    if (!is_plain) { guess *= 0.01; } // about a hundred times as fast as the plain path
     if (cut == NULL || gcudai_cuda_cost(cu, y, guess) <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, guess); }
     gcudai_cuda_cut_prepare(cut, args);
-    return y->op == GCUDA_OP_FLASH_ATTN_EXT && first == GCUDAI_CUDA_CUT_TURN ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
-                                                                             : gcudai_cuda_run_sliced(cu, y, cut, args, guess, first);
+    return is_attention && is_plain ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
+                                    : gcudai_cuda_run_sliced(cu, y, cut, args, guess, is_plain ? GCUDAI_CUDA_CUT_TURN : 3);
 }
 
 // The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.

@@ -1,6 +1,6 @@
 // gcuda_kernels.cu - the kernels of gcuda, one compilation unit (see gcuda.h, MIT licence).
 //
-//   nvcc -O3 -std=c++17 -arch=native -c gcuda_kernels.cu        for a shared library: and -Xcompiler -fPIC
+//   nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu        for a shared library: and -Xcompiler -fPIC
 //
 // CONTENTS
 //   >>k-base      element access, indices, warp and block reductions, launch(): the only launch in the file
