@@ -21,7 +21,7 @@ static const char * const content_names[] = { "ordinary", "big logits", "big q",
 struct attn_case {
     enum gcuda_type q, k, v, mask_type, sink_type;
     int64_t dk, dv, k_heads, v_heads, heads, tokens, n_kv, seqs;
-    int splits; // 0: automatic
+    int splits, block_rows; // 0: automatic
     enum mask_kind mask;
     int64_t mask_heads, mask_seqs; // planes
     bool is_hidden;                // NaN where no query sees
@@ -53,14 +53,16 @@ struct attention {
 static long n_runs[4]; // of each path
 
 // ---- the plan, in one place ----
-static void choose_path(struct gcuda_flash_attn_ext_args * p, enum gcuda_flash_attn_path path, int n_splits) {
-    p->path = path;
-    p->n_splits = n_splits;
+static void choose_plan(struct gcuda_flash_attn_ext_args * p, enum gcuda_flash_attn_path path, int n_splits, int block_rows) {
+    p->plan.path = path;
+    p->plan.n_splits = n_splits;
+    p->plan.block_rows = block_rows;
 }
-static enum gcuda_flash_attn_path path_of(const struct gcuda_flash_attn_ext_args * p, int * n_splits) {
-    enum gcuda_flash_attn_path path = GCUDA_FLASH_ATTN_AUTO;
-    CHECK_OK(gcuda_flash_attn_ext_plan(p, &path, n_splits));
-    return path;
+static struct gcuda_flash_attn_plan plan_of(const struct gcuda_flash_attn_ext_args * p) {
+    struct gcuda_flash_attn_plan plan;
+    memset(&plan, 0xff, sizeof plan);
+    CHECK_OK(gcuda_flash_attn_ext_plan(p, &plan));
+    return plan;
 }
 
 static int capability(void) {
@@ -401,7 +403,7 @@ static bool is_untouched(const char * on) {
     return is_ok;
 }
 
-// The result as the path chosen by choose_path has it.
+// The result as the chosen plan has it.
 static float * launched(struct attention * x) {
     const size_t size = x->p.y.nb[3] * (size_t) x->c.seqs, scratch_bytes = gcuda_flash_attn_ext_scratch_bytes(&x->p);
     float * y = (float *) malloc(size + 1);
@@ -480,36 +482,42 @@ static bool can_use_tensor_cores(const struct attn_case * c) {
     return capability() >= 750 && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 256;
 }
 
-// Every path that can run, each number of splits once, each so many times with the same bits.
+// The result of a path, so many times with the same bits.
+static void run_plan(struct attention * x, struct gcuda_flash_attn_plan plan, const float * plain, int n_times) {
+    float * y = launched(x);
+    ++n_runs[plan.path];
+    compare(x, y, plain, plan.path, plan.n_splits);
+    for (int k = 1; k < n_times; ++k) {
+        float * again = launched(x);
+        CHECK_MSG(memcmp(y, again, x->p.y.nb[3] * (size_t) x->c.seqs) == 0, "path %d, %d splits: other bits on another run", (int) plan.path, plan.n_splits);
+        free(again);
+    }
+    free(y);
+}
+
+// Every path that can run, each plan once.
 static void run_paths(struct attention * x, bool has_plain, int n_times) {
     static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS };
-    const size_t size = x->p.y.nb[3] * (size_t) x->c.seqs;
+    struct gcuda_flash_attn_plan done[6];
     float * plain = NULL;
-    int done[6][2], n_done = 0;
+    int n_done = 0;
     if (has_plain) {
-        choose_path(&x->p, GCUDA_FLASH_ATTN_PLAIN, 0);
+        choose_plan(&x->p, GCUDA_FLASH_ATTN_PLAIN, 0, 0);
         plain = launched(x);
         ++n_runs[GCUDA_FLASH_ATTN_PLAIN];
         compare(x, plain, NULL, GCUDA_FLASH_ATTN_PLAIN, 1);
     }
     for (int i = 0; i < 6; ++i) {
-        int n = 0;
         bool is_done = false;
-        choose_path(&x->p, wishes[i % 3], i < 3 ? x->c.splits : 0);
-        const enum gcuda_flash_attn_path path = path_of(&x->p, &n);
-        if (can_use_tensor_cores(&x->c) && x->c.max_shared > 96 << 10) { CHECK(path != GCUDA_FLASH_ATTN_PLAIN); }
-        for (int k = 0; k < n_done; ++k) { is_done = is_done || (done[k][0] == (int) path && done[k][1] == n); }
-        if (is_done || (has_plain && path == GCUDA_FLASH_ATTN_PLAIN)) { continue; }
-        done[n_done][0] = (int) path, done[n_done++][1] = n;
-        float * y = launched(x);
-        ++n_runs[path];
-        compare(x, y, plain, path, n);
-        for (int k = 1; k < n_times; ++k) {
-            float * again = launched(x);
-            CHECK_MSG(memcmp(y, again, size) == 0, "path %d, %d splits: other bits on another run", (int) path, n);
-            free(again);
+        choose_plan(&x->p, wishes[i % 3], i < 3 ? x->c.splits : 0, i < 3 ? x->c.block_rows : 0);
+        const struct gcuda_flash_attn_plan plan = plan_of(&x->p);
+        if (can_use_tensor_cores(&x->c) && x->c.max_shared > (size_t) 96 << 10) { CHECK(plan.path != GCUDA_FLASH_ATTN_PLAIN); }
+        for (int k = 0; k < n_done; ++k) {
+            is_done = is_done || (done[k].path == plan.path && done[k].n_splits == plan.n_splits && done[k].block_rows == plan.block_rows);
         }
-        free(y);
+        if (is_done || (has_plain && plan.path == GCUDA_FLASH_ATTN_PLAIN)) { continue; }
+        done[n_done++] = plan;
+        run_plan(x, plan, plain, n_times);
     }
     free(plain);
 }
@@ -530,10 +538,10 @@ static struct attn_case plain_case(enum gcuda_type k, enum gcuda_type v, int64_t
 
 static void name_of(char * to, size_t size, const char * test, const struct attn_case * c) {
     snprintf(to, size,
-        "%s/q %s k %s v %s/head %lld,%lld heads %lld,%lld,%lld tokens %lld positions %lld seqs %lld/splits %d/mask %s %s planes %lld,%lld%s/%s skew "
+        "%s/q %s k %s v %s/head %lld,%lld heads %lld,%lld,%lld tokens %lld positions %lld seqs %lld/splits %d of %d/mask %s %s planes %lld,%lld%s/%s skew "
         "%d,%d,%d/bias %g cap %g%s%s%s/shared %zu/%s",
         test, gcuda_type_name(c->q), gcuda_type_name(c->k), gcuda_type_name(c->v), (long long) c->dk, (long long) c->dv, (long long) c->heads,
-        (long long) c->k_heads, (long long) c->v_heads, (long long) c->tokens, (long long) c->n_kv, (long long) c->seqs, c->splits, mask_names[c->mask],
+        (long long) c->k_heads, (long long) c->v_heads, (long long) c->tokens, (long long) c->n_kv, (long long) c->seqs, c->splits, c->block_rows, mask_names[c->mask],
         gcuda_type_name(c->mask_type), (long long) c->mask_heads, (long long) c->mask_seqs, c->is_hidden ? " hidden" : "", layout_names[c->layout], c->skew,
         c->q_skew, c->mask_skew, (double) c->max_bias, (double) c->softcap, c->has_sinks ? " sinks " : "",
         c->has_sinks ? gcuda_type_name(c->sink_type) : "", c->is_f32 ? " F32" : "", c->max_shared, content_names[c->content]);
@@ -541,7 +549,7 @@ static void name_of(char * to, size_t size, const char * test, const struct attn
 
 static void run_case(const char * test, const struct attn_case * c, bool has_plain, int n_times) {
     struct attention x;
-    char name[480];
+    char name[512];
     name_of(name, sizeof name, test, c);
     if (!test_case_begin(name)) { return; }
     attention_begin(&x, c, name);
@@ -576,6 +584,7 @@ static void draw_sizes(struct attn_case * c, struct rng * r) {
     c->n_kv = positions_of[i];
     while (i > 0 && c->heads * c->tokens * c->seqs * c->n_kv * (c->dk + c->dv) > SIZE(1000000000, 10000000)) { c->n_kv = positions_of[--i]; }
     c->splits = splits_of[rng_below(r, N_OF(splits_of))];
+    c->block_rows = rng_below(r, 2) == 0 ? 0 : 8 << rng_below(r, 3);
 }
 
 static void draw_mask(struct attn_case * c, struct rng * r) {
@@ -634,13 +643,13 @@ TEST(views) { // of codes at each multiple of 2, of floats at multiples of 16, a
 TEST(unaligned_rows) { // these go to the plain kernel, whatever was wished
     struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 2, 2, 3, 70, MASK_CAUSAL);
     struct attention x;
-    int n = 0;
     attention_begin(&x, &c, "unaligned_rows");
-    x.p.k.data = (char *) x.p.k.data + 8; // rows of k from the fifth element on: only the path is asked
+    x.p.k.data = (char *) x.p.k.data + 8; // rows of k from the fifth element on: only the plan is asked
     for (int path = 0; path < 4; ++path) {
-        choose_path(&x.p, (enum gcuda_flash_attn_path) path, 2);
-        CHECK_EQ_I(path_of(&x.p, &n), GCUDA_FLASH_ATTN_PLAIN);
-        CHECK_EQ_I(n, 1);
+        choose_plan(&x.p, (enum gcuda_flash_attn_path) path, 2, 8);
+        const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
+        CHECK_EQ_I(plan.path, GCUDA_FLASH_ATTN_PLAIN);
+        CHECK_EQ_I(plan.n_splits, 1);
     }
     attention_end(&x);
     c.dk = 36, c.dv = 44;
@@ -727,6 +736,62 @@ TEST(same_bits) {
     }
 }
 
+// As a graph that may be stopped is cut: tokens from a multiple of 32 and of a block's rows, with the plan of all.
+static void run_slices(struct attention * x, enum gcuda_flash_attn_path path, int64_t first) {
+    const struct gcuda_flash_attn_ext_args all = x->p;
+    choose_plan(&x->p, path, x->c.splits, x->c.block_rows);
+    x->p.plan = plan_of(&x->p);
+    const size_t size = all.y.nb[3] * (size_t) x->c.seqs;
+    float * whole = launched(x), * parts = (float *) malloc(size);
+    CHECK_MSG(x->p.plan.path == path && first % x->p.plan.block_rows == 0, "path %d, %d rows", (int) x->p.plan.path, x->p.plan.block_rows);
+    compare(x, whole, NULL, path, x->p.plan.n_splits);
+    poison(all.y.data, size + GUARD);
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_flash_attn_ext_args p = x->p;
+        const int64_t from = i == 0 ? 0 : first;
+        p.q.ne[1] = p.y.ne[2] = i == 0 ? first : x->c.tokens - first;
+        p.q.data = (char *) p.q.data + (size_t) from * p.q.nb[1];
+        p.y.data = (char *) p.y.data + (size_t) from * p.y.nb[2];
+        if (p.mask.data != NULL) {
+            p.mask.ne[1] -= from;
+            p.mask.data = (char *) p.mask.data + (size_t) from * p.mask.nb[1];
+        }
+        CHECK(cudaMalloc(&p.scratch, gcuda_flash_attn_ext_scratch_bytes(&p) + 1) == cudaSuccess);
+        CHECK_OK(gcuda_launch_flash_attn_ext(&p, NULL));
+        CHECK(cudaDeviceSynchronize() == cudaSuccess && cudaFree(p.scratch) == cudaSuccess);
+    }
+    CHECK(cudaMemcpy(parts, all.y.data, size, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(memcmp(whole, parts, size) == 0);
+    compare(x, parts, NULL, path, x->p.plan.n_splits);
+    x->p = all;
+    free(whole);
+    free(parts);
+}
+
+TEST(slices_of_tokens) {
+    if (capability() < 750) {
+        test_skip("no tensor cores");
+        return;
+    }
+    for (int i = 0; i < 16; ++i) {
+        const enum gcuda_type k = kv_types[i % 4], v = kv_types[(i + i / 4) % 4];
+        const bool has_codes = gcuda_is_quantized(k) || gcuda_is_quantized(v);
+        struct attn_case c = plain_case(k, v, 64, 64, 2, 2, 150, i % 2 == 0 ? 333 : 130, i < 8 ? MASK_TILES : i < 12 ? MASK_CAUSAL : MASK_NONE);
+        struct attention x;
+        char name[512];
+        c.seqs = 1 + i % 2;
+        c.mask_heads = i % 3 == 0 ? 1 : c.heads, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.splits = i % 3;
+        name_of(name, sizeof name, "slices_of_tokens", &c);
+        if (!test_case_begin(name)) { continue; }
+        attention_begin(&x, &c, name);
+        run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32);
+        if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
+        attention_end(&x);
+        test_case_end();
+    }
+}
+
 // ---- shared memory ----
 TEST(little_shared_memory) { // what every device has
     for (int t = 0; t < 16; ++t) {
@@ -800,16 +865,14 @@ TEST(wishes_are_followed) { // where the path can
         const struct attn_case c = plain_case((enum gcuda_type) rows[i].k, GCUDA_TYPE_F16, 64, 64, 1, 1, rows[i].tokens, 300, MASK_NONE);
         struct attention x;
         attention_begin(&x, &c, "wishes_are_followed");
-        for (int splits = 1; splits < 4; ++splits) {
-            int n = 0;
-            choose_path(&x.p, (enum gcuda_flash_attn_path) rows[i].wish, splits);
-            CHECK_EQ_I(path_of(&x.p, &n), rows[i].path);
-            CHECK_EQ_I(n, rows[i].path == GCUDA_FLASH_ATTN_PLAIN ? 1 : splits);
+        for (int splits = 1; splits < 5; ++splits) { // the last: more than tiles
+            choose_plan(&x.p, (enum gcuda_flash_attn_path) rows[i].wish, splits < 4 ? splits : 100, 16);
+            const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
+            CHECK_EQ_I(plan.path, rows[i].path);
+            CHECK_EQ_I(plan.n_splits, rows[i].path == GCUDA_FLASH_ATTN_PLAIN ? 1 : splits < 4 ? splits : 5);
+            CHECK(plan.path != GCUDA_FLASH_ATTN_ROWS || plan.block_rows >= 64);
+            CHECK(plan.path != GCUDA_FLASH_ATTN_SPLIT || rows[i].wish != GCUDA_FLASH_ATTN_SPLIT || plan.block_rows == 16);
         }
-        choose_path(&x.p, (enum gcuda_flash_attn_path) rows[i].wish, 100); // of 5 tiles
-        int n = 0;
-        path_of(&x.p, &n);
-        CHECK_EQ_I(n, rows[i].path == GCUDA_FLASH_ATTN_PLAIN ? 1 : 5);
         attention_end(&x);
     }
 }
