@@ -27,6 +27,7 @@ struct attn_case {
     bool is_hidden;                // NaN where no query sees
     enum layout layout;
     int skew, q_skew, mask_skew;   // of the first byte: units of alignment; elements
+    bool is_tight;                 // k and v end with their memory, for tools that watch it; else rows of NaN follow
     float max_bias, softcap;
     bool has_sinks, is_f32;
     size_t max_shared;
@@ -111,14 +112,15 @@ static struct source source_of(enum gcuda_type type, int64_t ne0, int64_t ne1, i
         x.a.nb[3] = x.a.nb[2] * (size_t) ne2;
     }
     x.first = first;
-    x.size = first + x.a.nb[3] * (size_t) ne3 + 32;
-    x.bytes = (char *) memset(malloc(x.size), 0xff, x.size);
+    x.size = first + x.a.nb[3] * (size_t) ne3;
+    if (spare == 0 && x.size > first) { x.size = first + x.a.nb[3] * (size_t) (ne3 - 1) + x.a.nb[2] * (size_t) (ne2 - 1) + x.a.nb[1] * (size_t) (ne1 - 1) + row; }
+    x.bytes = (char *) memset(malloc(x.size + 1), 0xff, x.size);
     return x;
 }
 
 static void upload(struct source * x) {
     char * data = NULL;
-    CHECK(cudaMalloc((void **) &data, x->size) == cudaSuccess);
+    CHECK(cudaMalloc((void **) &data, x->size + (x->size == 0)) == cudaSuccess);
     CHECK(cudaMemcpy(data, x->bytes, x->size, cudaMemcpyHostToDevice) == cudaSuccess);
     x->a.data = data + x->first;
 }
@@ -241,11 +243,12 @@ static void make_sources(struct attention * x) {
     struct attn_case * c = &x->c;
     const bool has_codes[2] = { gcuda_is_quantized(c->k), gcuda_is_quantized(c->v) };
     const enum layout layout = c->layout == V_IN_K ? PADDED : c->layout;
+    const int64_t spare = c->is_tight ? 0 : 3;
     const size_t pad[2] = { layout == PACKED ? 0 : has_codes[0] ? 2 : 16, layout == PACKED ? 0 : has_codes[1] ? 6 : 48 };
     const size_t first[2] = { (size_t) c->skew * (has_codes[0] ? 2 : 16), (size_t) c->skew * (has_codes[1] ? 2 : 16) };
     x->q = source_of(c->q, c->dk, c->tokens, c->heads, c->seqs, c->q_skew % 2 == 0 ? PACKED : INTERLEAVED,
         (size_t) (c->q_skew / 2) * gcuda_type_size(c->q), (size_t) (c->q_skew / 4) * gcuda_type_size(c->q), 0);
-    x->k = source_of(c->k, c->dk, c->n_kv, c->k_heads, c->seqs, layout, pad[0], first[0], 3);
+    x->k = source_of(c->k, c->dk, c->n_kv, c->k_heads, c->seqs, layout, pad[0], first[0], spare);
     fill_rows(&x->q, &x->r, 1.7, c->content == BIG_Q ? 1e6 : 1.0);
     fill_rows(&x->k, &x->r, 1.7, 1.0);
     if (c->layout == V_IN_K) {
@@ -253,7 +256,7 @@ static void make_sources(struct attention * x) {
         x->v.a.ne[0] = c->dv;
         return;
     }
-    x->v = source_of(c->v, c->dv, c->n_kv, c->v_heads, c->seqs, layout, pad[1], first[1], 3);
+    x->v = source_of(c->v, c->dv, c->n_kv, c->v_heads, c->seqs, layout, pad[1], first[1], spare);
     fill_rows(&x->v, &x->r, 1.0, 1.0);
     if (c->content == BIG_LOGITS) { round_rows(&x->q); }
     if (c->content == BIG_V && has_codes[1]) { enlarge_scales(&x->v, &x->r); }
@@ -539,11 +542,11 @@ static struct attn_case plain_case(enum gcuda_type k, enum gcuda_type v, int64_t
 static void name_of(char * to, size_t size, const char * test, const struct attn_case * c) {
     snprintf(to, size,
         "%s/q %s k %s v %s/head %lld,%lld heads %lld,%lld,%lld tokens %lld positions %lld seqs %lld/splits %d of %d/mask %s %s planes %lld,%lld%s/%s skew "
-        "%d,%d,%d/bias %g cap %g%s%s%s/shared %zu/%s",
+        "%d,%d,%d%s/bias %g cap %g%s%s%s/shared %zu/%s",
         test, gcuda_type_name(c->q), gcuda_type_name(c->k), gcuda_type_name(c->v), (long long) c->dk, (long long) c->dv, (long long) c->heads,
         (long long) c->k_heads, (long long) c->v_heads, (long long) c->tokens, (long long) c->n_kv, (long long) c->seqs, c->splits, c->block_rows, mask_names[c->mask],
         gcuda_type_name(c->mask_type), (long long) c->mask_heads, (long long) c->mask_seqs, c->is_hidden ? " hidden" : "", layout_names[c->layout], c->skew,
-        c->q_skew, c->mask_skew, (double) c->max_bias, (double) c->softcap, c->has_sinks ? " sinks " : "",
+        c->q_skew, c->mask_skew, c->is_tight ? " tight" : "", (double) c->max_bias, (double) c->softcap, c->has_sinks ? " sinks " : "",
         c->has_sinks ? gcuda_type_name(c->sink_type) : "", c->is_f32 ? " F32" : "", c->max_shared, content_names[c->content]);
 }
 
@@ -607,6 +610,7 @@ static struct attn_case drawn_case(int64_t i, struct rng * r) {
     c.layout = (enum layout) rng_below(r, c.k == c.v && c.dv <= c.dk && c.k_heads == c.v_heads ? N_LAYOUTS : V_IN_K);
     c.skew = (int) rng_below(r, 8);
     c.q_skew = (int) rng_below(r, 8);
+    c.is_tight = rng_below(r, 2) == 0;
     c.softcap = rng_below(r, 5) == 0 ? 3.0f : 0.0f;
     c.has_sinks = rng_below(r, 4) == 0;
     c.sink_type = float_types[rng_below(r, 3)];
@@ -631,7 +635,7 @@ TEST(views) { // of codes at each multiple of 2, of floats at multiples of 16, a
     for (int t = 0; t < 4; ++t) {
         for (int skew = 0; skew < 8; ++skew) {
             struct attn_case c = plain_case(kv_types[t], kv_types[t], 64, 64, 2, 3, 3, 77, skew % 2 == 0 ? MASK_NONE : MASK_HOLES);
-            c.skew = skew, c.q_skew = skew, c.splits = 1 + skew % 2;
+            c.skew = skew, c.q_skew = skew, c.splits = 1 + skew % 2, c.is_tight = skew / 2 % 2 == 0;
             for (int layout = 0; layout < N_LAYOUTS; ++layout) {
                 c.layout = (enum layout) layout;
                 run_case("views", &c, false, 1);
