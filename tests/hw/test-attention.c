@@ -688,6 +688,21 @@ TEST(unseen_positions_may_hold_nan) {
     }
 }
 
+// Classes of the mask: several blocks of tokens, planes and words of 32 tiles; tokens and heads that share rows of a block.
+TEST(visible_tiles) {
+    static const enum mask_kind masks[] = { MASK_CAUSAL, MASK_WINDOW, MASK_TILES, MASK_PREFIX, MASK_EMPTY_ROWS, MASK_BIAS };
+    for (int i = 0; i < SIZE(96, 24); ++i) {
+        const enum gcuda_type type = kv_types[i % 4];
+        const int64_t tokens = i % 3 == 0 ? 3 : 40, n_kv = i % 3 == 0 ? 2500 : i % 3 == 1 ? 601 : 330;
+        struct attn_case c = plain_case(type, type, 32, 32, 2, i % 5 == 0 ? 4 : 2, tokens, n_kv, masks[(i + i / 6) % 6]);
+        c.mask_heads = i % 2 == 0 ? c.heads : 1;
+        c.mask_type = float_types[i % 3 == 1 ? 1 : i % 2];
+        c.splits = i % 7, c.block_rows = 8 << i % 3;
+        c.is_hidden = i % 4 > 0;
+        run_case("visible_tiles", &c, false, 1);
+    }
+}
+
 TEST(no_positions) { // zeros, with a sink too
     for (int t = 0; t < 4; ++t) {
         struct attn_case c = plain_case(kv_types[t], kv_types[t], 64, 64, 1, 4, 40, 0, t % 2 == 0 ? MASK_NONE : MASK_ZERO);
