@@ -19309,6 +19309,7 @@ struct d_attn_mma {
     divisor group, n_groups, n_row_blocks, n_splits; // group: heads that share k and v
     divisor heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
     int n_tiles, n_words, n_class_blocks;
+    int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
     int is_v_in_k, is_wide_mask, is_wide_q, is_behind;
@@ -19594,7 +19595,8 @@ static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_bloc
 static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return d_divide(b.row0 + row, a.group); }
 // Number of a row in the result, and among partial ones.
 static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
-    return ((int64_t) b.s * a.n_tokens + d_attn_token(a, b, row)) * a.n_heads + d_attn_head(a, b, row);
+    const int seq_rows = a.parts == nullptr ? a.y_seq_rows : a.n_tokens * a.n_heads;
+    return (int64_t) b.s * seq_rows + d_attn_token(a, b, row) * a.n_heads + d_attn_head(a, b, row);
 }
 
 // Four elements of a row of q, as floats.
@@ -19786,7 +19788,7 @@ static inline __device__ void d_attn_split_begin(d_attn_split_state<DT, RT> & st
             st.sum[rt][e] = 0.0f;
             st.unit[rt][e] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
             st.slope[rt][e] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
-            st.mask_row[rt][e] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * (int) a.p.mask.ne[1] + d_attn_token(a, b, row);
+            st.mask_row[rt][e] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
         }
         UNROLL for (int j = 0; j < DT / 2; ++j) {
             UNROLL for (int i = 0; i < 4; ++i) { st.o[rt][j][i] = 0.0f; }
@@ -20521,7 +20523,9 @@ static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT 
                 const float4 x = shares[w][lane];
                 v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
             }
-            *(float4 *) ((float *) a.p.y.data + (int64_t) row * a.dv + d) = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+            const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - seq_rows;
+            const int64_t out = row + (gap != 0 ? (int64_t) (row / seq_rows) * gap : 0);
+            *(float4 *) ((float *) a.p.y.data + out * a.dv + d) = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
         }
         __syncthreads();
     }
@@ -20723,6 +20727,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.n_row_blocks = divisor_of(n_row_blocks);
     a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
     a.n_words = (a.n_tiles + 31) / 32;
+    a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
+    a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
     a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
     a.is_wide_q = p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
