@@ -1035,6 +1035,13 @@ static inline __device__ uint32_t d_shared_u16(d_shared_at at) {
     return *(const uint16_t *) at;
 #endif
 }
+static inline __device__ void d_shared_put_u16(d_shared_at at, uint32_t v) {
+#if D_ASYNC_COPIES
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((uint16_t) v) : "memory");
+#else
+    *(uint16_t *) at = (uint16_t) v;
+#endif
+}
 // The compiler forgets how the place was computed, and does not compute it anew for each access.
 static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
 #if D_ASYNC_COPIES
@@ -19477,17 +19484,22 @@ struct d_attn_walk {
 };
 
 // ---- k and v in shared memory ----
-// Copies ROWS positions from j0 to shared memory, by STEP threads. A row begins there as far after a multiple of 16 as it does in memory
-// (d_attn_skew). After the row and after the last position there are zeros.
+// Copies n_rows positions from j0 to shared memory, by `step` threads. A row begins there as far after a multiple of 16 as it does in
+// memory (d_attn_skew). After the last position there are zeros. The last piece of a row is read as a whole, which stays within the
+// tensor, but for the last position: a copy of fewer than 16 bytes counts as one of 16 for compute-sanitizer.
 static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0, int n_rows,
     int thread, int step) {
     const char * x = head + j0 * (int64_t) nb1; // rows of a tile are less than 2 GiB apart
-    const int n_in = n_kv - j0 < n_rows ? n_kv - j0 : n_rows;
     NO_UNROLL for (int i = thread; i < n_rows * s.n_pieces; i += step) {
         const int row = i / s.n_pieces, piece = i - row * s.n_pieces, at = row * (int) nb1, skew = ((int) (uintptr_t) x + at) & 15;
-        int n = row < n_in ? skew + s.row_bytes - 16 * piece : 0;
-        n = n < 0 ? 0 : n > 16 ? 16 : n;
-        d_copy_16_to(to + row * s.stride + 16 * piece, n > 0 ? x + at - skew + 16 * piece : head - ((uintptr_t) head & 15), n);
+        const int n = j0 + row < n_kv ? skew + s.row_bytes - 16 * piece : 0;
+        const char * from = x + at - skew + 16 * piece;
+        const d_shared_at place = to + row * s.stride + 16 * piece;
+        if (n > 0 && n < 16 && j0 + row + 1 == n_kv) {
+            NO_UNROLL for (int k = 0; k < n; k += 2) { d_shared_put_u16(place + k, *(const uint16_t *) (from + k)); }
+        } else {
+            d_copy_16_or_zero(place, n > 0 ? from : head - ((uintptr_t) head & 15), n > 0);
+        }
     }
 }
 // The same of codes, where a position follows: the last piece of a row is read as a whole, which stays within the tensor. Lanes divide
