@@ -10,8 +10,8 @@
 #define SIZE(device, simulated) (device)
 #endif
 
-enum mask_kind { MASK_NONE, MASK_ZERO, MASK_CAUSAL, MASK_WINDOW, MASK_BIAS, MASK_HOLES, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX, N_MASKS };
-static const char * const mask_names[N_MASKS] = { "none", "zero", "causal", "window", "bias", "holes", "empty rows", "tiles", "prefix" };
+enum mask_kind { MASK_NONE, MASK_ZERO, MASK_CAUSAL, MASK_WINDOW, MASK_BIAS, MASK_HOLES, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX, MASK_SINGLE, N_MASKS };
+static const char * const mask_names[N_MASKS] = { "none", "zero", "causal", "window", "bias", "holes", "empty rows", "tiles", "prefix", "single" };
 enum layout { PACKED, PADDED, INTERLEAVED, V_IN_K, N_LAYOUTS };
 static const char * const layout_names[N_LAYOUTS] = { "packed", "padded", "interleaved", "v in k" };
 // BIG_LOGITS: up to 1e4, of q that F16 holds. BIG_Q: elements of 1e6. BIG_V: codes times scale beyond F16.
@@ -189,6 +189,7 @@ static double any_bias(const struct attn_case * c, struct rng * r, bool is_tile_
         case MASK_EMPTY_ROWS: return !is_row_seen || rng_below(r, 3) == 0 ? -INFINITY : 0.0;
         case MASK_TILES: return is_tile_seen ? 0.0 : -INFINITY;
         case MASK_PREFIX: return j < (c->n_kv + 2) / 3 ? 0.0 : -INFINITY;
+        case MASK_SINGLE: return rng_below(r, 1500) > 0 ? 0.0 : rng_below(r, 2) == 0 ? -INFINITY : 4.0; // about one of a class
         default: return 0.0;
     }
 }
@@ -690,14 +691,14 @@ TEST(unseen_positions_may_hold_nan) {
 
 // Classes of the mask: several blocks of tokens, planes and words of 32 tiles; tokens and heads that share rows of a block.
 TEST(visible_tiles) {
-    static const enum mask_kind masks[] = { MASK_CAUSAL, MASK_WINDOW, MASK_TILES, MASK_PREFIX, MASK_EMPTY_ROWS, MASK_BIAS };
-    for (int i = 0; i < SIZE(96, 24); ++i) {
+    static const enum mask_kind masks[] = { MASK_CAUSAL, MASK_WINDOW, MASK_TILES, MASK_PREFIX, MASK_EMPTY_ROWS, MASK_BIAS, MASK_SINGLE };
+    for (int i = 0; i < SIZE(96, 28); ++i) {
         const enum gcuda_type type = kv_types[i % 4];
-        const int64_t tokens = i % 3 == 0 ? 3 : 40, n_kv = i % 3 == 0 ? 2500 : i % 3 == 1 ? 601 : 330;
-        struct attn_case c = plain_case(type, type, 32, 32, 2, i % 5 == 0 ? 4 : 2, tokens, n_kv, masks[(i + i / 6) % 6]);
+        const int64_t tokens = i % 3 == 0 ? 3 : 40, n_kv = i % 3 == 0 ? 2504 : i % 3 == 1 ? 601 : 328;
+        struct attn_case c = plain_case(type, type, 32, 32, 2, i % 5 == 0 ? 4 : 2, tokens, n_kv, masks[i % 7]);
         c.mask_heads = i % 2 == 0 ? c.heads : 1;
         c.mask_type = float_types[i % 3 == 1 ? 1 : i % 2];
-        c.splits = i % 7, c.block_rows = 8 << i % 3;
+        c.splits = i / 2 % 5, c.block_rows = 8 << i % 3;
         c.is_hidden = i % 4 > 0;
         run_case("visible_tiles", &c, false, 1);
     }
