@@ -621,7 +621,7 @@ static struct attn_case drawn_case(int64_t i, struct rng * r) {
 }
 
 TEST(cross_product) {
-    const int64_t n = test_full() ? SIZE(6000, 2000) : SIZE(600, 144);
+    const int64_t n = test_full() ? SIZE(6000, 2000) : SIZE(1200, 144);
     struct rng r = rng_for("cross_product");
     for (int64_t i = 0; i < n; ++i) {
         char test[40];
@@ -702,6 +702,18 @@ TEST(visible_tiles) {
         c.splits = i / 2 % 5, c.block_rows = 8 << i % 3;
         c.is_hidden = i % 4 > 0;
         run_case("visible_tiles", &c, false, 1);
+    }
+}
+
+TEST(many_splits) { // more than a warp has lanes, of which most see nothing where the mask hides two thirds
+    for (int t = 0; t < 4; ++t) {
+        for (int i = 0; i < 2; ++i) {
+            struct attn_case c = plain_case(kv_types[t], kv_types[(t + i) % 4], 64, i == 0 ? 64 : 128, 1, 2, 1 + t % 2, 4097, i == 0 ? MASK_NONE : MASK_PREFIX);
+            c.splits = t < 2 ? 65 : 40;
+            c.is_hidden = true;
+            c.has_sinks = t == 1;
+            run_case("many_splits", &c, false, 1);
+        }
     }
 }
 
