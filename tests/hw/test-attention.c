@@ -255,6 +255,7 @@ static void make_sources(struct attention * x) {
     if (c->layout == V_IN_K) {
         x->v = x->k;
         x->v.a.ne[0] = c->dv;
+        x->v.a.ne[2] = c->v_heads;
         return;
     }
     x->v = source_of(c->v, c->dv, c->n_kv, c->v_heads, c->seqs, layout, pad[1], first[1], spare);
@@ -668,6 +669,8 @@ TEST(v_in_k) { // one head for all of q, as latent attention has it
             struct attn_case c = plain_case(kv_types[t], kv_types[t], sizes[i][0], sizes[i][1], 1, 16, 1 + i % 3, 130, i % 2 == 0 ? MASK_NONE : MASK_HOLES);
             c.layout = V_IN_K, c.splits = i % 3, c.is_hidden = true;
             run_case("v_in_k", &c, false, 1);
+            c.k_heads = 4, c.v_heads = 2, c.tokens = 1, c.is_hidden = false; // values of the first two heads, for twice as many heads of q
+            run_case("v_in_k", &c, false, 1);
         }
     }
 }
@@ -712,6 +715,7 @@ TEST(many_splits) { // more than a warp has lanes, of which most see nothing whe
             c.splits = t < 2 ? 65 : 40;
             c.is_hidden = true;
             c.has_sinks = t == 1;
+            c.content = t % 2 == 0 ? BIG_LOGITS : ORDINARY;
             run_case("many_splits", &c, false, 1);
         }
     }
