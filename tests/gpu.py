@@ -21,7 +21,7 @@ they are of the same sources and machine.
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
                captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for, most of it for
                memcheck: the stage once more, on the same sources, goes on behind the last of them. racecheck also over a few
-               blocks of every kernel of products and convolutions in tiles
+               blocks of every kernel of products, convolutions and attention in tiles
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets; bench-sorts: argsort and top_k beside CUB
     upload     build/cuda/bench-upload: host to device
     peers      with --gpus 2 (or more): the operations on the second device, those of tests/hw that look at all devices, row-split
@@ -61,7 +61,7 @@ TOOLS = {"racecheck": 150, "initcheck": 150, "synccheck": 150, "memcheck": 60}  
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.
 DIGITS_UNDER = {"initcheck": "digits-no-cublas"}
 # Kernels of tiles in shared memory: hardly a case of test-ops is large enough for those of warp groups, and cuBLAS has the floats.
-TILES = [["build/cuda/test-warp-groups", "--filter", "few_blocks"], ["build/cuda/test-conv", "--filter", "few_blocks"]]
+TILES = [[f"build/cuda/{program}", "--filter", "few_blocks"] for program in ("test-warp-groups", "test-conv", "test-attention")]
 
 
 def sources():
