@@ -4348,8 +4348,8 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_fl
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
-//     PLAIN   capability below 750; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned; DK or DV not a multiple
-//             of 8; DK above 640 or DV above 256; too little shared memory
+//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned;
+//             DK or DV not a multiple of 8; DK above 640 or DV above 256; too little shared memory
 //     ROWS    more than 32 rows, k and v F16 or BF16, and shared memory for it
 //     SPLIT   otherwise
 struct gcuda_flash_attn_case {

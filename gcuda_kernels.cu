@@ -20522,7 +20522,7 @@ static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT 
             }
             UNROLL for (int k = 0; k < 8; ++k) {
                 const float w = d_exp2(top[k] - base);
-                if (w != 0.0f) { // a split without positions has written nothing
+                if (w != 0.0f) { // else the split has seen nothing
                     v.x += w * x[k].x, v.y += w * x[k].y, v.z += w * x[k].z, v.w += w * x[k].w;
                 }
             }
@@ -20558,6 +20558,7 @@ static bool attn_is_codes(gcuda_type type) { return type == GCUDA_TYPE_Q8_0 || t
 enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
     if (c->capability < 750 || attn_kind(c->k_type) < 0 || attn_kind(c->v_type) < 0 || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 256) { return GCUDA_FLASH_ATTN_PLAIN; }
+    if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
     const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type);
     if (!has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     return c->fits_split ? GCUDA_FLASH_ATTN_SPLIT : GCUDA_FLASH_ATTN_PLAIN;

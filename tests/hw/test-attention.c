@@ -484,7 +484,8 @@ static void compare(const struct attention * x, const float * y, const float * p
 
 // Kernels for tensor cores take the sizes, types and strides of this case, whatever their shared memory.
 static bool can_use_tensor_cores(const struct attn_case * c) {
-    return capability() >= 750 && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 256;
+    const bool has_bf16 = c->k == GCUDA_TYPE_BF16 || c->v == GCUDA_TYPE_BF16;
+    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 256;
 }
 
 // The result of a path, so many times with the same bits.
@@ -865,8 +866,11 @@ TEST(choice_of_a_path) {
         { 900, F16, F16, 128, 128, 32, 1, 1, 1, SPLIT },
         { 900, F16, F16, 128, 128, 33, 1, 1, 1, ROWS },
         { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, ROWS },
-        { 750, BF16, BF16, 64, 64, 33, 1, 1, 1, ROWS },
-        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, SPLIT },
+        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, ROWS },
+        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, SPLIT },
+        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, SPLIT },
+        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, PLAIN }, // no instruction for BF16
+        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, PLAIN },
         { 720, F16, F16, 64, 64, 8, 1, 1, 1, PLAIN },
         { 610, F16, F16, 64, 64, 100, 1, 1, 1, PLAIN },
         { 900, F16, F16, 128, 128, 33, 1, 0, 1, SPLIT }, // no shared memory for many rows
