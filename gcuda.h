@@ -29652,11 +29652,18 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda_cut * cut, const union gcudai_args * args, int d) {
-    const struct gcuda_flash_attn_ext_args * p = &args->flash_attn_ext;
-    if (cut->op == GCUDA_OP_FLASH_ATTN_EXT && d == 2 && p->plan.block_rows > 0) { // tokens of whole blocks
-        const int64_t group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]);
-        return GCUDAI_MAX(p->plan.block_rows / gcudai_gcd(p->plan.block_rows, group), 32); // both are powers of 2
+// Tokens of attention that a slice has at least: whole blocks of rows, and as many as the device runs at once, for a block takes as
+// long alone. 32: the tokens of a class of the mask.
+static int64_t gcudai_cuda_attention_tokens(const struct gcudai_cuda * cu, const struct gcuda_flash_attn_ext_args * p) {
+    const int64_t group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]), n_groups = p->q.ne[2] / group * p->q.ne[3];
+    const int64_t block = GCUDAI_MAX(p->plan.block_rows / gcudai_gcd(p->plan.block_rows, group), 32); // both are powers of 2
+    const int64_t rows_at_once = 2 * (int64_t) cu->device->n_sm * p->plan.block_rows / GCUDAI_MAX(n_groups * p->plan.n_splits, 1);
+    return GCUDAI_MAX(rows_at_once / group / block, 1) * block;
+}
+
+static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct gcudai_cuda_cut * cut, const union gcudai_args * args, int d) {
+    if (cut->op == GCUDA_OP_FLASH_ATTN_EXT && d == 2 && args->flash_attn_ext.plan.block_rows > 0) {
+        return gcudai_cuda_attention_tokens(cu, &args->flash_attn_ext);
     }
     return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }
@@ -29669,7 +29676,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
-        const int64_t least = gcudai_cuda_cut_least(cut, args, d);
+        const int64_t least = gcudai_cuda_cut_least(cu, cut, args, d);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             const int64_t want = (int64_t) ((double) n * GCUDAI_MIN(cu->cancel.chunk_us / gcudai_cuda_cost(cu, y, guess), 1.0));

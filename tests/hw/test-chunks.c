@@ -90,7 +90,7 @@ TEST(attention_of_one_query) { // less than a chunk on tensor cores; MLA is stil
 
 TEST(attention_of_many_queries) {
     attention("flash_attn_ext, f16, 32 heads of 128 on 8, 16384 positions, 4096 queries", GCUDA_TYPE_F16, SIZE(128, 32), SIZE(128, 32), SIZE(8, 2),
-        SIZE(4, 2), SIZE(16384, 260), SIZE(4096, 150), false, LONGEST_MS);
+        SIZE(4, 2), SIZE(16384, 260), SIZE(4096, 20), false, SIZE(LONGEST_MS, 0.0)); // a slice fills the device
 }
 
 static void scan(const char * name, int64_t state, int64_t width, int64_t heads, int64_t tokens, int64_t seqs, bool is_one, bool is_same) {
