@@ -19275,25 +19275,28 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 }
 
 // ---- on tensor cores (mma.sync) ----
-// Products of 16 rows by 8 positions, accumulated in F32. A row is a token of one of the heads that share k and v, so that a group of
-// heads reads them once. Two kernels from one template:
+// Products on mma.sync, accumulated in F32. A row is a token of one of the heads that share k and v, so that such a group of heads reads
+// them once. A launch is up to three kernels, each started early by the one before it (PDL):
 //
-//   path    warps divide   k and v                                     for
-//   SPLIT   positions      each warp has a ring of 16 positions         up to 32 rows: decoding; k and v also quantized
-//   ROWS    rows           a block shares a ring of tiles of 64         more rows; F16 and BF16
+//   kernel          grid                              job
+//   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
+//   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
+//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
+//   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
 //
-// Positions are dealt in tiles of 64 to n_splits blocks; blocks of one row then leave partial results, which k_attn_join adds in the
-// order of the splits. The tiles dealt are those that some row sees: k_attn_classes finds them, on the device, so that a view of a
-// whole cache costs what is visible. Scores are kept in units of log 2.
-//   floor     k and v once for each block of rows, q, mask and y once
-//   precision q is rounded to F16, with a power of two per row taken out where it would not fit; weights to F16. Under BF16 and
-//             GCUDA_PREC_F32 q is the sum of two numbers, under GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact; scales of
-//             k are applied in F32, values of v are rounded to F16
-#define ATTN_TILE 64          // positions: what is dealt, and what a class of the mask is about
-#define ATTN_CLASS_TOKENS 32  // tokens of a class
+// Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs what is visible. Nothing
+// depends on the order in which blocks run: the same bits on every run. Scores are kept in units of log 2.
+//   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
+//   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
+//              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
+//   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
+//              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
+//              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512)
+//   needs      gcuda_flash_attn_choose; cp.async from 8.0 on, ldmatrix and movmatrix from 7.5 on
+#define ATTN_TILE 64         // positions: what splits divide, and what a class of the mask is about
+#define ATTN_CLASS_TOKENS 32 // tokens of a class
 #define ATTN_MAX_SPLITS 512
-#define ATTN_MAX_STAGES 4
-#define ATTN_MAX_ROWS 128      // of a block
+#define ATTN_MAX_STAGES 4    // of a ring of 16 positions; tiles have 2
 #define ATTN_LOG2E 1.44269504088896340736f
 
 enum d_attn_kind { ATTN_F16, ATTN_BF16, ATTN_Q8_0, ATTN_Q4_0 };
@@ -19319,7 +19322,7 @@ struct d_attn_mma {
     int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
-    int is_v_in_k, is_wide_mask, is_wide_q, is_behind;
+    int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
     float scale, cap;      // cap 0: none
 };
 
@@ -20114,7 +20117,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    bool has_waited = !a.is_behind; // after the launch that finds the classes: what came before that one is over
+    bool has_waited = !a.is_after_classes; // else all grids before k_attn_classes have ended: q can be read before the wait
     if (has_waited) { d_take_turn(); }
     const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
@@ -20834,7 +20837,7 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
         const gcuda_status st = launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, args->mask, classes, args->q.ne[1], x.a.n_words, x.a.n_class_blocks);
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
         x.a.classes = classes;
-        x.a.is_behind = 1;
+        x.a.is_after_classes = 1;
     }
     if (x.n_splits > 1) {
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
