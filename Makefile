@@ -296,6 +296,10 @@ $(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda
 $(CUDA)/bench-sorts: tests/bench-sorts.cu gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(NVCC) $(KERNEL_FLAGS) -I. $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ -lpthread -ldl -lrt -lm
 
+# the launcher of attention alone: parts 7 and 8 of the kernels, and the host side without CUDA
+$(CUDA)/bench-attention: tests/bench-attention.cu gcuda.h $(B)/gcuda_impl.o $(CUDA)/gcuda_kernels-7.o $(CUDA)/gcuda_kernels-8.o
+	$(NVCC) $(KERNEL_FLAGS) -I. $< $(filter %.o,$^) -o $@ -Xcompiler -no-pie -Xlinker -z,lazy,--unresolved-symbols=ignore-all -lpthread -ldl -lrt -lm
+
 # has the implementation inside
 $(CUDA)/bench-upload: tests/bench-upload.c gcuda.h $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
