@@ -36669,7 +36669,7 @@ static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struc
     return st;
 }
 
-// To where the leafs are now: those that are in the allocated graph.
+// Copies the saved contents to the leafs that the allocated graph contains.
 static gcuda_status gcudai_sched_put_back(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_kept; ++i) {
         const struct gcudai_sched_kept * kept = &s->kept[i];
@@ -36680,7 +36680,7 @@ static gcuda_status gcudai_sched_put_back(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Until an allocation succeeds nobody writes to leafs that are kept: they have no memory.
+// Saved leafs have no memory until an allocation succeeds, so nothing writes to them.
 static void gcudai_sched_unplace(gcuda_backend_sched_t s, struct gcuda_tensor * t) {
     struct gcuda_tensor * owner = t != NULL && t->view_src != NULL ? t->view_src : t;
     for (int i = 0; i < s->n_kept; ++i) {

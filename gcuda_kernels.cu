@@ -53,13 +53,11 @@
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
-#define UNROLL_8 _Pragma("unroll 8")
 #define NO_UNROLL _Pragma("unroll 1")
 #define NO_INLINE __noinline__
 #else
 #define UNROLL // the simulated device
 #define UNROLL_4
-#define UNROLL_8
 #define NO_UNROLL
 #define NO_INLINE
 #endif
@@ -741,6 +739,11 @@ typedef char * d_shared_at;
 static inline __device__ d_shared_at d_shared_at_of(char * p) { return p; }
 #endif
 
+#ifdef __CUDACC__
+static inline __device__ uint32_t d_shared_address(uint32_t at) { return at; }
+static inline __device__ uint32_t d_shared_address(const char * p) { return (uint32_t) __cvta_generic_to_shared(p); }
+#endif
+
 // 16 bytes from global to shared memory, both at multiples of 16; n of them are read, the others are zero. Where the device
 // has no asynchronous copies the lane does it.
 static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, int n) {
@@ -976,11 +979,11 @@ static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
 
 // Four matrices of 8 x 8 halfs from shared memory: lane l gives row l % 8 of matrix l / 8, and gets of each matrix the two
 // halfs at 2 (l % 4) of row l / 4.
-static inline __device__ void d_matrices(uint32_t * v, const char * row) {
+static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"((uint32_t) __cvta_generic_to_shared(row))
+                 : "r"(d_shared_address(row))
                  : "memory");
 #else
     const int lane = (int) threadIdx.x % 32;
@@ -990,30 +993,15 @@ static inline __device__ void d_matrices(uint32_t * v, const char * row) {
     }
 #endif
 }
-
-// The same at a place in shared memory, and with each matrix transposed.
-static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
-#if D_ASYNC_COPIES
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(row)
-                 : "memory");
-#else
-    d_matrices(v, row);
-#endif
-}
+static inline __device__ void d_matrices(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
+// The same with each matrix transposed.
 static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
-#if D_ASYNC_COPIES
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(row)
-                 : "memory");
-#elif defined(GCUDAI_SIM)
+#if defined(GCUDAI_SIM)
     sim_ldmatrix<4, true>(v, row);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"((uint32_t) __cvta_generic_to_shared(row))
+                 : "r"(d_shared_address(row))
                  : "memory");
 #else
     const int lane = (int) threadIdx.x % 32;
@@ -4415,7 +4403,7 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// ln sum_i exp(a_i) of a row as max + log. Never added up: beside a large maximum the logarithm would be rounded away, and
+// ln sum_i exp(a_i) of a row as max + log. Never added up: added to a large maximum the logarithm would be rounded away, and
 // (x - max) - log keeps it.
 struct d_log_sum {
     float max, log;
@@ -4458,7 +4446,7 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
 }
 
 // d_log_sum_exp of a packed row. labels: fetch(i, at) for each vector, all under way together; then rebase(from, to) when the
-// largest logit so far is another one, and add(i, x, base) with the vector of logits, -inf behind the end.
+// largest logit so far changes, and add(i, x, base) with the vector of logits, -inf past the end.
 template <typename T, typename L> static __device__ d_log_sum d_log_sum_exp_wide(const T * x, int64_t n, L & labels) {
     const int N = d_wide<T>::N;
     const int64_t step = (int64_t) blockDim.x * N;
@@ -4510,7 +4498,7 @@ template <typename T> struct d_label_sums {
     inline __device__ void add(int k, const float * x, float base) {
         const int N = d_wide<T>::N;
         float u[N];
-        d_unpack<T>(raw[k], u); // 0 behind the end
+        d_unpack<T>(raw[k], u); // 0 past the end
         UNROLL for (int j = 0; j < N; ++j) {
             loss += u[j] != 0.0f ? (double) u[j] * ((double) base - (double) x[j]) : 0.0;
             sum += (double) u[j];
@@ -4581,7 +4569,7 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const 
     max = d_span_reduce<d_max_op>(max, span);
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { sum += i + k * span < n ? d_exp(x[k] - max) : 0.0f; }
     const d_log_sum norm = { max, logf(d_span_reduce<d_sum_op>(sum, span)) };
-    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss += d_loss_term(b[k], x[k], norm); } // behind the end b is 0
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss += d_loss_term(b[k], x[k], norm); } // past the end b is 0
     d_loss_end(p, loss);
 }
 
@@ -19284,7 +19272,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
 //
-// Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs what is visible. Nothing
+// Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
 // depends on the order in which blocks run: the same bits on every run. Scores are kept in units of log 2.
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
@@ -20103,7 +20091,7 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
-// A block has up to 8 RT rows and a part of the tiles that they see; its warps take quarters of tiles in turn, each with a ring of its own.
+// A block has up to 8 RT rows and a part of the tiles that they see; its warps process quarters of tiles round robin, each with its own ring.
 template <int KT, int DT, int RT, bool HAS_CODES>
 static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, RT, HAS_CODES>)) k_attn_split(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -20547,7 +20535,7 @@ static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT 
 }
 
 // ---- the choice of a path ----
-static int attn_kind(gcuda_type type) { // -1: none of those that these kernels decode
+static int attn_kind(gcuda_type type) { // -1: a type that these kernels do not decode
     switch (type) {
         case GCUDA_TYPE_F16: return ATTN_F16;
         case GCUDA_TYPE_BF16: return ATTN_BF16;

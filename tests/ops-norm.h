@@ -553,7 +553,7 @@ static void fill_labels(struct rng * r, const struct op_case * c, int k, struct 
         for (int64_t i = 0; i < a->ne[0]; ++i) { AT(a, i, i1, i2, i3) /= sum; }
     }
 }
-// Logarithm of soft_max: the maximum is subtracted first, beside 3e38 the logarithm of the sum would be lost in double too.
+// Logarithm of soft_max: the maximum is subtracted first: added to 3e38 the logarithm of the sum would be lost in double too.
 struct log_sum { double max, log; };
 static struct log_sum row_log_sum_exp(const double * x, int64_t n) {
     double m = -HUGE_VAL, z = 0.0;
