@@ -90,12 +90,15 @@ check-python:
 
 venv: $(VENV)/bin/python ## private Python packages of the tests (tests/tools/requirements.txt)
 
+$(VENV)/bin/python: $(VENV)/installed.txt
+	@:
+
 # made anew when the list changes; removed again when pip fails, so that the next call starts anew
-$(VENV)/bin/python: tests/tools/requirements.txt | check-python
+$(VENV)/installed.txt: tests/tools/requirements.txt | check-python
 	@python3 -c 'import ensurepip' 2> /dev/null || { echo "python3 makes no virtual environments: apt-get install python3-venv"; exit 1; }
 	@echo "installing the packages of tests/tools/requirements.txt into $(VENV), once"
 	@rm -rf $(VENV) && python3 -m venv $(VENV) \
-	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt \
+	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt && cp tests/tools/requirements.txt $@ \
 	    || { rm -rf $(VENV); echo "could not install the packages of tests/tools/requirements.txt; or give a Python that has them: make test PYTHON=..."; exit 1; }
 
 # ---- C ----
