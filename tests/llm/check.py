@@ -8,6 +8,7 @@ of every architecture and two real generations; full: everything. Real models ar
 tests are skipped.
 """
 import argparse
+import base64
 import json
 import os
 import subprocess
@@ -506,6 +507,24 @@ def smollm2_logits(run):
     run.finish(p)
 
 
+def minilm(run):
+    """Sentence embeddings of the real weights as F32, F16 and Q8_0 against the committed vectors."""
+    import convert_minilm
+    folder, rows = real(models.minilm), expected("minilm.json")
+    want = np.array([np.frombuffer(base64.b64decode(row["vector"]), "<f2") for row in rows], float)
+    for kind, exact, cosine in (("f32", True, 0.9999), ("f16", False, 0.999), ("q8_0", False, 0.99)):
+        p = run.probe(convert_minilm.convert(folder, os.path.join(models.folder(), f"minilm-{kind}.gguf"), kind))
+        p.session(n_ctx=512, chunk=512, exact=exact)
+        ids = [p.tokenize(row["text"], ADD_SPECIAL) for row in rows]
+        run.that(ids == [row["ids"] for row in rows], f"{kind}: tokens of {len(rows)} sentences")
+        got = np.array([p.embed(row["ids"]) for row in rows], float)
+        cosines = (got * want).sum(-1) / np.sqrt((want ** 2).sum(-1))
+        run.that(np.abs((got ** 2).sum(-1) - 1).max() < 1e-4, f"{kind}: vectors have length 1")
+        worst = int(np.argmin(cosines))
+        run.that(cosines[worst] >= cosine, f"{kind}: cosine with the reference", f"{cosines[worst]:.6f} of {rows[worst]['text'][:40]!r}, want {cosine}")
+        run.finish(p)
+
+
 def tests(level):
     small = [s.name for s in make_models.SPECS]
     decoders = [n for n in small if not n.startswith("bert")]
@@ -518,7 +537,7 @@ def tests(level):
     out.append(("longrope phi3", longrope))
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
-    out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits)]
+    out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits), ("minilm (real)", minilm)]
     return out
 
 
