@@ -289,6 +289,9 @@ $(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECT
 $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -DGCUDA_NO_CUBLAS -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
+$(CUDA)/llm-probe: tests/llm/probe.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
