@@ -536,10 +536,11 @@ def smollm2_logits(run):
 def minilm(run):
     """Sentence embeddings of the real weights as F32, F16 and Q8_0 against the committed vectors."""
     import convert_minilm
-    folder, rows = real(models.minilm), expected("minilm.json")
+    folder, rows = real(models.minilm), expected("minilm.json")  # vectors of sentence-transformers
     want = np.array([np.frombuffer(base64.b64decode(row["vector"]), "<f2") for row in rows], float)
     for kind, exact, cosine in (("f32", True, 0.9999), ("f16", False, 0.999), ("q8_0", False, 0.99)):
-        p = run.probe(convert_minilm.convert(folder, os.path.join(models.folder(), f"minilm-{kind}.gguf"), kind))
+        path = convert_minilm.convert(folder, os.path.join(models.folder(), f"minilm-{kind}.gguf"), kind)
+        p = run.probe(path)
         p.session(n_ctx=512, chunk=512, exact=exact)
         ids = [p.tokenize(row["text"], ADD_SPECIAL) for row in rows]
         run.that(ids == [row["ids"] for row in rows], f"{kind}: tokens of {len(rows)} sentences")
@@ -547,6 +548,8 @@ def minilm(run):
         cosines = (got * want).sum(-1) / np.sqrt((want ** 2).sum(-1))
         run.that(np.abs((got ** 2).sum(-1) - 1).max() < 1e-4, f"{kind}: vectors have length 1")
         worst = int(np.argmin(cosines))
+        if kind == "f32":
+            run.near(got[:20], [run.reference(path).embed(row["ids"]) for row in rows[:20]], "f32: vectors against numpy")
         run.that(cosines[worst] >= cosine, f"{kind}: cosine with the reference", f"{cosines[worst]:.6f} of {rows[worst]['text'][:40]!r}, want {cosine}")
         run.finish(p)
 
