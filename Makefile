@@ -88,15 +88,18 @@ check-cxx:
 check-python:
 	@command -v python3 > /dev/null || { echo "no python3: apt-get install python3 python3-venv"; exit 1; }
 
-venv: $(VENV)/bin/python ## private Python packages of the tests: numpy, gguf
+venv: $(VENV)/bin/python ## private Python packages of the tests (tests/tools/requirements.txt)
 
-# removed again when pip fails, so that the next call starts anew
-$(VENV)/bin/python: | check-python
+$(VENV)/bin/python: $(VENV)/installed.txt
+	@:
+
+# made anew when the list changes; removed again when pip fails, so that the next call starts anew
+$(VENV)/installed.txt: tests/tools/requirements.txt | check-python
 	@python3 -c 'import ensurepip' 2> /dev/null || { echo "python3 makes no virtual environments: apt-get install python3-venv"; exit 1; }
-	@echo "installing numpy and gguf into $(VENV), once"
+	@echo "installing the packages of tests/tools/requirements.txt into $(VENV), once"
 	@rm -rf $(VENV) && python3 -m venv $(VENV) \
-	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt \
-	    || { rm -rf $(VENV); echo "could not install numpy and gguf; or give a Python that has them: make test PYTHON=..."; exit 1; }
+	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt && cp tests/tools/requirements.txt $@ \
+	    || { rm -rf $(VENV); echo "could not install the packages of tests/tools/requirements.txt; or give a Python that has them: make test PYTHON=..."; exit 1; }
 
 # ---- C ----
 $(B):
