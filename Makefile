@@ -127,6 +127,10 @@ $(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
 
+# what tests/llm/check.py drives
+$(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h gcuda.h | $(B) check-cc
+	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
+
 # OpenBLAS is only there to compare with
 $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 	@if printf '#include <cblas.h>\n' | $(CC) -x c -fsyntax-only - 2> /dev/null; then blas="-DBENCH_OPENBLAS -lopenblas"; \
@@ -197,6 +201,12 @@ $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS)
 	$(SIM_C) -c $< -o $@
 
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
+$(SIM)/llm-probe.o: tests/llm/probe.c examples/llm.h gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/llm-probe: $(SIM)/llm-probe.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 sim: $(SIM)/digits $(SIM)/test-ops ## digits and test-ops with the CUDA backend on the simulated device, in build/sim/ (some minutes)
@@ -278,6 +288,9 @@ $(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECT
 
 $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -DGCUDA_NO_CUBLAS -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/llm-probe: tests/llm/probe.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)

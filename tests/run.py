@@ -94,6 +94,13 @@ def plan(level, n_jobs=2):
         job.after = examples
         jobs.append(job)
 
+    if os.path.exists(os.path.join(ROOT, "examples", "llm.h")):
+        probe = Job("gcc: build llm-probe", [*MAKE, "build/llm-probe"], "ci", 600, is_build=True)
+        jobs.append(probe)
+        jobs.append(Job("language models", [sys.executable, "tests/llm/check.py", "--level", "full" if level == "full" else "ci"], "ci",
+                        3600 if level == "full" else 900, True, after=probe))
+        jobs.append(Job("Unicode tables", [sys.executable, "tests/tools/unicode_tables.py", "--test"], "ci", 120, True))
+
     simulate = [sys.executable, "tests/sim/run.py", "--level", level]
     limit = {"user": 2400, "ci": 4800, "full": 100000}[level] # compiling is up to 1200 s of it; at level full half a day is spent
     if n_jobs > 4:

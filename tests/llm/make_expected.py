@@ -2,19 +2,22 @@
 """Writes the expected results of the real models, tests/llm/expected/*.json, with the numpy references.
 
     make_expected.py smollm2    20 prompts: greedy continuations of 64 tokens and the largest logits (float64; some minutes)
-    make_expected.py minilm     50 sentences: their embeddings (float64), and with --sentence-transformers how near its own are
+    make_expected.py minilm     50 sentences: their embeddings (float64)
+    make_expected.py compare    how near those are to the PyPI package sentence-transformers, which must be importable
+
+The embeddings are of the architecture as GGUF programs compute it, with GELU in its tanh form; the original model has the erf form.
 """
 import argparse
+import base64
 import json
 import os
 import sys
+import tempfile
 
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import models
-import oracles
-import reference
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "expected")
 N_TOKENS, TOP, MARGIN = 64, 8, 1e-3
@@ -50,7 +53,56 @@ def write(name, data):
         f.write("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in data) + "\n]\n")
 
 
+SENTENCES = [
+    "A man is eating food.", "Someone is having a meal.", "The stock market fell today.", "Shares dropped sharply on Tuesday.", "How do I reset my password?",
+    "I forgot my login details.", "The cat sits on the mat.", "A kitten is resting on the rug.", "It is raining outside.", "The weather is wet and cold.",
+    "Der Hund läuft durch den Park.", "Le chat dort sur le canapé.", "El niño juega al fútbol.", "東京は日本の首都です。", "Москва — столица России.",
+    "Hello", "hello!", "HELLO WORLD", "a", "?", "", "42", "3.14159 is close to pi.", "1969-07-20", "$19.99 (incl. 20% VAT)",
+    "def add(a, b): return a + b", "SELECT name FROM users WHERE id = 7;", "https://example.com/path?query=1", "user@example.com", "C:\\Windows\\System32",
+    "naïve café résumé", "Straße, Größe, Übermut", "don't won't can't", "state-of-the-art", "antidisestablishmentarianism", "pneumonoultramicroscopicsilicovolcanoconiosis",
+    "\U0001f600 \U0001f44d", "  blanks   between\twords\n", "The quick brown fox jumps over the lazy dog.", "Water boils at one hundred degrees.",
+    "At sea level, water turns to steam at 100 °C.", "The treaty was signed in 1648.", "Peace ended the Thirty Years' War.", "Photosynthesis turns light into chemical energy.",
+    "Plants use sunlight to make sugar.", "She sells sea shells by the sea shore.", "Graphics cards multiply matrices quickly.", "A GPU is good at linear algebra.",
+    "The captain counted the ships. " * 12, "one two three four five six seven eight nine ten " * 20,
+]
+
+
+def minilm_ids(oracle, text):
+    before, after = oracle.ends()
+    return before + oracle.encode(text) + after
+
+
+def minilm():
+    import convert_minilm
+    import oracles
+    import reference
+    with tempfile.TemporaryDirectory() as folder:
+        path = convert_minilm.convert(models.minilm(), os.path.join(folder, "minilm.gguf"), "f32")
+        oracle, model = oracles.Oracle(path), reference.Model(path)
+        rows = []
+        for text in SENTENCES:
+            ids = minilm_ids(oracle, text)
+            vector = model.embed(ids).astype("<f2")
+            rows.append({"text": text, "ids": ids, "vector": base64.b64encode(vector.tobytes()).decode("ascii")})
+    write("minilm.json", rows)
+
+
+def compare():
+    from sentence_transformers import SentenceTransformer
+    with open(os.path.join(FOLDER, "minilm.json"), encoding="utf-8") as f:
+        rows = json.load(f)
+    model = SentenceTransformer(models.minilm(), device="cpu")
+    theirs = model.encode([row["text"] for row in rows], normalize_embeddings=True)
+    ours = np.array([np.frombuffer(base64.b64decode(row["vector"]), "<f2") for row in rows], float)
+    cosines = (theirs * ours).sum(-1) / np.sqrt((ours ** 2).sum(-1) * (theirs ** 2).sum(-1))
+    for row, cosine in sorted(zip(rows, cosines), key=lambda pair: pair[1])[:5]:
+        print(f"{cosine:.6f}  {row['text'][:60]!r}")
+    print(f"cosine with sentence-transformers: least {cosines.min():.6f}, mean {cosines.mean():.6f}, {len(rows)} sentences")
+
+
 def smollm2():
+    import oracles
+    import reference
     path = models.smollm2()
     oracle, model = oracles.Oracle(path), reference.Model(path)
     rows = [{"text": t} for t in TEXTS]
@@ -73,7 +125,7 @@ def smollm2():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["smollm2"])
+    parser.add_argument("what", choices=["smollm2", "minilm", "compare"])
     args = parser.parse_args()
     os.makedirs(FOLDER, exist_ok=True)
     globals()[args.what]()

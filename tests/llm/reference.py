@@ -108,7 +108,7 @@ class File:
 
 
 class Cache:
-    """Keys (after RoPE) and values of every layer, in cells of one sequence and position each."""
+    """Keys (before RoPE: a cell's position may change) and values of every layer, in cells of one sequence and position each."""
 
     def __init__(self, n_layers):
         self.seq, self.pos = np.zeros(0, int), np.zeros(0, int)
@@ -121,6 +121,16 @@ class Cache:
         self.k[layer] = k if self.k[layer] is None else np.concatenate([self.k[layer], k])
         self.v[layer] = v if self.v[layer] is None else np.concatenate([self.v[layer], v])
         return self.k[layer], self.v[layer]
+
+    def keep_cells(self, keep):
+        """Drops the cells for which keep is False."""
+        self.seq, self.pos = self.seq[keep], self.pos[keep]
+        self.k, self.v = [a[keep] for a in self.k], [a[keep] for a in self.v]
+
+    def shift(self, seq, n_keep, n_drop):
+        """Drops n_drop positions after the first n_keep of a sequence and moves the later ones down. What they saw stays in their values."""
+        self.keep_cells((self.seq != seq) | (self.pos < n_keep) | (self.pos >= n_keep + n_drop))
+        self.pos = np.where((self.seq == seq) & (self.pos >= n_keep), self.pos - n_drop, self.pos)
 
 
 class Model:
@@ -254,8 +264,8 @@ class Model:
 
     def attention(self, x, seq, pos, cache, layer):
         q, k, v = self.qkv(x, layer)
-        q, k = self.rope(q, pos, layer), self.rope(k, pos, layer)
         keys, values = cache.add_rows(layer, k, v)
+        q, keys = self.rope(q, pos, layer), self.rope(keys, cache.pos, layer)
         mask = self.visible(seq, pos, cache, layer)
         sinks = self.weight("attn_sinks", layer) if self.arch.sinks else None
         out = np.empty_like(q)
