@@ -217,6 +217,9 @@ def tokenizer(run, path, n_random):
         if oracle.kind == "llama":  # the mark and the blank are one there
             valid, broken = ([t for t in list_ if "\u2581".encode() not in t] for list_ in (valid, broken))
         round_trip(run, p, valid, "round trip of text")
+        if oracle.kind == "gpt2":  # some real vocabularies have no token for bytes that UTF-8 never has
+            missing = {b for b, c in oracles.byte_chars().items() if c not in oracle.tokens}
+            broken = [t for t in broken if not missing.intersection(t)]
         round_trip(run, p, broken, "round trip of bytes that are no UTF-8")
     names = [i for i, t in enumerate(oracle.types) if t == oracles.CONTROL]
     for i in names:
@@ -257,7 +260,7 @@ def chats(name, conversations=None):
     def test(run):
         path = run.path(name)
         oracle, p = oracles.Oracle(path), run.probe(path)
-        bos = oracle.tokens[oracle.fields.get("tokenizer.ggml.bos_token_id", 0)]
+        bos = oracle.tokens[oracle.ends()[0][0]] if oracle.ends()[0] else "\0"  # where none is added, the template's stays
         for chat in conversations or CHATS:
             messages = [{"role": r, "content": c} for r, c in chat]
             for is_open in (True, False):
