@@ -37930,7 +37930,7 @@ static gcuda_status gcudai_gguf_open_named_parts(struct gcuda_gguf_context * g, 
     for (int no = 1; no < count; ++no) {
         name[n_prefix] = '\0';
         snprintf(name + n_prefix, cap - n_prefix, "-%05d-of-%05d.gguf", no + 1, count);
-        GCUDAI_TRY(gcudai_gguf_open_part(g, path, no, count, copy));
+        GCUDAI_TRY(gcudai_gguf_open_part(g, name, no, count, copy));
     }
     return GCUDA_STATUS_SUCCESS;
 }

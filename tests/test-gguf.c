@@ -902,3 +902,497 @@ TEST(mapped_tensors_are_copies) { // writing into one leaves the file alone
     free(again);
     free(bytes);
 }
+
+// =====================================================================================================================
+// >>loading
+// =====================================================================================================================
+struct progress { // of one call of gcuda_gguf_load
+    uint64_t last, total;
+    long n_calls, stop_at; // 0: never
+    bool is_orderly;
+};
+static bool count_progress(uint64_t done, uint64_t total, void * user_data) {
+    struct progress * p = (struct progress *) user_data;
+    p->is_orderly = (p->n_calls == 0 ? done == 0 : done >= p->last && total == p->total) && done <= total;
+    p->last = done;
+    p->total = total;
+    return ++p->n_calls != p->stop_at;
+}
+
+// Does the tensor of the sample hold its bytes?
+static bool holds_sample(const struct gcuda_context * ctx, int i) {
+    const size_t size = sample_size(i);
+    uint8_t * want = sample_data(i), * got = (uint8_t *) malloc(size + 1);
+    const bool is_same = gcuda_backend_tensor_get(gcuda_get_tensor(ctx, sample_tensors[i].name), got, 0, size) == GCUDA_STATUS_SUCCESS &&
+                         memcmp(want, got, size) == 0;
+    free(want);
+    free(got);
+    return is_same;
+}
+
+static void check_unplaced(const struct gcuda_context * ctx) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        CHECK(t->data == NULL && t->buffer == NULL);
+    }
+}
+
+TEST(load_one_backend) {
+    size_t size = 0;
+    uint8_t * bytes = sample_bytes(0, &size);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init(), toy = toy_backend(0);
+    REQUIRE(bytes != NULL && cpu != NULL);
+    for (int s = 0; s < N_SOURCES; ++s) {
+        for (int way = 0; way < 4; ++way) { // none, the CPU, the CPU with copies, a third party's
+            char name[64];
+            snprintf(name, sizeof name, "load_one_backend/%s/%d", source_names[s], way);
+            if (!test_case_begin(name)) { continue; }
+            struct opened o;
+            struct progress progress = { 0, 0, 0, 0, true };
+            struct gcuda_gguf_load_params p;
+            gcuda_backend_buffer_t buffer = NULL;
+            memset(&p, 0, sizeof p);
+            p.backend = way == 3 ? toy : way > 0 ? cpu : NULL;
+            p.copy_host = way == 2;
+            p.progress = count_progress;
+            p.progress_data = &progress;
+            open_as(&o, (enum source) s, bytes, size, true);
+            CHECK_OK(o.st);
+            check_unplaced(o.ctx);
+            struct gcuda_tensor * view = gcuda_view_1d(o.ctx, gcuda_get_tensor(o.ctx, "blk.0.attn_q.weight"), 3, 12);
+            if (CHECK_OK(gcuda_gguf_load(o.g, o.ctx, &p, &buffer))) {
+                for (int i = 0; i < N_SAMPLE_TENSORS; ++i) { CHECK(holds_sample(o.ctx, i)); }
+                CHECK(buffer != NULL && gcuda_backend_buffer_get_usage(buffer) == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+                const struct gcuda_tensor * t = gcuda_get_tensor(o.ctx, "output.weight");
+                const bool points = t->data == gcuda_gguf_get_tensor_data(o.g, gcuda_gguf_find_tensor(o.g, t->name));
+                CHECK(points == (way < 2 && (s == FROM_MEMORY || s == FROM_PATH)) || s == FROM_PATH_COPY);
+                CHECK(progress.is_orderly && progress.last == gcuda_gguf_get_data_size(o.g) && progress.total == progress.last);
+                CHECK(view->data == (char *) gcuda_get_tensor(o.ctx, "blk.0.attn_q.weight")->data + 12);
+            }
+            gcuda_backend_buffer_free(buffer);
+            open_end(&o);
+            test_case_end();
+        }
+    }
+    CHECK_EQ_I(toy_calls.n_buffers, 0);
+    gcuda_backend_free(cpu);
+    free(bytes);
+}
+
+TEST(load_refused) {
+    const struct gcuda_init_params init = { 0, NULL, true }, with_data = { 0, NULL, false };
+    size_t size = 0;
+    uint8_t * bytes = sample_bytes(0, &size);
+    struct opened o;
+    gcuda_backend_buffer_t buffer = NULL;
+    REQUIRE(bytes != NULL);
+    open_as(&o, FROM_CALLBACK, bytes, size, true);
+    struct gcuda_context * ctx = gcuda_init(init), * full = gcuda_init(with_data);
+    gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F16, 7), "blk.0.ffn.bias");
+    CHECK_OK(gcuda_gguf_load(o.g, ctx, NULL, &buffer)); // some of the file's
+    CHECK(holds_sample(ctx, 2));
+    gcuda_backend_buffer_free(buffer);
+    gcuda_reset(ctx);
+    gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F16, 8), "blk.0.ffn.bias");
+    CHECK_EQ_I(gcuda_gguf_load(o.g, ctx, NULL, &buffer), GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "tensor 'blk.0.ffn.bias' is f16 [7, 1, 1, 1], want f16 [8, 1, 1, 1]");
+    CHECK(buffer == NULL);
+    check_unplaced(ctx);
+    gcuda_reset(ctx);
+    gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F16, 8), "blk.9.ffn.bias");
+    CHECK_EQ_I(gcuda_gguf_load(o.g, ctx, NULL, &buffer), GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "tensor 'blk.9.ffn.bias' is missing");
+    gcuda_reset(ctx);
+    gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F16, 7), "blk.0.ffn.bias");
+    gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F16, 7), "blk.0.ffn.bias");
+    CHECK_EQ_I(gcuda_gguf_load(o.g, ctx, NULL, &buffer), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "two tensors 'blk.0.ffn.bias'");
+    CHECK_EQ_I(gcuda_gguf_load(o.g, full, NULL, &buffer), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(gcuda_gguf_load(NULL, ctx, NULL, &buffer), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(gcuda_gguf_load(o.g, NULL, NULL, &buffer), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(gcuda_gguf_load(o.g, ctx, NULL, NULL), GCUDA_STATUS_INVALID_ARGUMENT);
+    gcuda_reset(ctx);
+    CHECK_OK(gcuda_gguf_load(o.g, ctx, NULL, &buffer)); // nothing
+    CHECK(buffer != NULL);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    gcuda_free(full);
+    open_end(&o);
+    free(bytes);
+}
+
+TEST(load_stopped) { // by the callback at every call, by a device at every call
+    size_t size = 0;
+    uint8_t * bytes = sample_bytes(0, &size);
+    gcuda_backend_t toy = toy_backend(0);
+    struct opened o;
+    struct gcuda_gguf_load_params p;
+    gcuda_backend_buffer_t buffer = NULL;
+    REQUIRE(bytes != NULL);
+    memset(&p, 0, sizeof p);
+    p.backend = toy;
+    open_as(&o, FROM_CALLBACK, bytes, size, true);
+    long n_stopped = 0, n_failed = 0;
+    for (long k = 1; k < 100; ++k) {
+        struct progress progress = { 0, 0, 0, k, true };
+        p.progress = count_progress;
+        p.progress_data = &progress;
+        const gcuda_status st = gcuda_gguf_load(o.g, o.ctx, &p, &buffer);
+        if (st == GCUDA_STATUS_SUCCESS) { break; }
+        CHECK_EQ_I(st, GCUDA_STATUS_ABORTED);
+        CHECK(buffer == NULL && toy_calls.n_buffers == 0);
+        check_unplaced(o.ctx);
+        n_stopped++;
+    }
+    CHECK_EQ_I(n_stopped, 1 + N_SAMPLE_TENSORS - 1); // at first, and after each tensor that is not empty
+    gcuda_backend_buffer_free(buffer);
+    open_end(&o);
+    open_as(&o, FROM_CALLBACK, bytes, size, true);
+    p.progress = NULL;
+    for (long k = 1; k < 100; ++k) {
+        toy_calls.fail_at = toy_calls.n_calls + k;
+        const gcuda_status st = gcuda_gguf_load(o.g, o.ctx, &p, &buffer);
+        toy_calls.fail_at = 0;
+        if (st == GCUDA_STATUS_SUCCESS) { break; }
+        CHECK(st == GCUDA_STATUS_FAILED || st == GCUDA_STATUS_ALLOC_FAILED);
+        CHECK(buffer == NULL && toy_calls.n_buffers == 0);
+        check_unplaced(o.ctx);
+        n_failed++;
+    }
+    CHECK_EQ_I(n_failed, 1 + N_SAMPLE_TENSORS - 1); // the buffer, and each that is not empty
+    gcuda_backend_buffer_free(buffer);
+    open_end(&o);
+    free(bytes);
+}
+
+// Of n_blocks blocks of two tensors each, 1 KiB a block, between an embedding and an output of 4 KiB each. In memory, freed by the caller.
+static uint8_t * layers_bytes(int n_blocks, size_t * size) {
+    const struct gcuda_init_params init = { 0, NULL, false };
+    struct gcuda_context * ctx = gcuda_init(init);
+    struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
+    for (int i = -1; i <= n_blocks; ++i) {
+        const bool is_block = i >= 0 && i < n_blocks;
+        for (int k = 0; k < (is_block ? 2 : 1); ++k) {
+            struct gcuda_tensor * t = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, is_block ? 128 : 1024);
+            if (is_block) { gcuda_format_name(t, "blk.%d.%s", i, k ? "up" : "down"); } else { gcuda_set_name(t, i < 0 ? "token_embd" : "output"); }
+            gcuda_set_f32(t, (float) (10 * i + k));
+            CHECK_OK(gcuda_gguf_add_tensor(g, t));
+        }
+    }
+    *size = (size_t) gcuda_gguf_get_write_size(g);
+    uint8_t * bytes = (uint8_t *) malloc(*size);
+    CHECK_OK(gcuda_gguf_write_to_buffer(g, bytes, *size, false));
+    gcuda_gguf_free(g);
+    gcuda_free(ctx);
+    return bytes;
+}
+
+// Number of the backend whose memory the tensor is in.
+static int place_of(const struct gcuda_context * ctx, const char * name, const gcuda_backend_t * backends, int n) {
+    const struct gcuda_tensor * t = gcuda_get_tensor(ctx, name);
+    for (int i = 0; i < n && t != NULL && t->buffer != NULL; ++i) {
+        if (t->buffer->buft == gcuda_backend_get_default_buffer_type(backends[i])) { return i; }
+    }
+    return -1;
+}
+
+static gcuda_backend_buffer_type_t choose_output(const struct gcuda_tensor * tensor, void * user_data) {
+    return strcmp(tensor->name, "output") == 0 ? gcuda_backend_get_default_buffer_type((gcuda_backend_t) user_data) : NULL;
+}
+
+TEST(load_over_backends) {
+    gcuda_backend_t backends[3] = { toy_backend(0), toy_backend(1), gcuda_backend_cpu_init() };
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, 64, false, true);
+    REQUIRE(sched != NULL);
+    // toys have 1 MiB each: what the reserve leaves of it, in KiB, and the blocks that are expected with each
+    static const struct { int left, n_blocks, on_cpu, on_first, on_second; bool is_chosen; } cases[] = {
+        // 4 KiB of embedding, 16 of blocks, 4 of output: all of it; just; without the embedding; without four blocks too; none
+        { 800, 16, 0, 8, 8, false }, { 12, 16, 0, 8, 8, false }, { 10, 16, 0, 10, 6, false }, { 8, 16, 4, 8, 4, false },
+        { 1, 6, 6, 0, 0, false }, { 0, 3, 3, 0, 0, false }, { 800, 16, 0, 8, 8, true },
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; ++c) {
+        size_t size = 0;
+        uint8_t * bytes = layers_bytes(cases[c].n_blocks, &size);
+        struct opened o;
+        struct gcuda_gguf_load_params p;
+        gcuda_backend_buffer_t buffer = NULL;
+        int n_at[3] = { 0, 0, 0 }, last = 2;
+        memset(&p, 0, sizeof p);
+        p.sched = sched;
+        p.reserve_bytes = (size_t) (1024 - cases[c].left) * 1024;
+        p.choose = cases[c].is_chosen ? choose_output : NULL;
+        p.choose_data = backends[0];
+        open_as(&o, FROM_MEMORY, bytes, size, true);
+        CHECK_OK(gcuda_gguf_load(o.g, o.ctx, &p, &buffer));
+        for (int i = 0; i < cases[c].n_blocks; ++i) {
+            char down[32], up[32];
+            snprintf(down, sizeof down, "blk.%d.down", i);
+            snprintf(up, sizeof up, "blk.%d.up", i);
+            const int at = place_of(o.ctx, down, backends, 3);
+            CHECK_EQ_I(at, place_of(o.ctx, up, backends, 3)); // a block is not divided
+            CHECK(at == last || (last == 2 && at >= 0) || at == last + 1); // in order: the CPU, then each device
+            last = at;
+            n_at[at >= 0 ? at : 0]++;
+            float value = 0.0f;
+            CHECK_OK(gcuda_backend_tensor_get(gcuda_get_tensor(o.ctx, up), &value, 508, 4));
+            CHECK(value == (float) (10 * i + 1));
+        }
+        if (test_all.verbose) { printf("  case %d: %d %d %d\n", (int) c, n_at[2], n_at[0], n_at[1]); }
+        CHECK_MSG(n_at[2] == cases[c].on_cpu && n_at[0] == cases[c].on_first && n_at[1] == cases[c].on_second,
+            "case %d: %d blocks on the CPU, %d and %d on devices", (int) c, n_at[2], n_at[0], n_at[1]);
+        CHECK(!cases[c].is_chosen || place_of(o.ctx, "output", backends, 3) == 0);
+        gcuda_backend_buffer_free(buffer);
+        open_end(&o);
+        free(bytes);
+    }
+    gcuda_backend_sched_free(sched);
+    gcuda_backend_free(backends[2]);
+    CHECK_EQ_I(toy_calls.n_buffers, 0);
+}
+
+// =====================================================================================================================
+// >>parts   of split files
+// =====================================================================================================================
+static void remove_parts(const char * prefix, int count) {
+    char path[700];
+    for (int no = 0; no < count; ++no) {
+        CHECK(gcuda_gguf_split_path(path, sizeof path, prefix, no, count) < sizeof path);
+        remove(path);
+    }
+}
+
+TEST(split_names) {
+    char text[64];
+    CHECK_EQ_I(gcuda_gguf_split_path(text, sizeof text, "dir/model", 1, 12), 9 + 20);
+    CHECK(strcmp(text, "dir/model-00002-of-00012.gguf") == 0);
+    CHECK_EQ_I(gcuda_gguf_split_path(NULL, 0, "m", 0, 1), 21);
+    CHECK_EQ_I(gcuda_gguf_split_path(text, 5, "model", 0, 3), 25); // cut
+    CHECK(strcmp(text, "mode") == 0);
+    CHECK(gcuda_gguf_split_path(text, sizeof text, "m", 3, 3) == 0 && gcuda_gguf_split_path(text, sizeof text, "m", -1, 3) == 0);
+    CHECK(gcuda_gguf_split_path(text, sizeof text, NULL, 0, 3) == 0 && gcuda_gguf_split_path(text, sizeof text, "m", 0, 70000) == 0);
+    CHECK_EQ_I(gcuda_gguf_split_prefix(text, sizeof text, "dir/model-00002-of-00012.gguf", 1, 12), 9);
+    CHECK(strcmp(text, "dir/model") == 0);
+    CHECK_EQ_I(gcuda_gguf_split_prefix(text, 4, "dir/model-00002-of-00012.gguf", 1, 12), 9);
+    CHECK(strcmp(text, "dir") == 0);
+    CHECK_EQ_I(gcuda_gguf_split_prefix(text, sizeof text, "dir/model-00002-of-00012.gguf", 2, 12), 0);
+    CHECK_EQ_I(gcuda_gguf_split_prefix(text, sizeof text, "-00002-of-00012.gguf", 1, 12), 0);
+    CHECK_EQ_I(gcuda_gguf_split_prefix(text, sizeof text, NULL, 1, 12), 0);
+}
+
+TEST(split_files) {
+    size_t size = 0;
+    uint8_t * bytes = sample_bytes(64, &size);
+    char * prefix = temp_path(""), path[700];
+    struct opened o, parts;
+    int count = 0;
+    REQUIRE(bytes != NULL);
+    open_as(&o, FROM_MEMORY, bytes, size, false);
+    CHECK_OK(o.st);
+    CHECK_OK(gcuda_gguf_write_split(o.g, prefix, 400, &count));
+    CHECK_EQ_I(count, 3); // bytes: 200 60 14 0, 1260, 1 48
+    CHECK(gcuda_gguf_split_path(path, sizeof path, prefix, 0, count) < sizeof path);
+    for (int copy = 0; copy < 2; ++copy) {
+        memset(&parts, 0, sizeof parts);
+        struct gcuda_gguf_init_params p = params_of(&parts.ctx, &parts.st);
+        p.copy = copy != 0;
+        parts.g = gcuda_gguf_init_from_file(path, p);
+        if (CHECK_OK(parts.st)) {
+            CHECK_EQ_I(gcuda_gguf_get_n_parts(parts.g), count);
+            CHECK_EQ_I(gcuda_gguf_get_alignment(parts.g), 64);
+            CHECK_EQ_I(gcuda_gguf_get_tensor_part(parts.g, N_SAMPLE_TENSORS - 1), count - 1);
+            check_values(parts.g);
+            check_tensors(&parts);
+            int n_again = 0; // joined, and divided again
+            char * other = temp_path("");
+            CHECK_OK(gcuda_gguf_write_split(parts.g, other, UINT64_MAX, &n_again));
+            CHECK_EQ_I(n_again, 1);
+            remove_parts(other, 1);
+            free(other);
+        }
+        gcuda_free(parts.ctx);
+        gcuda_gguf_free(parts.g);
+    }
+    struct gcuda_gguf_init_params alone;
+    memset(&alone, 0, sizeof alone);
+    alone.one_part = true;
+    struct gcuda_gguf_context * first = gcuda_gguf_init_from_file(path, alone);
+    CHECK(first != NULL && gcuda_gguf_get_n_tensors(first) == 4 && gcuda_gguf_get_n_parts(first) == 1);
+    gcuda_gguf_free(first);
+    CHECK_EQ_I(gcuda_gguf_write_split(NULL, prefix, 1, NULL), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(gcuda_gguf_write_split(o.g, NULL, 1, NULL), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(gcuda_gguf_write_split(o.g, "/no such folder/m", 1, NULL), GCUDA_STATUS_IO);
+    remove_parts(prefix, count);
+    open_end(&o);
+    free(prefix);
+    free(bytes);
+}
+
+static const struct bad_split { const char * parts[3], * message; int opened; gcuda_status st; } bad_splits[] = {
+#define SPLIT(n_t, no, count) HEAD(n_t, 2) "str:split.no u32:2 u16:" #no " str:split.count u32:2 u16:" #count " "
+#define TENSOR(name) INFO(name, 1, "u64:4", 0, 0) "pad:32 zero:16"
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL }, "-00003-of-00003.gguf cannot be opened", 0, GCUDA_STATUS_IO },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(a) }, "tensor 'a' is there twice (tensor 2)", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 2, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "says that it is part 2 of 3, counted from 0; want part 1 of 3", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 4) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "part 1 of 4", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), HEAD(1, 0) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "key 'split.no' is missing", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) "zero:9" }, "1 tensors of at least 25 bytes each, and 9", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "is part 1 of 3, counted from 0: open the first one", 1, GCUDA_STATUS_INVALID_DATA },
+    { { HEAD(1, 1) "str:split.count u32:2 u16:3 " TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL }, "key 'split.no' is missing", 0, GCUDA_STATUS_INVALID_DATA },
+    { { HEAD(1, 1) "str:split.count u32:8 str:3 " TENSOR(a), NULL, NULL }, "key 'split.count' is str, want an integer", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 4) TENSOR(a), NULL, NULL }, "whose name has to end in -00001-of-00004.gguf", 0, GCUDA_STATUS_INVALID_DATA },
+    { { HEAD(1, 3) "str:split.no u32:2 u16:0 str:split.count u32:2 u16:3 str:split.tensors.count u32:5 u32:4 " TENSOR(a), SPLIT(1, 1, 3) TENSOR(b),
+        SPLIT(1, 2, 3) TENSOR(c) }, "split.tensors.count is 4, and its 3 parts have 3 tensors", 0, GCUDA_STATUS_INVALID_DATA },
+};
+
+TEST(bad_splits) {
+    for (size_t i = 0; i < sizeof bad_splits / sizeof bad_splits[0]; ++i) {
+        for (int copy = 0; copy < 2; ++copy) {
+            char * prefix = temp_path(""), path[700];
+            gcuda_status st = GCUDA_STATUS_SUCCESS;
+            struct gcuda_context * ctx = NULL;
+            struct fault fault;
+            for (int no = 0; no < 3; ++no) {
+                (void) gcuda_gguf_split_path(path, sizeof path, prefix, no, 3);
+                struct file f = file_of(bad_splits[i].parts[no] ? bad_splits[i].parts[no] : "");
+                CHECK(bad_splits[i].parts[no] == NULL || save(path, f.p, f.n));
+                free(f.p);
+            }
+            (void) gcuda_gguf_split_path(path, sizeof path, prefix, bad_splits[i].opened, 3);
+            struct gcuda_gguf_init_params p = params_of(&ctx, &st);
+            p.copy = copy != 0;
+            fault_begin(&fault, 0);
+            CHECK(gcuda_gguf_init_from_file(path, p) == NULL && ctx == NULL);
+            CHECK_EQ_I(st, bad_splits[i].st);
+            CHECK_HAS(gcuda_last_error(), bad_splits[i].message);
+            CHECK_EQ_I(fault.live, 0);
+            fault_end(&fault);
+            remove_parts(prefix, 3);
+            free(prefix);
+        }
+    }
+}
+
+// =====================================================================================================================
+// >>memory   every allocation fails in turn
+// =====================================================================================================================
+static gcuda_status read_all(enum source s, const void * bytes, size_t size) {
+    struct opened o;
+    struct gcuda_gguf_load_params p;
+    gcuda_backend_buffer_t buffer = NULL;
+    memset(&p, 0, sizeof p);
+    p.copy_host = true;
+    open_as(&o, s, bytes, size, s != FROM_FILE);
+    gcuda_status st = o.st;
+    CHECK((st == GCUDA_STATUS_SUCCESS) == (o.g != NULL) && (o.g != NULL) == (o.ctx != NULL));
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcuda_gguf_load(o.g, o.ctx, &p, &buffer);
+        CHECK(s == FROM_FILE || st == GCUDA_STATUS_SUCCESS || gcuda_get_tensor(o.ctx, "output.weight")->data == NULL);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) { CHECK(holds_sample(o.ctx, N_SAMPLE_TENSORS - 1)); }
+    gcuda_backend_buffer_free(buffer);
+    open_end(&o);
+    return st;
+}
+
+static gcuda_status write_all(const void * bytes, size_t size) { // changes, split files
+    struct opened o;
+    char * prefix = temp_path(""), path[700];
+    int count = 0;
+    open_as(&o, FROM_CALLBACK, bytes, size, true);
+    gcuda_status st = o.st;
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_write_to_file(o.g, prefix, false); }
+    remove(prefix);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_write_split(o.g, prefix, 400, &count); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        gcuda_status opened = GCUDA_STATUS_SUCCESS;
+        (void) gcuda_gguf_split_path(path, sizeof path, prefix, 0, count);
+        struct gcuda_gguf_context * g = gcuda_gguf_init_from_file(path, params_of(NULL, &opened));
+        CHECK((g != NULL) == (opened == GCUDA_STATUS_SUCCESS));
+        st = opened;
+        gcuda_gguf_free(g);
+    }
+    remove_parts(prefix, 4);
+    open_end(&o);
+    free(prefix);
+    return st;
+}
+
+static gcuda_status make_all(void) {
+    size_t size = 0;
+    uint8_t * bytes = sample_bytes(64, &size);
+    const bool is_ok = bytes != NULL;
+    free(bytes);
+    return is_ok ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+TEST(allocations_fail) {
+    size_t size = 0;
+    uint8_t * bytes = sample_bytes(0, &size);
+    REQUIRE(bytes != NULL);
+    for (int way = 0; way < N_SOURCES + 2; ++way) {
+        long k = 1;
+        for (; k < 2000; ++k) {
+            struct fault f;
+            fault_begin(&f, k);
+            gcuda_clear_last_error();
+            const gcuda_status st = way < N_SOURCES ? read_all((enum source) way, bytes, size) : way == N_SOURCES ? write_all(bytes, size) : make_all();
+            CHECK_EQ_I(f.live, 0);
+            fault_end(&f);
+            CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !f.fired, "way %d, allocation %ld: status %d, %s", way, k, (int) st, gcuda_last_error());
+            CHECK(st == GCUDA_STATUS_SUCCESS || st == GCUDA_STATUS_ALLOC_FAILED);
+            if (!f.fired) { break; }
+            CHECK_HAS(gcuda_last_error(), "out of memory");
+        }
+        CHECK_MSG(k > 20 && k < 2000, "way %d: %ld allocations", way, k);
+    }
+    free(bytes);
+}
+
+// =====================================================================================================================
+// >>large   files: tensors beyond 4 GiB, in a file with holes
+// =====================================================================================================================
+TEST(beyond_4_gib) {
+#if defined(_WIN32) || UINTPTR_MAX < 0xffffffffffffffff
+    test_skip("needs files with holes and 64-bit addresses");
+#else
+    const int64_t n_large = (INT64_C(1) << 32) + (INT64_C(1) << 20) + 3;
+    const struct gcuda_init_params init = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(init);
+    struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
+    CHECK_OK(gcuda_gguf_add_tensor(g, gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, n_large), "large")));
+    CHECK_OK(gcuda_gguf_add_tensor(g, gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 2), "after")));
+    char * path = temp_path("");
+    const int32_t numbers[2] = { 1234567, -7 };
+    CHECK_OK(gcuda_gguf_write_to_file(g, path, true));
+    const uint64_t at = gcuda_gguf_get_meta_size(g) + gcuda_gguf_get_tensor_offset(g, 1);
+    CHECK(at > UINT64_C(1) << 32);
+    FILE * f = fopen(path, "r+b");
+    const bool is_written = f != NULL && fseek(f, (long) at, SEEK_SET) == 0 && fwrite(numbers, sizeof numbers, 1, f) == 1;
+    if (f == NULL || fclose(f) != 0 || !is_written) {
+        test_skip("the file system has no such files");
+    } else {
+        for (int k = 0; k < 2; ++k) { // the map, and a FILE whose large tensor is not read
+            struct gcuda_context * tensors = NULL;
+            gcuda_status st = GCUDA_STATUS_SUCCESS;
+            struct gcuda_gguf_init_params p = params_of(&tensors, &st);
+            FILE * file = k == 1 ? fopen(path, "rb") : NULL;
+            int32_t got[2] = { 0, 0 };
+            p.no_alloc = k == 1;
+            struct gcuda_gguf_context * r = k == 0 ? gcuda_gguf_init_from_file(path, p) : gcuda_gguf_init_from_file_ptr(file, p);
+            if (CHECK_OK(st)) {
+                CHECK_OK(gcuda_gguf_read_tensor(r, 1, got, 0, sizeof got));
+                CHECK(got[0] == numbers[0] && got[1] == numbers[1]);
+                const struct gcuda_tensor * t = gcuda_get_tensor(tensors, "after");
+                CHECK(k == 1 || gcuda_get_i32_1d(t, 1) == -7);
+                CHECK(k == 1 || (const char *) t->data - (const char *) gcuda_get_tensor(tensors, "large")->data == n_large + 29);
+            }
+            gcuda_free(tensors);
+            gcuda_gguf_free(r);
+            if (file != NULL) { fclose(file); }
+        }
+    }
+    remove(path);
+    free(path);
+    gcuda_gguf_free(g);
+    gcuda_free(ctx);
+#endif
+}
