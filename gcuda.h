@@ -6848,7 +6848,7 @@ static GCUDAI_UNUSED void gcudai_memory_read_ahead(const char * ptr, size_t size
 
 #if !defined(GCUDA_NO_GGUF)
 // -- files beyond 4 GiB and maps of them. Paths are UTF-8. After a failure gcudai_file_error() is the system's text.
-struct gcudai_file_map { // base NULL: none
+struct gcudai_mapping { // base NULL: none
     char * base;
     size_t size;
 };
@@ -6884,7 +6884,7 @@ static void gcudai_file_remove(const char * path) {
 }
 
 // The whole file, copy-on-write. An empty file: true, base NULL.
-static bool gcudai_file_map(const char * path, struct gcudai_file_map * map) {
+static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
     wchar_t wide[GCUDAI_PATH_CHARS];
     LARGE_INTEGER size;
     memset(map, 0, sizeof(*map));
@@ -6906,7 +6906,7 @@ static bool gcudai_file_map(const char * path, struct gcudai_file_map * map) {
     errno = ENOMEM;
     return is_ok;
 }
-static void gcudai_file_unmap(struct gcudai_file_map * map) {
+static void gcudai_file_unmap(struct gcudai_mapping * map) {
     if (map->base != NULL) { (void) UnmapViewOfFile(map->base); }
     map->base = NULL;
 }
@@ -6922,7 +6922,7 @@ static bool gcudai_file_replace(const char * from, const char * to) { return ren
 static void gcudai_file_remove(const char * path) { (void) remove(path); }
 
 // The whole file, copy-on-write: a write into it changes this process's page. An empty file: true, base NULL.
-static bool gcudai_file_map(const char * path, struct gcudai_file_map * map) {
+static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
     struct stat info;
     memset(map, 0, sizeof(*map));
     const int fd = open(path, O_RDONLY | O_NONBLOCK); // opening a pipe does not wait for a writer
@@ -6951,7 +6951,7 @@ static bool gcudai_file_map(const char * path, struct gcudai_file_map * map) {
     errno = reason;
     return is_ok;
 }
-static void gcudai_file_unmap(struct gcudai_file_map * map) {
+static void gcudai_file_unmap(struct gcudai_mapping * map) {
     if (map->base != NULL) { (void) munmap(map->base, map->size); }
     map->base = NULL;
 }
@@ -37330,7 +37330,7 @@ struct gcudai_gguf_kv {
 
 struct gcudai_gguf_part { // a file
     char * label; // path, or what the data is; for messages
-    struct gcudai_file_map map;
+    struct gcudai_mapping map;
     FILE * file; // NULL: none
     bool is_own_file;
     uint64_t file_start; // of GGUF data in the file
@@ -37930,7 +37930,7 @@ static gcuda_status gcudai_gguf_open_named_parts(struct gcuda_gguf_context * g, 
     for (int no = 1; no < count; ++no) {
         name[n_prefix] = '\0';
         snprintf(name + n_prefix, cap - n_prefix, "-%05d-of-%05d.gguf", no + 1, count);
-        GCUDAI_TRY(gcudai_gguf_open_part(g, path, no, count, copy));
+        GCUDAI_TRY(gcudai_gguf_open_part(g, name, no, count, copy));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -38368,9 +38368,15 @@ size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t t
     const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
     return t != NULL ? t->size : 0;
 }
+// Where the first n tensors end in the output, with padding.
+static uint64_t gcudai_gguf_output_end(const struct gcuda_gguf_context * g, size_t n) {
+    uint64_t end = 0;
+    for (size_t i = 0; i < n; ++i) { (void) gcudai_gguf_pad_u64(end + g->tensors[i].size, g->alignment, &end); }
+    return end;
+}
 uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id) {
     const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
-    return t != NULL ? t->offset : 0;
+    return t == NULL ? 0 : t->part >= 0 ? t->offset : gcudai_gguf_output_end(g, (size_t) tensor_id);
 }
 int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id) {
     const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
@@ -38433,6 +38439,991 @@ size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, in
     if (n_copied > 0) { memcpy(prefix, path, n_copied); }
     if (prefix != NULL && size > 0) { prefix[n_copied] = '\0'; }
     return n;
+}
+
+// ---- loading: tensors are found, given a buffer type, placed, filled, in the order of the file ----
+
+#define GCUDAI_GGUF_PIECE ((size_t) 64 * 1024 * 1024) // from memory: bytes between two calls of the progress callback
+#define GCUDAI_GGUF_STAGE ((size_t) 16 * 1024 * 1024) // from a FILE or callback: of each of two stages
+#define GCUDAI_GGUF_PENDING 64                        // uploads under way
+#define GCUDAI_GGUF_PENDING_BYTES (2 * GCUDAI_GGUF_PIECE)
+
+struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
+    struct gcuda_tensor * t;
+    gcuda_backend_buffer_type_t buft;
+    int32_t group; // tensors of a group are on one backend; -1: chosen by the caller
+    bool is_placed;
+};
+struct gcudai_gguf_upload { // under way
+    struct gcuda_cuda_uploader * uploader;
+    gcuda_cuda_ticket ticket;
+    size_t size;
+};
+struct gcudai_gguf_loading {
+    struct gcuda_gguf_context * g;
+    struct gcuda_context * ctx;
+    struct gcuda_gguf_load_params params;
+    struct gcudai_gguf_item * items; // one for each tensor of the file
+    struct gcuda_cuda_uploader ** uploaders; // one for each backend, made when first needed
+    int n_backends;
+    struct gcudai_buffer_list buffers;
+    struct gcudai_gguf_upload pending[GCUDAI_GGUF_PENDING]; // a ring
+    size_t first_pending, n_pending, pending_bytes;
+    char * stage;
+    size_t cap_stage;
+    int which_stage; // half that is filled next
+    uint64_t done, total;
+};
+
+static gcuda_backend_t gcudai_gguf_backend(const struct gcudai_gguf_loading * l, int i) {
+    return l->params.backend != NULL ? l->params.backend : gcuda_backend_sched_get_backend(l->params.sched, i);
+}
+
+// Says how far it is; ABORTED if the caller does not want more.
+static gcuda_status gcudai_gguf_progress(struct gcudai_gguf_loading * l, size_t more) {
+    l->done += more;
+    if (l->params.progress == NULL || l->params.progress(l->done, l->total, l->params.progress_data)) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_ABORTED, "gguf_load: stopped by the progress callback after %llu of %llu bytes",
+        (unsigned long long) l->done, (unsigned long long) l->total);
+}
+
+static gcuda_status gcudai_gguf_find_item(struct gcudai_gguf_loading * l, struct gcuda_tensor * t) {
+    const int64_t id = gcuda_gguf_find_tensor(l->g, t->name);
+    const char * label = gcudai_gguf_label(l->g);
+    if (id < 0) { return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name); }
+    const struct gcudai_gguf_tensor * info = &l->g->tensors[id];
+    if (info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
+            "%.400s: tensor '%s' is %s [%lld, %lld, %lld, %lld], want %s [%lld, %lld, %lld, %lld]", label, t->name, gcuda_type_name(info->type),
+            (long long) info->ne[0], (long long) info->ne[1], (long long) info->ne[2], (long long) info->ne[3], gcuda_type_name(t->type),
+            (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    }
+    if (l->items[id].t != NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
+    }
+    l->items[id].t = t;
+    l->total += info->size; // of different tensors of the file, whose sum was checked
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_find_items(struct gcudai_gguf_loading * l) {
+    l->items = (struct gcudai_gguf_item *) gcudai_calloc(GCUDAI_MAX(l->g->n_tensors, (size_t) 1), sizeof(*l->items));
+    if (l->items == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
+        if (gcudai_is_ours(t)) { GCUDAI_TRY(gcudai_gguf_find_item(l, t)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- over the backends of a scheduler ----
+
+struct gcudai_gguf_split { // how tensors are divided over devices
+    uint64_t * sizes;  // of groups, bytes, in the order of the file
+    uint64_t * budget; // of each device, bytes
+    size_t n_groups;
+    int n_devices;
+};
+
+// Number of the block in "blk.N.", below n; -1: another name.
+static int64_t gcudai_gguf_block_of(const char * name, size_t n) {
+    uint64_t block = 0;
+    if (strncmp(name, "blk.", 4) != 0) { return -1; }
+    const char * c = name + 4;
+    for (; *c >= '0' && *c <= '9' && block < n; ++c) { block = block * 10 + (uint64_t) (*c - '0'); }
+    return c > name + 4 && *c == '.' && block < n ? (int64_t) block : -1;
+}
+
+// A group for each block and for each tensor outside of blocks. `of_block`: room for as many numbers as there are tensors.
+static void gcudai_gguf_make_groups(struct gcudai_gguf_loading * l, struct gcudai_gguf_split * s, int32_t * of_block) {
+    const size_t n = l->g->n_tensors;
+    const gcuda_backend_buffer_type_t buft = gcuda_backend_sched_get_buffer_type(l->params.sched, gcudai_gguf_backend(l, 0));
+    for (size_t i = 0; i < n; ++i) { of_block[i] = -1; }
+    for (size_t i = 0; i < n; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->buft != NULL) { continue; }
+        const int64_t block = gcudai_gguf_block_of(item->t->name, n);
+        item->group = block >= 0 && of_block[block] >= 0 ? of_block[block] : (int32_t) s->n_groups++;
+        if (block >= 0) { of_block[block] = item->group; }
+        s->sizes[item->group] += gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, item->t), 512);
+    }
+}
+
+// Free memory of each device less the reserve and what the caller has put there himself.
+static void gcudai_gguf_make_budgets(struct gcudai_gguf_loading * l, struct gcudai_gguf_split * s) {
+    for (int d = 0; d < s->n_devices; ++d) {
+        const gcuda_backend_t backend = gcudai_gguf_backend(l, d);
+        const gcuda_backend_buffer_type_t buft = gcuda_backend_get_default_buffer_type(backend);
+        size_t free_bytes = 0, total_bytes = 0;
+        if (gcuda_backend_dev_memory(gcuda_backend_get_device(backend), &free_bytes, &total_bytes) != GCUDA_STATUS_SUCCESS) { free_bytes = 0; }
+        uint64_t taken = l->params.reserve_bytes != 0 ? l->params.reserve_bytes : free_bytes / 8;
+        for (size_t i = 0; i < l->g->n_tensors; ++i) {
+            if (l->items[i].t != NULL && l->items[i].buft == buft) { taken += l->g->tensors[i].size; }
+        }
+        s->budget[d] = taken < free_bytes ? free_bytes - taken : 0;
+    }
+}
+
+// Do groups from `first` on fit one after another into `parts` 64ths of each budget? devices (may be NULL): where each one goes.
+static bool gcudai_gguf_fits(const struct gcudai_gguf_split * s, size_t first, unsigned parts, int32_t * devices) {
+    uint64_t used = 0;
+    int d = 0;
+    for (size_t i = first; i < s->n_groups; ++i) {
+        while (d < s->n_devices && (used > s->budget[d] / 64 * parts || s->sizes[i] > s->budget[d] / 64 * parts - used)) {
+            used = 0;
+            d++;
+        }
+        if (d == s->n_devices) { return false; }
+        used += s->sizes[i];
+        if (devices != NULL) { devices[i] = d; }
+    }
+    return true;
+}
+
+// As few groups as possible stay with the last backend, and the devices are filled to the same part.
+static void gcudai_gguf_divide(const struct gcudai_gguf_split * s, int32_t * devices) {
+    size_t low = 0, high = s->n_groups; // no group always fits
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (gcudai_gguf_fits(s, middle, 64, NULL)) { high = middle; } else { low = middle + 1; }
+    }
+    unsigned parts = 1;
+    while (parts < 64 && !gcudai_gguf_fits(s, low, parts, NULL)) { parts++; }
+    for (size_t i = 0; i < s->n_groups; ++i) { devices[i] = s->n_devices; }
+    (void) gcudai_gguf_fits(s, low, parts, devices);
+}
+
+static gcuda_status gcudai_gguf_choose_sched(struct gcudai_gguf_loading * l) {
+    struct gcudai_gguf_split s;
+    const size_t n = GCUDAI_MAX(l->g->n_tensors, (size_t) 1);
+    GCUDAI_ZERO(s);
+    s.n_devices = l->n_backends - 1;
+    s.sizes = (uint64_t *) gcudai_calloc(n, sizeof(*s.sizes));
+    s.budget = (uint64_t *) gcudai_calloc((size_t) l->n_backends, sizeof(*s.budget));
+    int32_t * numbers = (int32_t *) gcudai_calloc(n, sizeof(*numbers)); // first groups of blocks, then devices of groups
+    const bool is_ok = s.sizes != NULL && s.budget != NULL && numbers != NULL;
+    if (is_ok) {
+        gcudai_gguf_make_budgets(l, &s);
+        gcudai_gguf_make_groups(l, &s, numbers);
+        gcudai_gguf_divide(&s, numbers);
+    }
+    for (size_t i = 0; is_ok && i < l->g->n_tensors; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->buft != NULL) { continue; }
+        item->buft = gcuda_backend_get_default_buffer_type(gcudai_gguf_backend(l, numbers[item->group]));
+    }
+    gcudai_free(s.sizes);
+    gcudai_free(s.budget);
+    gcudai_free(numbers);
+    return is_ok ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+// A buffer type for every item.
+static gcuda_status gcudai_gguf_choose(struct gcudai_gguf_loading * l) {
+    const gcuda_backend_buffer_type_t only = l->params.backend != NULL ? gcuda_backend_get_default_buffer_type(l->params.backend)
+                                             : l->params.sched == NULL ? gcuda_backend_cpu_buffer_type()
+                                                                       : NULL;
+    for (size_t i = 0; i < l->g->n_tensors; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL) { continue; }
+        item->buft = l->params.choose != NULL ? l->params.choose(item->t, l->params.choose_data) : NULL;
+        if (item->buft == NULL) { item->buft = only; }
+    }
+    return only == NULL ? gcudai_gguf_choose_sched(l) : GCUDA_STATUS_SUCCESS;
+}
+
+// ---- places ----
+
+// May the tensor point at its data instead of being copied?
+static bool gcudai_gguf_can_point(const struct gcudai_gguf_loading * l, size_t i) {
+    const struct gcudai_gguf_tensor * info = &l->g->tensors[i];
+    if (l->params.copy_host || l->items[i].buft != gcuda_backend_cpu_buffer_type() || info->part < 0) { return false; }
+    const struct gcudai_gguf_part * p = &l->g->parts[info->part];
+    const char * data = gcudai_gguf_data_of(p);
+    const uintptr_t base = (uintptr_t) (p->data != NULL ? p->data : p->bytes);
+    return data != NULL && base % 32 == 0 && (uintptr_t) (data + info->offset) % gcudai_type_align(info->type) == 0;
+}
+
+// Items [first, end) of one buffer type that have no place, into one new buffer of `size` bytes.
+static gcuda_status gcudai_gguf_place_range(struct gcudai_gguf_loading * l, size_t first, size_t end, size_t size) {
+    const gcuda_backend_buffer_type_t buft = l->items[first].buft;
+    GCUDAI_TRY(gcudai_buffer_list_add(&l->buffers, buft, size));
+    struct gcuda_tallocr talloc = gcuda_tallocr_new(l->buffers.items[l->buffers.n - 1]);
+    for (size_t i = first; i < end; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->is_placed || item->buft != buft) { continue; }
+        GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, item->t));
+        item->is_placed = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// All items of the buffer type of item `first`: one buffer, or more where a buffer may not be as large.
+static gcuda_status gcudai_gguf_place_type(struct gcudai_gguf_loading * l, size_t first) {
+    const gcuda_backend_buffer_type_t buft = l->items[first].buft;
+    const size_t align = gcuda_backend_buft_get_alignment(buft), max = GCUDAI_MIN(gcuda_backend_buft_get_max_size(buft), (size_t) PTRDIFF_MAX);
+    size_t sum = 0;
+    for (size_t i = first; i < l->g->n_tensors; ++i) {
+        const struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->is_placed || item->buft != buft) { continue; }
+        const size_t need = gcuda_backend_buft_get_alloc_size(buft, item->t), size = gcudai_pad(need, align);
+        if (size < need || size > max) {
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gguf_load: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)",
+                item->t->name, (unsigned long long) need, gcuda_backend_buft_name(buft), (unsigned long long) max);
+        }
+        if (sum > max - size) {
+            GCUDAI_TRY(gcudai_gguf_place_range(l, first, i, sum));
+            first = i;
+            sum = 0;
+        }
+        sum += size;
+    }
+    return gcudai_gguf_place_range(l, first, l->g->n_tensors, sum);
+}
+
+static gcuda_status gcudai_gguf_place_items(struct gcudai_gguf_loading * l) {
+    for (size_t i = 0; i < l->g->n_tensors; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->is_placed) { continue; }
+        if (gcudai_gguf_can_point(l, i)) {
+            GCUDAI_TRY(gcudai_gguf_point(l->g, &l->g->tensors[i], item->t));
+            item->is_placed = true;
+        } else {
+            GCUDAI_TRY(gcudai_gguf_place_type(l, i));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- data ----
+
+static gcuda_status gcudai_gguf_wait_oldest(struct gcudai_gguf_loading * l) {
+    const struct gcudai_gguf_upload u = l->pending[l->first_pending];
+    l->first_pending = (l->first_pending + 1) % GCUDAI_GGUF_PENDING;
+    l->n_pending--;
+    l->pending_bytes -= u.size;
+    GCUDAI_TRY(gcuda_cuda_upload_wait(u.uploader, u.ticket));
+    return gcudai_gguf_progress(l, u.size);
+}
+
+// Waits until at most n uploads of at most n_bytes are under way.
+static gcuda_status gcudai_gguf_wait_until(struct gcudai_gguf_loading * l, size_t n, size_t n_bytes) {
+    while (l->n_pending > 0 && (l->n_pending > n || l->pending_bytes > n_bytes)) { GCUDAI_TRY(gcudai_gguf_wait_oldest(l)); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The uploader of the backend whose default buffer type this is; NULL and SUCCESS: there is none.
+static gcuda_status gcudai_gguf_uploader(
+    struct gcudai_gguf_loading * l, gcuda_backend_buffer_type_t buft, struct gcuda_cuda_uploader ** uploader) {
+    *uploader = NULL;
+    for (int b = 0; b < l->n_backends && *uploader == NULL; ++b) {
+        const gcuda_backend_t backend = gcudai_gguf_backend(l, b);
+        if (!gcuda_backend_is_cuda(backend) || gcuda_backend_get_default_buffer_type(backend) != buft) { continue; }
+        if (l->uploaders[b] == NULL) {
+            struct gcuda_cuda_uploader_params params;
+            GCUDAI_ZERO(params);
+            params.backend = backend;
+            l->uploaders[b] = gcuda_cuda_uploader_new(&params);
+            if (l->uploaders[b] == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        }
+        *uploader = l->uploaders[b];
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Bytes [offset, offset + size) of the tensor in memory: where they are, or read to the stage that is next.
+static gcuda_status gcudai_gguf_stage(
+    struct gcudai_gguf_loading * l, const struct gcudai_gguf_tensor * info, size_t offset, size_t size, const char ** data) {
+    const char * memory = gcudai_gguf_memory_of(l->g, info);
+    *data = memory != NULL ? memory + offset : NULL;
+    if (memory != NULL) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_room(&l->stage, &l->cap_stage, GCUDAI_MAX(size, 2 * GCUDAI_GGUF_STAGE), 1));
+    char * to = l->stage + (size <= GCUDAI_GGUF_STAGE ? (size_t) l->which_stage * GCUDAI_GGUF_STAGE : 0);
+    l->which_stage = 1 - l->which_stage;
+    *data = to;
+    return gcudai_gguf_read_bytes(l->g, info, to, offset, size);
+}
+
+static gcuda_status gcudai_gguf_fill_upload(struct gcudai_gguf_loading * l, const struct gcudai_gguf_tensor * info, struct gcuda_tensor * t,
+    struct gcuda_cuda_uploader * uploader) {
+    const bool is_staged = gcudai_gguf_memory_of(l->g, info) == NULL;
+    const size_t piece = is_staged ? GCUDAI_GGUF_STAGE : GCUDAI_GGUF_PIECE;
+    for (size_t at = 0; at < info->size; at += piece) {
+        const size_t size = GCUDAI_MIN(piece, info->size - at);
+        const char * data = NULL;
+        // of two stages, the one that is filled next is free when at most one upload is under way
+        GCUDAI_TRY(gcudai_gguf_wait_until(l, is_staged ? 1 : GCUDAI_GGUF_PENDING - 1, GCUDAI_GGUF_PENDING_BYTES));
+        GCUDAI_TRY(gcudai_gguf_stage(l, info, at, size, &data));
+        struct gcudai_gguf_upload * u = &l->pending[(l->first_pending + l->n_pending) % GCUDAI_GGUF_PENDING];
+        GCUDAI_TRY(gcuda_cuda_upload(uploader, t, data, at, size, &u->ticket));
+        u->uploader = uploader;
+        u->size = size;
+        l->n_pending++;
+        l->pending_bytes += size;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_fill_host(struct gcudai_gguf_loading * l, const struct gcudai_gguf_tensor * info, struct gcuda_tensor * t) {
+    for (size_t at = 0; at < info->size; at += GCUDAI_GGUF_PIECE) {
+        const size_t size = GCUDAI_MIN(GCUDAI_GGUF_PIECE, info->size - at);
+        GCUDAI_TRY(gcudai_gguf_read_bytes(l->g, info, (char *) t->data + at, at, size));
+        GCUDAI_TRY(gcudai_gguf_progress(l, size));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_fill_item(struct gcudai_gguf_loading * l, size_t i) {
+    const struct gcudai_gguf_tensor * info = &l->g->tensors[i];
+    struct gcuda_tensor * t = l->items[i].t;
+    struct gcuda_cuda_uploader * uploader = NULL;
+    const char * data = NULL;
+    if (info->size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (t->data == (const void *) gcudai_gguf_memory_of(l->g, info)) { return gcudai_gguf_progress(l, info->size); }
+    if (gcuda_backend_buft_is_host(l->items[i].buft)) { return gcudai_gguf_fill_host(l, info, t); }
+    GCUDAI_TRY(gcudai_gguf_uploader(l, l->items[i].buft, &uploader));
+    if (uploader != NULL) { return gcudai_gguf_fill_upload(l, info, t, uploader); }
+    GCUDAI_TRY(gcudai_gguf_wait_until(l, 0, 0)); // the stages may be in use
+    GCUDAI_TRY(gcudai_gguf_stage(l, info, 0, info->size, &data));
+    GCUDAI_TRY(gcuda_backend_tensor_set(t, data, 0, info->size));
+    return gcudai_gguf_progress(l, info->size);
+}
+
+static gcuda_status gcudai_gguf_fill_items(struct gcudai_gguf_loading * l) {
+    l->uploaders = (struct gcuda_cuda_uploader **) gcudai_calloc((size_t) GCUDAI_MAX(l->n_backends, 1), sizeof(*l->uploaders));
+    if (l->uploaders == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    GCUDAI_TRY(gcudai_gguf_progress(l, 0));
+    for (size_t i = 0; i < l->g->n_tensors; ++i) {
+        if (l->items[i].t != NULL) { GCUDAI_TRY(gcudai_gguf_fill_item(l, i)); }
+    }
+    return gcudai_gguf_wait_until(l, 0, 0);
+}
+
+// ---- the whole ----
+
+static gcuda_status gcudai_gguf_init_views(struct gcuda_context * ctx) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        if (t->view_src != NULL && t->buffer == NULL && t->view_src->buffer != NULL) { GCUDAI_TRY(gcuda_backend_view_init(t)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// One buffer object for all that was allocated, which may be nothing.
+static gcuda_status gcudai_gguf_join_buffers(struct gcudai_gguf_loading * l, gcuda_backend_buffer_t * buffer) {
+    if (l->buffers.n == 0) { GCUDAI_TRY(gcudai_buffer_list_add(&l->buffers, gcuda_backend_cpu_buffer_type(), 0)); }
+    *buffer = l->buffers.n == 1 ? l->buffers.items[0] : gcuda_backend_multi_buffer_alloc_buffer(l->buffers.items, l->buffers.n);
+    l->buffers.n = 0; // taken over, after a failure too
+    if (*buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    gcuda_backend_buffer_set_usage(*buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After a failure: no item has memory, and no view of one.
+static void gcudai_gguf_undo(struct gcudai_gguf_loading * l) {
+    for (size_t i = 0; l->items != NULL && i < l->g->n_tensors; ++i) {
+        struct gcuda_tensor * t = l->items[i].t;
+        if (t != NULL) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
+    }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
+        if (t->view_src != NULL && gcudai_is_ours(t->view_src)) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
+    }
+    for (size_t i = 0; i < l->buffers.n; ++i) { gcuda_backend_buffer_free(l->buffers.items[i]); }
+}
+
+static gcuda_status gcudai_gguf_load_all(struct gcudai_gguf_loading * l, gcuda_backend_buffer_t * buffer) {
+    GCUDAI_TRY(gcudai_gguf_find_items(l));
+    GCUDAI_TRY(gcudai_gguf_choose(l));
+    GCUDAI_TRY(gcudai_gguf_place_items(l));
+    GCUDAI_TRY(gcudai_gguf_fill_items(l));
+    GCUDAI_TRY(gcudai_gguf_init_views(l->ctx));
+    return gcudai_gguf_join_buffers(l, buffer);
+}
+
+gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context * ctx, const struct gcuda_gguf_load_params * params,
+    gcuda_backend_buffer_t * buffer) {
+    struct gcudai_gguf_loading l;
+    if (buffer != NULL) { *buffer = NULL; }
+    if (g == NULL || ctx == NULL || buffer == NULL) {
+        return gcudai_null_fail("gguf_load", g == NULL ? "gguf context" : ctx == NULL ? "context" : "result");
+    }
+    if (!gcuda_get_no_alloc(ctx)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context was made without no_alloc, so its tensors have memory already");
+    }
+    GCUDAI_ZERO(l);
+    l.g = g;
+    l.ctx = ctx;
+    if (params != NULL) { l.params = *params; }
+    l.n_backends = l.params.backend != NULL ? 1 : gcuda_backend_sched_get_n_backends(l.params.sched);
+    const gcuda_status st = gcudai_gguf_load_all(&l, buffer);
+    for (int i = 0; l.uploaders != NULL && i < l.n_backends; ++i) { gcuda_cuda_uploader_free(l.uploaders[i]); } // waits
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_gguf_undo(&l); }
+    gcudai_free(l.uploaders);
+    gcudai_free(l.items);
+    gcudai_free(l.buffers.items);
+    gcudai_free(l.stage);
+    return st;
+}
+
+// ---- changing ----
+
+static gcuda_status gcudai_gguf_check_new_name(const char * name, size_t max, const char * what, const char * function) {
+    const size_t n = name != NULL ? strlen(name) : 0;
+    return n >= 1 && n <= max ? GCUDA_STATUS_SUCCESS
+                              : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s of %llu bytes, want 1 to %llu", function, what,
+                                    (unsigned long long) n, (unsigned long long) max);
+}
+
+// Puts number n (the next one) among n ordered names.
+static void gcudai_gguf_insert(struct gcuda_gguf_context * g, uint32_t * order, size_t n, gcudai_gguf_name name_of) {
+    const size_t at = gcudai_gguf_place(g, order, n, name_of, name_of(g, n));
+    memmove(order + at + 1, order + at, (n - at) * sizeof(*order));
+    order[at] = (uint32_t) n;
+}
+
+// Sizes of all tensors and `more` stay far below 2^64, so that offsets need no further check.
+static gcuda_status gcudai_gguf_check_total(const struct gcuda_gguf_context * g, uint64_t more) {
+    const uint64_t max = (uint64_t) 1 << 62;
+    uint64_t sum = GCUDAI_MIN(more, max);
+    for (size_t i = 0; i < g->n_tensors; ++i) { sum = GCUDAI_MIN(sum + GCUDAI_MIN((uint64_t) g->tensors[i].size, max), max); }
+    return sum < max && g->n_tensors < INT32_MAX
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: sizes of tensors add up to 2^62 bytes or more");
+}
+
+// Takes *kv over as the pair of kv->key; frees it after a failure.
+static gcuda_status gcudai_gguf_put(struct gcuda_gguf_context * g, struct gcudai_gguf_kv * kv) {
+    const int64_t id = gcuda_gguf_find_key(g, kv->key);
+    if (id >= 0) {
+        gcudai_gguf_kv_free(&g->kv[id]);
+        g->kv[id] = *kv;
+        return GCUDA_STATUS_SUCCESS;
+    }
+    gcuda_status st = g->n_kv < INT32_MAX ? gcudai_room(&g->kv, &g->cap_kv, g->n_kv + 1, sizeof(*g->kv))
+                                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: more than 2^31 pairs");
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv + 1, sizeof(*g->kv_order)); }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_gguf_kv_free(kv);
+        return st;
+    }
+    g->kv[g->n_kv] = *kv;
+    gcudai_gguf_insert(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
+    g->n_kv++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// If the pair is the alignment: its value is one that files may have.
+static gcuda_status gcudai_gguf_check_new_alignment(const struct gcudai_gguf_kv * kv) {
+    if (strcmp(kv->key, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT) != 0) { return GCUDA_STATUS_SUCCESS; }
+    uint32_t v = 0;
+    memcpy(&v, &kv->scalar, sizeof(v));
+    if (kv->type != GCUDA_GGUF_TYPE_UINT32 || !gcudai_gguf_is_alignment(v)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %s of type %s, want a u32 that is a power of two up to %d",
+            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, gcuda_gguf_type_name(kv->type), GCUDA_GGUF_MAX_ALIGNMENT);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Values of a new pair: n elements, copied; or strings. Freed by the caller after a failure.
+static gcuda_status gcudai_gguf_copy_numbers(struct gcudai_gguf_kv * kv, const void * data) {
+    size_t n_bytes = 0;
+    if (kv->n > GCUDAI_GGUF_MAX_ARRAY || !gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu elements for key '%.200s', at most %llu", (unsigned long long) kv->n,
+            kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
+    }
+    void * to = &kv->scalar;
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { to = kv->data = gcudai_alloc(GCUDAI_MAX(n_bytes, (size_t) 1)); }
+    if (to == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (n_bytes > 0) { memcpy(to, data, n_bytes); }
+    return gcudai_gguf_check_bools(kv, "gguf_set");
+}
+
+static gcuda_status gcudai_gguf_copy_strings(struct gcudai_gguf_kv * kv, const char * const * values) {
+    size_t used = 0;
+    if (kv->n > GCUDAI_GGUF_MAX_ARRAY) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu strings for key '%.200s', at most %llu", (unsigned long long) kv->n,
+            kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
+    }
+    uint64_t * starts = (uint64_t *) gcudai_calloc((size_t) kv->n + 1, sizeof(*starts));
+    kv->data = starts;
+    if (starts == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (uint64_t i = 0; i < kv->n; ++i) {
+        const size_t n = values[i] != NULL ? strlen(values[i]) : SIZE_MAX;
+        if (n > GCUDAI_GGUF_MAX_STRING || !gcudai_add_size(used, n + 1, &used)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: string %llu of key '%.200s' is NULL or longer than %llu bytes",
+                (unsigned long long) i, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_STRING);
+        }
+        starts[i + 1] = used;
+    }
+    kv->text = (char *) gcudai_alloc(GCUDAI_MAX(used, (size_t) 1));
+    if (kv->text == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (uint64_t i = 0; i < kv->n; ++i) { memcpy(kv->text + starts[i], values[i], (size_t) (starts[i + 1] - starts[i])); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_set_checked(struct gcuda_gguf_context * g, struct gcudai_gguf_kv * kv) {
+    const gcuda_status st = gcudai_gguf_check_new_alignment(kv);
+    const bool is_alignment = strcmp(kv->key, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT) == 0;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_gguf_kv_free(kv);
+        return st;
+    }
+    GCUDAI_TRY(gcudai_gguf_put(g, kv));
+    return is_alignment ? gcudai_gguf_set_alignment(g, "gguf_set") : GCUDA_STATUS_SUCCESS;
+}
+
+// type ARRAY: n elements; else a value of type `element`. values: char * const * of strings.
+static gcuda_status gcudai_gguf_set(struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type type, enum gcuda_gguf_type element,
+    const void * values, uint64_t n) {
+    struct gcudai_gguf_kv kv;
+    if (g == NULL || (values == NULL && n > 0)) { return gcudai_null_fail("gguf_set", g == NULL ? "gguf context" : "value"); }
+    GCUDAI_TRY(gcudai_gguf_check_new_name(key, GCUDAI_GGUF_MAX_KEY, "a key", "gguf_set"));
+    GCUDAI_ZERO(kv);
+    kv.key = gcudai_gguf_copy_text(key);
+    if (kv.key == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    kv.type = type;
+    kv.element = element;
+    kv.n = n;
+    const gcuda_status st = element == GCUDA_GGUF_TYPE_STRING ? gcudai_gguf_copy_strings(&kv, (const char * const *) values)
+                                                             : gcudai_gguf_copy_numbers(&kv, values);
+    if (st == GCUDA_STATUS_SUCCESS) { return gcudai_gguf_set_checked(g, &kv); }
+    gcudai_gguf_kv_free(&kv);
+    return st;
+}
+
+#define GCUDAI_GGUF_SET(name, ID, ctype)                                                                             \
+    gcuda_status gcuda_gguf_set_val_##name(struct gcuda_gguf_context * g, const char * key, ctype value) {             \
+        return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_##ID, GCUDA_GGUF_TYPE_##ID, &value, 1);                         \
+    }
+GCUDAI_GGUF_NUMBERS(GCUDAI_GGUF_SET)
+#undef GCUDAI_GGUF_SET
+
+gcuda_status gcuda_gguf_set_val_bool(struct gcuda_gguf_context * g, const char * key, bool value) {
+    const uint8_t byte = value ? 1 : 0;
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_BOOL, GCUDA_GGUF_TYPE_BOOL, &byte, 1);
+}
+
+gcuda_status gcuda_gguf_set_val_str(struct gcuda_gguf_context * g, const char * key, const char * value) {
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_STRING, GCUDA_GGUF_TYPE_STRING, &value, 1);
+}
+
+gcuda_status gcuda_gguf_set_arr_data(
+    struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type element_type, const void * data, uint64_t n) {
+    GCUDAI_TRY(gcudai_gguf_want_number(element_type, "gguf_set_arr_data"));
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_ARRAY, element_type, data, n);
+}
+
+gcuda_status gcuda_gguf_set_arr_str(struct gcuda_gguf_context * g, const char * key, const char * const * values, uint64_t n) {
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_ARRAY, GCUDA_GGUF_TYPE_STRING, values, n);
+}
+
+// A copy of a pair; the caller frees it after a failure too.
+static gcuda_status gcudai_gguf_copy_kv(struct gcudai_gguf_kv * to, const struct gcudai_gguf_kv * from) {
+    const bool is_text = from->element == GCUDA_GGUF_TYPE_STRING;
+    const size_t n_data = is_text ? ((size_t) from->n + 1) * sizeof(uint64_t) : (size_t) from->n * gcudai_gguf_types[from->element].size;
+    *to = *from;
+    to->data = NULL;
+    to->text = NULL;
+    to->key = gcudai_gguf_copy_text(from->key);
+    if (to->key == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (from->data != NULL) {
+        to->data = gcudai_alloc(GCUDAI_MAX(n_data, (size_t) 1));
+        if (to->data == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        if (n_data > 0) { memcpy(to->data, from->data, n_data); }
+    }
+    if (!is_text) { return GCUDA_STATUS_SUCCESS; }
+    const size_t n_text = (size_t) ((const uint64_t *) from->data)[from->n];
+    to->text = (char *) gcudai_alloc(GCUDAI_MAX(n_text, (size_t) 1));
+    if (to->text == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (n_text > 0) { memcpy(to->text, from->text, n_text); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src) {
+    if (g == NULL || src == NULL) { return gcudai_null_fail("gguf_set_kv", g == NULL ? "gguf context" : "source"); }
+    for (size_t i = 0; i < src->n_kv && g != src; ++i) {
+        struct gcudai_gguf_kv kv;
+        const gcuda_status st = gcudai_gguf_copy_kv(&kv, &src->kv[i]);
+        if (st != GCUDA_STATUS_SUCCESS) {
+            gcudai_gguf_kv_free(&kv);
+            return st;
+        }
+        GCUDAI_TRY(gcudai_gguf_set_checked(g, &kv));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id) {
+    const int64_t id = gcuda_gguf_find_key(g, key);
+    if (key_id != NULL) { *key_id = id; }
+    if (g == NULL || key == NULL) { return gcudai_null_fail("gguf_remove_key", g == NULL ? "gguf context" : "key"); }
+    if (id < 0) { return GCUDA_STATUS_SUCCESS; }
+    gcudai_gguf_kv_free(&g->kv[id]);
+    g->n_kv--;
+    memmove(&g->kv[id], &g->kv[id + 1], (g->n_kv - (size_t) id) * sizeof(*g->kv));
+    GCUDAI_ZERO(g->kv[g->n_kv]);
+    GCUDAI_TRY(gcudai_gguf_sort_keys(g, "gguf_remove_key")); // has the room
+    return gcudai_gguf_set_alignment(g, "gguf_remove_key");
+}
+
+gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor) {
+    if (g == NULL || tensor == NULL) { return gcudai_null_fail("gguf_add_tensor", g == NULL ? "gguf context" : "tensor"); }
+    GCUDAI_TRY(gcudai_gguf_check_new_name(tensor->name, GCUDA_MAX_NAME - 1, "the name of a tensor", "gguf_add_tensor"));
+    if (gcuda_gguf_find_tensor(g, tensor->name) >= 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
+    }
+    size_t nb[GCUDA_MAX_DIMS], size = 0;
+    GCUDAI_TRY(gcudai_layout(tensor->type, tensor->ne, nb, &size));
+    if (!gcuda_is_contiguous(tensor) && size > 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: '%s' is not contiguous", tensor->name);
+    }
+    GCUDAI_TRY(gcudai_gguf_check_total(g, size));
+    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors + 1, sizeof(*g->tensor_order)));
+    struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
+    GCUDAI_ZERO(*t);
+    t->source = (struct gcuda_tensor *) gcudai_alloc(sizeof(*t->source));
+    if (t->source == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    *t->source = *tensor;
+    memcpy(t->name, tensor->name, sizeof(t->name));
+    t->type = tensor->type;
+    t->n_dims = gcuda_n_dims(tensor);
+    t->part = -1;
+    memcpy(t->ne, tensor->ne, sizeof(t->ne));
+    t->size = size;
+    gcudai_gguf_insert(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
+    g->n_tensors++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_named_tensor(
+    struct gcuda_gguf_context * g, const char * name, const char * function, struct gcudai_gguf_tensor ** t) {
+    const int64_t id = gcuda_gguf_find_tensor(g, name);
+    if (g == NULL || name == NULL) { return gcudai_null_fail(function, g == NULL ? "gguf context" : "name"); }
+    if (id < 0) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name); }
+    *t = &g->tensors[id];
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_set_tensor_type(struct gcuda_gguf_context * g, const char * name, enum gcuda_type type) {
+    struct gcudai_gguf_tensor * t = NULL;
+    size_t nb[GCUDA_MAX_DIMS], size = 0;
+    GCUDAI_TRY(gcudai_gguf_named_tensor(g, name, "gguf_set_tensor_type", &t));
+    GCUDAI_TRY(gcudai_layout(type, t->ne, nb, &size));
+    GCUDAI_TRY(gcudai_gguf_check_total(g, size));
+    gcudai_free(t->source);
+    t->source = NULL;
+    t->memory = NULL;
+    t->part = -1;
+    t->type = type;
+    t->size = size;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_set_tensor_data(struct gcuda_gguf_context * g, const char * name, const void * data, size_t size) {
+    struct gcudai_gguf_tensor * t = NULL;
+    GCUDAI_TRY(gcudai_gguf_named_tensor(g, name, "gguf_set_tensor_data", &t));
+    if (data == NULL || size != t->size) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set_tensor_data: %llu bytes for '%s', which has %llu, or data is NULL",
+            (unsigned long long) size, t->name, (unsigned long long) t->size);
+    }
+    t->part = -1;
+    t->memory = data;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- writing ----
+
+#define GCUDAI_GGUF_OUT ((size_t) 64 * 1024)
+
+struct gcudai_gguf_output {
+    gcuda_gguf_writer_callback_t write; // NULL: to memory
+    void * userdata;
+    char * memory;  // room for `size` bytes; or the bytes that wait for write
+    size_t size, used;
+    uint64_t at; // bytes put so far
+    char * piece; // of tensor data that is not in memory, GCUDAI_GGUF_STAGE; NULL: not needed yet
+};
+
+static gcuda_status gcudai_gguf_flush(struct gcudai_gguf_output * o) {
+    if (o->write == NULL || o->used == 0) { return GCUDA_STATUS_SUCCESS; }
+    const size_t n = o->used;
+    o->used = 0;
+    errno = 0;
+    return o->write(o->userdata, o->memory, n) ? GCUDA_STATUS_SUCCESS
+                                               : gcudai_fail(GCUDA_STATUS_IO, "gguf_write: writing %llu bytes failed: %s",
+                                                     (unsigned long long) n, gcudai_file_error());
+}
+
+static gcuda_status gcudai_gguf_put_bytes(struct gcudai_gguf_output * o, const void * data, size_t n) {
+    if (n > o->size - o->used) { GCUDAI_TRY(gcudai_gguf_flush(o)); }
+    if (n > o->size - o->used && o->write == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: the buffer of %llu bytes is too small", (unsigned long long) o->size);
+    }
+    o->at += n;
+    if (n > o->size - o->used) { // larger than what is collected
+        errno = 0;
+        return o->write(o->userdata, data, n) ? GCUDA_STATUS_SUCCESS
+                                              : gcudai_fail(GCUDA_STATUS_IO, "gguf_write: writing %llu bytes failed: %s",
+                                                    (unsigned long long) n, gcudai_file_error());
+    }
+    if (n > 0) { memcpy(o->memory + o->used, data, n); }
+    o->used += n;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_u32(struct gcudai_gguf_output * o, uint32_t v) { return gcudai_gguf_put_bytes(o, &v, sizeof(v)); }
+static gcuda_status gcudai_gguf_put_u64(struct gcudai_gguf_output * o, uint64_t v) { return gcudai_gguf_put_bytes(o, &v, sizeof(v)); }
+
+static gcuda_status gcudai_gguf_put_string(struct gcudai_gguf_output * o, const char * text, size_t n) {
+    GCUDAI_TRY(gcudai_gguf_put_u64(o, n));
+    return gcudai_gguf_put_bytes(o, text, n);
+}
+
+static gcuda_status gcudai_gguf_put_zeros(struct gcudai_gguf_output * o, uint64_t n) {
+    static const char zeros[256] = { 0 };
+    for (; n > 0; n -= GCUDAI_MIN(n, (uint64_t) sizeof(zeros))) {
+        GCUDAI_TRY(gcudai_gguf_put_bytes(o, zeros, (size_t) GCUDAI_MIN(n, (uint64_t) sizeof(zeros))));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_padding(struct gcudai_gguf_output * o, size_t alignment) {
+    return gcudai_gguf_put_zeros(o, (alignment - o->at % alignment) % alignment);
+}
+
+static gcuda_status gcudai_gguf_put_pair(struct gcudai_gguf_output * o, const struct gcudai_gguf_kv * kv) {
+    GCUDAI_TRY(gcudai_gguf_put_string(o, kv->key, strlen(kv->key)));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) kv->type));
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) {
+        GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) kv->element));
+        GCUDAI_TRY(gcudai_gguf_put_u64(o, kv->n));
+    }
+    if (kv->element != GCUDA_GGUF_TYPE_STRING) {
+        return gcudai_gguf_put_bytes(o, gcudai_gguf_kv_data(kv), (size_t) kv->n * gcudai_gguf_types[kv->element].size);
+    }
+    for (uint64_t i = 0; i < kv->n; ++i) {
+        size_t n = 0;
+        const char * text = gcudai_gguf_kv_string(kv, i, &n);
+        GCUDAI_TRY(gcudai_gguf_put_string(o, text, n));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_info(struct gcudai_gguf_output * o, const struct gcudai_gguf_tensor * t, uint64_t offset) {
+    GCUDAI_TRY(gcudai_gguf_put_string(o, t->name, strlen(t->name)));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) t->n_dims));
+    GCUDAI_TRY(gcudai_gguf_put_bytes(o, t->ne, (size_t) t->n_dims * sizeof(t->ne[0])));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) t->type));
+    return gcudai_gguf_put_u64(o, offset);
+}
+
+// Header, pairs, infos, padding.
+static gcuda_status gcudai_gguf_put_meta(struct gcudai_gguf_output * o, const struct gcuda_gguf_context * g) {
+    uint64_t end = 0;
+    GCUDAI_TRY(gcudai_gguf_put_bytes(o, GCUDA_GGUF_MAGIC, 4));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, GCUDA_GGUF_VERSION));
+    GCUDAI_TRY(gcudai_gguf_put_u64(o, g->n_tensors));
+    GCUDAI_TRY(gcudai_gguf_put_u64(o, g->n_kv));
+    for (size_t i = 0; i < g->n_kv; ++i) { GCUDAI_TRY(gcudai_gguf_put_pair(o, &g->kv[i])); }
+    for (size_t i = 0; i < g->n_tensors; ++i) {
+        GCUDAI_TRY(gcudai_gguf_put_info(o, &g->tensors[i], end));
+        (void) gcudai_gguf_pad_u64(end + g->tensors[i].size, g->alignment, &end);
+    }
+    return gcudai_gguf_put_padding(o, g->alignment);
+}
+
+static gcuda_status gcudai_gguf_put_tensor(
+    struct gcudai_gguf_output * o, const struct gcuda_gguf_context * g, const struct gcudai_gguf_tensor * t) {
+    const char * memory = gcudai_gguf_memory_of(g, t);
+    for (size_t at = 0; at < t->size; at += GCUDAI_GGUF_STAGE) {
+        const size_t n = GCUDAI_MIN(GCUDAI_GGUF_STAGE, t->size - at);
+        if (memory == NULL) {
+            if (o->piece == NULL) { o->piece = (char *) gcudai_alloc(GCUDAI_GGUF_STAGE); }
+            if (o->piece == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+            GCUDAI_TRY(gcudai_gguf_read_bytes(g, t, o->piece, at, n));
+        }
+        GCUDAI_TRY(gcudai_gguf_put_bytes(o, memory != NULL ? memory + at : o->piece, n));
+    }
+    return gcudai_gguf_put_padding(o, g->alignment);
+}
+
+static gcuda_status gcudai_gguf_want_data(const struct gcuda_gguf_context * g) { // before anything is written
+    for (size_t i = 0; i < g->n_tensors; ++i) {
+        const struct gcudai_gguf_tensor * t = &g->tensors[i];
+        const bool has_data = t->part >= 0 || t->memory != NULL || (t->source != NULL && t->source->data != NULL);
+        if (!has_data && t->size > 0) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_all(struct gcudai_gguf_output * o, const struct gcuda_gguf_context * g, bool only_meta) {
+    GCUDAI_TRY(gcudai_gguf_put_meta(o, g));
+    for (size_t i = 0; i < g->n_tensors && !only_meta; ++i) { GCUDAI_TRY(gcudai_gguf_put_tensor(o, g, &g->tensors[i])); }
+    return gcudai_gguf_flush(o);
+}
+
+static bool gcudai_gguf_count_bytes(void * userdata, const void * data, size_t n_bytes) {
+    (void) data;
+    *(uint64_t *) userdata += n_bytes;
+    return true;
+}
+
+uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g) {
+    uint64_t n = 0;
+    struct gcudai_gguf_output o;
+    if (g == NULL) { return 0; }
+    GCUDAI_ZERO(o); // no room to collect in: every piece is counted at once
+    o.write = gcudai_gguf_count_bytes;
+    o.userdata = &n;
+    return gcudai_gguf_put_meta(&o, g) == GCUDA_STATUS_SUCCESS ? n : 0;
+}
+
+uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g) {
+    return g != NULL ? gcuda_gguf_get_meta_size(g) + gcudai_gguf_output_end(g, g->n_tensors) : 0;
+}
+
+gcuda_status gcuda_gguf_write_to_callback(
+    const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta) {
+    struct gcudai_gguf_output o;
+    if (g == NULL || callback == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "callback"); }
+    if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
+    GCUDAI_ZERO(o);
+    o.write = callback;
+    o.userdata = userdata;
+    o.memory = (char *) gcudai_alloc(GCUDAI_GGUF_OUT);
+    if (o.memory == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    o.size = GCUDAI_GGUF_OUT;
+    const gcuda_status st = gcudai_gguf_put_all(&o, g, only_meta);
+    gcudai_free(o.memory);
+    gcudai_free(o.piece);
+    return st;
+}
+
+gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta) {
+    struct gcudai_gguf_output o;
+    if (g == NULL || data == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "buffer"); }
+    const uint64_t need = only_meta ? gcuda_gguf_get_meta_size(g) : gcuda_gguf_get_write_size(g);
+    if (size < need) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu", (unsigned long long) size,
+            (unsigned long long) need);
+    }
+    if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
+    GCUDAI_ZERO(o);
+    o.memory = (char *) data;
+    o.size = size;
+    const gcuda_status st = gcudai_gguf_put_all(&o, g, only_meta);
+    gcudai_free(o.piece);
+    return st;
+}
+
+gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size) {
+    return gcuda_gguf_write_to_buffer(g, data, size, true);
+}
+
+static bool gcudai_gguf_write_file(void * userdata, const void * data, size_t n_bytes) {
+    return fwrite(data, 1, n_bytes, (FILE *) userdata) == n_bytes;
+}
+
+gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta) {
+    if (file == NULL) { return gcudai_null_fail("gguf_write", "file"); }
+    return gcuda_gguf_write_to_callback(g, gcudai_gguf_write_file, file, only_meta);
+}
+
+// Writes to `part` and renames it to `path`; no part is left after a failure.
+static gcuda_status gcudai_gguf_write_path(const struct gcuda_gguf_context * g, const char * path, const char * part, bool only_meta) {
+    errno = 0;
+    FILE * file = gcudai_file_open(part, "wb");
+    if (file == NULL) { return gcudai_fail(GCUDA_STATUS_IO, "gguf_write: %.600s cannot be made: %s", part, gcudai_file_error()); }
+    gcuda_status st = gcuda_gguf_write_to_file_ptr(g, file, only_meta);
+    errno = 0;
+    if (fclose(file) != 0 && st == GCUDA_STATUS_SUCCESS) {
+        st = gcudai_fail(GCUDA_STATUS_IO, "gguf_write: closing %.600s: %s", part, gcudai_file_error());
+    }
+    if (st == GCUDA_STATUS_SUCCESS && !gcudai_file_replace(part, path)) {
+        st = gcudai_fail(GCUDA_STATUS_IO, "gguf_write: %.400s cannot become %.400s: %s", part, path, gcudai_file_error());
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_file_remove(part); }
+    return st;
+}
+
+gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta) {
+    if (g == NULL || path == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "path"); }
+    if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
+    const size_t n = strlen(path);
+    char * part = (char *) gcudai_alloc(n + sizeof(".part"));
+    if (part == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    memcpy(part, path, n);
+    memcpy(part + n, ".part", sizeof(".part"));
+    const gcuda_status st = gcudai_gguf_write_path(g, path, part, only_meta);
+    gcudai_free(part);
+    return st;
+}
+
+// ---- writing split files: each part is a context with some of g's tensors, which it borrows ----
+
+static size_t gcudai_gguf_part_end(const struct gcuda_gguf_context * g, size_t first, uint64_t max_bytes) {
+    uint64_t sum = 0;
+    size_t end = first;
+    while (end < g->n_tensors && (end == first || g->tensors[end].size <= max_bytes - GCUDAI_MIN(sum, max_bytes))) {
+        sum += g->tensors[end++].size;
+    }
+    return end;
+}
+
+static gcuda_status gcudai_gguf_write_part(
+    const struct gcuda_gguf_context * g, struct gcuda_gguf_context * part, const char * path, int no, int count) {
+    GCUDAI_TRY(no == 0 ? gcuda_gguf_set_kv(part, g) : GCUDA_STATUS_SUCCESS);
+    GCUDAI_TRY(g->alignment == part->alignment ? GCUDA_STATUS_SUCCESS
+                                               : gcuda_gguf_set_val_u32(part, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, (uint32_t) g->alignment));
+    GCUDAI_TRY(gcuda_gguf_set_val_u16(part, GCUDA_GGUF_KEY_SPLIT_NO, (uint16_t) no));
+    GCUDAI_TRY(gcuda_gguf_set_val_u16(part, GCUDA_GGUF_KEY_SPLIT_COUNT, (uint16_t) count));
+    GCUDAI_TRY(gcuda_gguf_set_val_i32(part, GCUDA_GGUF_KEY_SPLIT_TENSORS, (int32_t) g->n_tensors));
+    return gcuda_gguf_write_to_file(part, path, false);
+}
+
+// Tensors [first, end) as part `no`. `path` has room for its name.
+static gcuda_status gcudai_gguf_write_range(
+    const struct gcuda_gguf_context * g, size_t first, size_t end, const char * path, int no, int count) {
+    struct gcuda_gguf_context * part = gcuda_gguf_init_empty();
+    if (part == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    part->tensors = g->tensors != NULL ? g->tensors + first : NULL;
+    part->n_tensors = end - first;
+    part->parts = g->parts;
+    part->n_parts = g->n_parts;
+    const gcuda_status st = gcudai_gguf_write_part(g, part, path, no, count);
+    part->tensors = NULL;
+    part->parts = NULL;
+    part->n_tensors = part->n_parts = 0;
+    gcuda_gguf_free(part);
+    return st;
+}
+
+gcuda_status gcuda_gguf_write_split(const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts) {
+    int count = 0;
+    if (n_parts != NULL) { *n_parts = 0; }
+    if (g == NULL || prefix == NULL) { return gcudai_null_fail("gguf_write_split", g == NULL ? "gguf context" : "prefix"); }
+    GCUDAI_TRY(gcudai_gguf_want_data(g));
+    for (size_t at = 0; count == 0 || at < g->n_tensors; count++) {
+        at = gcudai_gguf_part_end(g, at, max_part_bytes);
+        if (count == UINT16_MAX) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write_split: parts of %llu bytes would be more than %d",
+                (unsigned long long) max_part_bytes, UINT16_MAX);
+        }
+    }
+    const size_t cap = gcuda_gguf_split_path(NULL, 0, prefix, 0, count) + 1;
+    char * path = (char *) gcudai_alloc(cap);
+    gcuda_status st = path != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    size_t first = 0;
+    for (int no = 0; no < count && st == GCUDA_STATUS_SUCCESS; ++no) {
+        const size_t end = gcudai_gguf_part_end(g, first, max_part_bytes);
+        (void) gcuda_gguf_split_path(path, cap, prefix, no, count);
+        st = gcudai_gguf_write_range(g, first, end, path, no, count);
+        first = end;
+    }
+    gcudai_free(path);
+    if (st == GCUDA_STATUS_SUCCESS && n_parts != NULL) { *n_parts = count; }
+    return st;
 }
 #endif // GCUDA_NO_GGUF
 
