@@ -39,7 +39,7 @@ GEMMA = ("{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = 
          "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for message in rest %}"
          "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' + (first if loop.first else '') + "
          "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}")
-MISTRAL = ("{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}{% set rest = messages[1:] %}"
+MISTRAL = ("{{ bos_token }}{% if tools %}{{ '[AVAILABLE_TOOLS] ' + tools + '[/AVAILABLE_TOOLS]' }}{% endif %}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}{% set rest = messages[1:] %}"
            "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for message in rest %}{% if message['role'] == 'user' %}"
            "{{ '[INST] ' + (first if loop.first else '') + message['content'] + '[/INST]' }}{% else %}{{ ' ' + message['content'] | trim + eos_token }}"
            "{% endif %}{% endfor %}")

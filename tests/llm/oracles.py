@@ -59,6 +59,7 @@ class Oracle:
         self.kind = f["tokenizer.ggml.model"]
         self.tokens = f["tokenizer.ggml.tokens"]
         self.types = f.get("tokenizer.ggml.token_type", [NORMAL] * len(self.tokens))
+        self.vocabulary = set(self.tokens)
         # names that are taken out of the text first: longest first
         self.names = {t: i for i, t in enumerate(self.tokens) if self.types[i] in (UNKNOWN, CONTROL, USER_DEFINED)}
         self.always = {t for t, i in self.names.items() if self.types[i] == USER_DEFINED}

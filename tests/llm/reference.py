@@ -46,6 +46,7 @@ ARCHS = {
 }
 
 
+FLOATS = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16)
 SQRT_2_PI = float(np.sqrt(2 / np.pi))  # Python floats: they leave float32 arrays what they are
 
 
@@ -133,9 +134,19 @@ class Cache:
         self.pos = np.where((self.seq == seq) & (self.pos >= n_keep), self.pos - n_drop, self.pos)
 
 
+def rounded(x):
+    """Activations as quantized weights meet them: 8 bits, a scale for each 32 values."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    scale = np.abs(blocks).max(-1, keepdims=True) / 127
+    return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+
+
 class Model:
-    def __init__(self, path, dtype=np.float64, n_ctx=None):
+    """rounds: activations meet quantized weights rounded to 8 bits, as programs do where it is faster; False: they stay as they are."""
+
+    def __init__(self, path, dtype=np.float64, n_ctx=None, rounds=False):
         f = self.f = File(path, dtype)
+        self.rounds = rounds
         if f.arch not in ARCHS:
             raise ValueError(f"{path}: architecture {f.arch} is none of {', '.join(ARCHS)}")
         self.arch = ARCHS[f.arch]
@@ -160,8 +171,13 @@ class Model:
     def weight(self, name, layer=None, kind="weight"):
         return self.f.tensor((f"blk.{layer}." if layer is not None else "") + f"{name}.{kind}")
 
+    def operand(self, x, name, layer=None):
+        """x as the weight meets it."""
+        tensor = self.f.tensors[(f"blk.{layer}." if layer is not None else "") + f"{name}.weight"]
+        return rounded(x) if self.rounds and tensor.tensor_type not in FLOATS else x
+
     def linear(self, x, name, layer=None):
-        y = x @ self.weight(name, layer).T
+        y = self.operand(x, name, layer) @ self.weight(name, layer).T
         bias = self.weight(name, layer, "bias")
         return y if bias is None else y + bias
 
@@ -289,7 +305,7 @@ class Model:
 
         def product(name, expert, row):
             w, b = tensors[name]
-            return w[expert] @ row + (0 if b is None else b[expert])
+            return w[expert] @ self.operand(row, f"ffn_{name}_exps", layer) + (0 if b is None else b[expert])
         out = np.zeros_like(x)
         for t, row in enumerate(x):
             for e, w in zip(chosen[t], weights[t]):
