@@ -385,7 +385,7 @@ def longrope(run):
     """phi3: factors by the size of the context."""
     path = run.path("phi3")
     p = run.probe(path)
-    for n_ctx in (48, 512):
+    for n_ctx in (256, 512):
         ref = run.reference(path, n_ctx=n_ctx)
         ids = prompt(ref.n_vocab, 40, 13)
         p.session(n_ctx=n_ctx, outputs=64, chunk=64)

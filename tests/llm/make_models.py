@@ -250,8 +250,8 @@ SPECS = [
     Spec("gemma3-f16", "gemma3", gemma_vocab, F16, d=24, layers=7, kv=2, n_ctx=256, keys={"attention.sliding_window": 5, "rope.freq_base": 1e6}),
     Spec("gpt-oss", "gpt-oss", o200k_vocab, F32, d=32, layers=4, heads=4, kv=2, ff=64, experts=8, used=4, tied=False, biases=True,
          expert_kind=MXFP4, n_ctx=256, keys={**YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0, "attention.sliding_window": 8}),
-    Spec("phi3", "phi3", phi3_vocab, F16, kv=4, d=24, embd=96, tied=False, keys={
-        "rope.dimension_count": 18, "rope.scaling.original_context_length": 48, "rope.scaling.attn_factor": 1.19, "attention.sliding_window": 7}),
+    Spec("phi3", "phi3", phi3_vocab, F16, kv=4, d=24, embd=96, tied=False, n_ctx=1024, keys={
+        "rope.dimension_count": 18, "rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19, "attention.sliding_window": 7}),
     Spec("phi3-plain", "phi3", phi3_vocab, Q8_0, kv=2),
     Spec("bert-mean", "bert", word_piece, F32, kv=4, biases=True, keys={"pooling_type": 1, "attention.causal": False}),
     Spec("bert-cls", "bert", functools.partial(word_piece, False), F16, kv=4, biases=True, keys={"pooling_type": 2, "attention.causal": False}),
