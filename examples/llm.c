@@ -727,7 +727,7 @@ static gcuda_status perplexity_of(struct app * a, const struct tokens * t, doubl
     for (int i = 0; i < PERPLEXITY_CHUNK; ++i) { wants[i] = true; }
     a->doing = "reading";
     for (size_t at = 0; at + 1 < t->n;) {
-        size_t n_chunk = t->n - at < PERPLEXITY_CHUNK ? t->n - at : PERPLEXITY_CHUNK;
+        size_t n_chunk = t->n - at < (size_t) PERPLEXITY_CHUNK ? t->n - at : (size_t) PERPLEXITY_CHUNK;
         if (llm_n_free(a->session) == 0) { TRY(llm_seq_truncate(a->session, 0, 0)); }
         if (n_chunk > (size_t) llm_n_free(a->session)) { n_chunk = (size_t) llm_n_free(a->session); }
         const struct llm_batch batch = { t->data + at, NULL, wants, n_chunk };

@@ -1130,7 +1130,7 @@ static size_t llmi_contraction(const struct llmi_chars * t, size_t at, size_t en
     return at;
 }
 
-enum { LLMI_NO_MATCH = -1 };
+#define LLMI_NO_MATCH ((int64_t) -1)
 
 // End of what the items match from `at` on; LLMI_NO_MATCH if they do not. Takes as much as it can, then goes back.
 static int64_t llmi_match(const struct llmi_item * item, int n, const struct llmi_chars * t, size_t at, size_t end) {
@@ -2868,7 +2868,7 @@ static struct gcuda_tensor * llmi_heads_of(struct llmi_build * b, struct gcuda_t
     return gcuda_view_3d(b->ctx, qkv, b->p->head, n_heads, b->key.n_tokens, head_bytes, qkv->nb[1], (size_t) first * head_bytes);
 }
 
-static struct llmi_qkv llmi_qkv(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
+static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
     struct llmi_qkv a;
     const int64_t n_q = b->p->n_heads, n_kv = b->p->n_kv;
     if (l->qkv != NULL) {
@@ -2923,7 +2923,7 @@ static struct gcuda_tensor * llmi_attend(struct llmi_build * b, struct gcuda_ten
 
 static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer, struct gcuda_tensor * x) {
     const struct llmi_layer * l = &b->m->layers[layer];
-    struct llmi_qkv a = llmi_qkv(b, l, x);
+    struct llmi_qkv a = llmi_project_qkv(b, l, x);
     a.q = llmi_rotate(b, layer, a.q);
     a.k = llmi_rotate(b, layer, a.k);
     llmi_store(b, b->k_cache[layer], a.k);
@@ -3011,7 +3011,7 @@ static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
 }
 
 static struct gcuda_tensor * llmi_encoder_layer(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
-    const struct llmi_qkv a = llmi_qkv(b, l, x);
+    const struct llmi_qkv a = llmi_project_qkv(b, l, x);
     struct gcuda_tensor * y = llmi_attend(b, a.q, gcuda_permute(b->ctx, a.k, 0, 2, 1, 3), gcuda_permute(b->ctx, a.v, 0, 2, 1, 3), b->in.mask[0], NULL);
     x = llmi_layer_norm(b, gcuda_add(b->ctx, x, llmi_linear(b, l->out, y, l->out_b)), l->attn_out_norm, l->attn_out_norm_b);
     y = llmi_linear(b, l->down, gcuda_gelu(b->ctx, llmi_linear(b, l->up, x, l->up_b)), l->down_b);
