@@ -2744,10 +2744,12 @@ struct llmi_cell {
     int32_t position, token;
     uint64_t seqs; // a bit for each sequence that it belongs to; 0: free
 };
+// A cache of layers without a window holds positions [0, length) of a sequence, one of layers with a window is smaller: it holds
+// [first, length), of which the next token sees no more than the last window - 1.
 struct llmi_cells {
     struct llmi_cell * cells;
     int32_t n, n_used, head; // head: where the search for a free one begins
-    int32_t length[LLM_MAX_SEQS]; // of each sequence
+    int32_t first[LLM_MAX_SEQS], length[LLM_MAX_SEQS];
 };
 
 static void llmi_cells_free(struct llmi_cells * c, int32_t i, uint64_t seqs) {
@@ -2777,6 +2779,30 @@ static void llmi_cells_truncate(struct llmi_cells * c, int32_t seq, int32_t leng
         if (c->cells[i].position >= length) { llmi_cells_free(c, i, (uint64_t) 1 << seq); }
     }
     c->length[seq] = length;
+    if (length == 0) { c->first[seq] = 0; }
+}
+
+// Whether the positions before `length` that a window sees from there are still in their cells.
+static bool llmi_cells_can_truncate(const struct llmi_cells * c, int32_t seq, int32_t length, int64_t window) {
+    return length == 0 || c->first[seq] == 0 || c->first[seq] <= length - window + 1;
+}
+
+// Frees what no later token sees.
+static void llmi_cells_leave_window(struct llmi_cells * c, int64_t window) {
+    for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) { c->first[seq] = (int32_t) llmi_max(c->first[seq], c->length[seq] - window + 1); }
+    for (int32_t i = 0; i < c->n; ++i) {
+        uint64_t out = 0;
+        for (int32_t seq = 0; seq < LLM_MAX_SEQS && c->cells[i].seqs >> seq != 0; ++seq) {
+            if (c->cells[i].position < c->first[seq]) { out |= (uint64_t) 1 << seq; }
+        }
+        llmi_cells_free(c, i, out);
+    }
+}
+
+static void llmi_cells_copy(struct llmi_cells * c, int32_t from, int32_t to) {
+    for (int32_t i = 0; i < c->n; ++i) { c->cells[i].seqs |= (c->cells[i].seqs >> from & 1) << to; }
+    c->first[to] = c->first[from];
+    c->length[to] = c->length[from];
 }
 
 static int32_t llmi_cells_end(const struct llmi_cells * c) { // after the last used cell
@@ -2807,13 +2833,14 @@ static void llmi_cells_mask(const struct llmi_cells * c, int32_t seq, int32_t po
 // =====================================================================================================
 
 struct llmi_graph_key { // two runs of equal keys use the same graph
-    int32_t n_tokens, n_kv, n_outputs;
+    int32_t n_tokens, n_kv[2], n_outputs; // n_kv: cells looked at, in each cache
     int32_t is_embedding; // the result is what the output matrix would be given
 };
 
 struct llmi_inputs { // tensors that a run sets
-    struct gcuda_tensor * tokens, * positions, * outputs, * cells; // I32; outputs: the tokens whose logits are wanted
-    struct gcuda_tensor * mask[2]; // F16 [n_kv, n_tokens]: of layers without a window, with one
+    struct gcuda_tensor * tokens, * positions, * outputs; // I32; outputs: the tokens whose logits are wanted
+    struct gcuda_tensor * cells[2]; // I32: where the tokens go, in each cache
+    struct gcuda_tensor * mask[2];  // F16 [n_kv, n_tokens]: of layers without a window, with one
 };
 
 struct llmi_build {
@@ -2822,6 +2849,7 @@ struct llmi_build {
     struct gcuda_context * ctx;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor ** k_cache, ** v_cache; // of each layer: [head * n_kv, cells]
+    int window_cache; // the cache of layers with a window: 0 or 1
     struct llmi_inputs in;
     struct llmi_graph_key key;
     bool exact, is_long; // is_long: rope factors for long contexts
@@ -2897,20 +2925,20 @@ static struct gcuda_tensor * llmi_rotate(struct llmi_build * b, int64_t layer, s
         (int) b->p->n_ctx_orig, r->base, r->scale, r->extrapolate, r->magnitude, r->beta_fast, r->beta_slow);
 }
 
-// The first n_kv cells of a cache as [head, cells, heads].
-static struct gcuda_tensor * llmi_cache_view(struct llmi_build * b, struct gcuda_tensor * cache) {
+// The first n cells of a cache as [head, cells, heads].
+static struct gcuda_tensor * llmi_cache_view(struct llmi_build * b, struct gcuda_tensor * cache, int32_t n) {
     const size_t head_bytes = gcuda_row_size(cache->type, b->p->head);
-    struct gcuda_tensor * view = gcuda_view_3d(b->ctx, cache, b->p->head, b->key.n_kv, b->p->n_kv, cache->nb[1], head_bytes, 0);
+    struct gcuda_tensor * view = gcuda_view_3d(b->ctx, cache, b->p->head, n, b->p->n_kv, cache->nb[1], head_bytes, 0);
     if (view != NULL) { gcuda_set_dynamic(view); } // its length grows
     return view;
 }
 
 // Writes keys or values of the batch into their cells. Expanded at once: the views of the cache are read after it.
-static void llmi_store(struct llmi_build * b, struct gcuda_tensor * cache, struct gcuda_tensor * x) {
+static void llmi_store(struct llmi_build * b, struct gcuda_tensor * cache, struct gcuda_tensor * x, struct gcuda_tensor * cells) {
     const int64_t n = b->p->head * b->p->n_kv;
     struct gcuda_tensor * rows = x == NULL ? NULL : gcuda_is_contiguous(x) ? gcuda_reshape_2d(b->ctx, x, n, b->key.n_tokens)
         : gcuda_view_2d(b->ctx, x, n, b->key.n_tokens, x->nb[2], 0);
-    (void) gcuda_build_forward_expand(b->graph, gcuda_set_rows(b->ctx, cache, rows, b->in.cells));
+    (void) gcuda_build_forward_expand(b->graph, gcuda_set_rows(b->ctx, cache, rows, cells));
 }
 
 static struct gcuda_tensor * llmi_attend(struct llmi_build * b, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v,
@@ -2923,13 +2951,15 @@ static struct gcuda_tensor * llmi_attend(struct llmi_build * b, struct gcuda_ten
 
 static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer, struct gcuda_tensor * x) {
     const struct llmi_layer * l = &b->m->layers[layer];
+    const bool has_window = b->m->has_window[layer];
+    const int cache = has_window ? b->window_cache : 0;
+    const int32_t n_kv = b->key.n_kv[cache];
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
     a.q = llmi_rotate(b, layer, a.q);
     a.k = llmi_rotate(b, layer, a.k);
-    llmi_store(b, b->k_cache[layer], a.k);
-    llmi_store(b, b->v_cache[layer], a.v);
-    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer]), llmi_cache_view(b, b->v_cache[layer]),
-        b->in.mask[b->m->has_window[layer]], l->sinks);
+    llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
+    llmi_store(b, b->v_cache[layer], a.v, b->in.cells[cache]);
+    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv), b->in.mask[has_window], l->sinks);
 }
 
 // ---- feed-forward ----
@@ -3027,25 +3057,29 @@ static struct gcuda_tensor * llmi_encoder(struct llmi_build * b) {
     return x;
 }
 
-static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, struct gcuda_tensor ** result) {
-    const bool is_encoder = (b->m->traits & LLMI_ENCODER) != 0;
-    const bool windows = b->p->window > 0;
-    gcuda_reset(b->ctx);
-    b->graph = gcuda_new_graph_custom(b->ctx, max_nodes, false);
-    LLMI_TRY(b->graph ? GCUDA_STATUS_SUCCESS : gcuda_context_status(b->ctx));
+static void llmi_make_inputs(struct llmi_build * b) {
+    const struct llmi_graph_key * k = &b->key;
     memset(&b->in, 0, sizeof b->in);
-    b->in.tokens = llmi_input(b, GCUDA_TYPE_I32, b->key.n_tokens, 1, "tokens");
-    b->in.positions = llmi_input(b, GCUDA_TYPE_I32, b->key.n_tokens, 1, "positions");
-    b->in.mask[0] = llmi_input(b, GCUDA_TYPE_F16, b->key.n_kv, b->key.n_tokens, "mask");
-    if (!is_encoder) {
-        b->in.outputs = llmi_input(b, GCUDA_TYPE_I32, b->key.n_outputs, 1, "outputs");
-        b->in.cells = llmi_input(b, GCUDA_TYPE_I32, b->key.n_tokens, 1, "cells");
-        b->in.mask[1] = windows ? llmi_input(b, GCUDA_TYPE_F16, b->key.n_kv, b->key.n_tokens, "window mask") : NULL;
+    b->in.tokens = llmi_input(b, GCUDA_TYPE_I32, k->n_tokens, 1, "tokens");
+    b->in.positions = llmi_input(b, GCUDA_TYPE_I32, k->n_tokens, 1, "positions");
+    b->in.mask[0] = llmi_input(b, GCUDA_TYPE_F16, k->n_kv[0], k->n_tokens, "mask");
+    if ((b->m->traits & LLMI_ENCODER) == 0) {
+        b->in.outputs = llmi_input(b, GCUDA_TYPE_I32, k->n_outputs, 1, "outputs");
+        b->in.cells[0] = llmi_input(b, GCUDA_TYPE_I32, k->n_tokens, 1, "cells");
     }
+    if (b->window_cache == 1) { b->in.cells[1] = llmi_input(b, GCUDA_TYPE_I32, k->n_tokens, 1, "cells of windows"); }
+    if (b->p->window > 0) { b->in.mask[1] = llmi_input(b, GCUDA_TYPE_F16, k->n_kv[b->window_cache], k->n_tokens, "mask of windows"); }
     for (int i = 0; i < 2; ++i) {
         if (b->in.mask[i] != NULL) { gcuda_set_dynamic(b->in.mask[i]); }
     }
-    *result = is_encoder ? llmi_encoder(b) : llmi_decoder(b);
+}
+
+static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, struct gcuda_tensor ** result) {
+    gcuda_reset(b->ctx);
+    b->graph = gcuda_new_graph_custom(b->ctx, max_nodes, false);
+    LLMI_TRY(b->graph ? GCUDA_STATUS_SUCCESS : gcuda_context_status(b->ctx));
+    llmi_make_inputs(b);
+    *result = (b->m->traits & LLMI_ENCODER) != 0 ? llmi_encoder(b) : llmi_decoder(b);
     if (*result != NULL) { gcuda_set_output(gcuda_set_name(*result, "result")); }
     return gcuda_build_forward_expand(b->graph, *result);
 }
@@ -3064,14 +3098,15 @@ enum { LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 }
 struct llm_session {
     const struct llm_model * m;
     struct llm_session_params params;
-    int32_t n_rows;               // of the cache: n_ctx, padded
+    int n_caches;                 // 2: layers with a window have a smaller one
+    int32_t n_rows[2];            // of each cache
     struct gcuda_context * arena; // of this struct and its arrays
     gcuda_backend_t backend;
     gcuda_gallocr_t galloc;
     gcuda_backend_event_t event;  // NULL: the backend has computed when it returns
     struct gcuda_context * cache; // descriptions
     gcuda_backend_buffer_t cache_buffer;
-    struct llmi_cells cells;
+    struct llmi_cells cells[2];
     struct llmi_build build;      // the graph of the last run
     struct gcuda_tensor * result; // of it; NULL: there is no graph
     size_t max_nodes;
@@ -3081,7 +3116,7 @@ struct llm_session {
     int32_t n_batch, n_done;
     // the chunk being computed: n_chunk 0: none
     int32_t n_chunk, n_chunk_outputs, node;
-    int32_t * chunk_cells, * chunk_positions, * chunk_outputs;
+    int32_t * chunk_cells[2], * chunk_positions, * chunk_outputs;
     uint16_t * masks[2];
     // results
     float * logits;
@@ -3120,8 +3155,9 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
     }
     LLMI_TRY(llmi_made(s->cache = llmi_arena(0)));
     for (int64_t i = 0; i < p->n_layers; ++i) {
-        s->build.k_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, s->n_rows);
-        s->build.v_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, s->n_rows);
+        const int64_t n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
+        s->build.k_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, n_rows);
+        s->build.v_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, n_rows);
         (void) gcuda_format_name(s->build.k_cache[i], "k cache %d", (int) i);
         (void) gcuda_format_name(s->build.v_cache[i], "v cache %d", (int) i);
     }
@@ -3133,18 +3169,21 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
 static gcuda_status llmi_session_arrays(struct llm_session * s) {
     const struct llmi_params * p = &s->m->params;
     const struct llm_session_params * q = &s->params;
-    const size_t n_outputs = (size_t) llmi_max(q->n_outputs, 1), mask = (size_t) q->n_chunk * (size_t) s->n_rows;
+    const size_t n_outputs = (size_t) llmi_max(q->n_outputs, 1), n_chunk = (size_t) q->n_chunk;
     const size_t logits = (size_t) llmi_max((int64_t) n_outputs * p->n_vocab, q->n_chunk * p->n_embd); // or hidden states
-    s->cells.n = q->n_ctx;
-    LLMI_TRY(llmi_made(s->cells.cells = LLMI_NEW(s->arena, struct llmi_cell, s->n_rows)));
+    s->cells[0].n = q->n_ctx;
+    s->cells[1].n = s->n_rows[1];
+    for (int i = 0; i < s->n_caches; ++i) {
+        LLMI_TRY(llmi_made(s->cells[i].cells = LLMI_NEW(s->arena, struct llmi_cell, s->n_rows[i])));
+        LLMI_TRY(llmi_made(s->chunk_cells[i] = LLMI_NEW(s->arena, int32_t, n_chunk)));
+    }
     LLMI_TRY(llmi_made(s->tokens = LLMI_NEW(s->arena, int32_t, q->n_ctx)));
     LLMI_TRY(llmi_made(s->seqs = LLMI_NEW(s->arena, int32_t, q->n_ctx)));
     LLMI_TRY(llmi_made(s->wants = LLMI_NEW(s->arena, bool, q->n_ctx)));
-    LLMI_TRY(llmi_made(s->chunk_cells = LLMI_NEW(s->arena, int32_t, q->n_chunk)));
     LLMI_TRY(llmi_made(s->chunk_positions = LLMI_NEW(s->arena, int32_t, q->n_chunk)));
     LLMI_TRY(llmi_made(s->chunk_outputs = LLMI_NEW(s->arena, int32_t, q->n_chunk)));
-    LLMI_TRY(llmi_made(s->masks[0] = LLMI_NEW(s->arena, uint16_t, mask)));
-    if (p->window > 0) { LLMI_TRY(llmi_made(s->masks[1] = LLMI_NEW(s->arena, uint16_t, mask))); }
+    LLMI_TRY(llmi_made(s->masks[0] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[0])));
+    if (p->window > 0) { LLMI_TRY(llmi_made(s->masks[1] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[s->build.window_cache]))); }
     LLMI_TRY(llmi_made(s->logits = LLMI_NEW(s->arena, float, logits)));
     LLMI_TRY(llmi_made(s->output_seqs = LLMI_NEW(s->arena, int32_t, n_outputs)));
     return llmi_made(s->picks = LLMI_NEW(s->arena, struct llmi_pick, p->n_vocab));
@@ -3164,7 +3203,7 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
 
 // Memory for the largest graph, so that none of those that come takes any.
 static gcuda_status llmi_session_reserve(struct llm_session * s) {
-    const struct llmi_graph_key largest = { s->params.n_chunk, s->n_rows, s->params.n_outputs, 0 };
+    const struct llmi_graph_key largest = { s->params.n_chunk, { s->n_rows[0], s->n_rows[1] }, s->params.n_outputs, 0 };
     struct gcuda_tensor * result = NULL;
     s->max_nodes = (size_t) llmi_n_nodes(s->m);
     s->build.m = s->m;
@@ -3196,7 +3235,19 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Rows of the caches. One for windows holds the window of each sequence and a chunk, if that is less than the whole context.
+static void llmi_session_caches(struct llm_session * s) {
+    const struct llm_session_params * q = &s->params;
+    const bool is_encoder = (s->m->traits & LLMI_ENCODER) != 0;
+    const int64_t small = llmi_pad(llmi_min(s->m->params.window, q->n_ctx) * q->n_seqs + q->n_chunk, LLMI_KV_STEP);
+    s->n_rows[0] = is_encoder ? q->n_ctx : (int32_t) llmi_pad(q->n_ctx, LLMI_KV_STEP);
+    s->n_caches = s->m->params.window > 0 && small < s->n_rows[0] ? 2 : 1;
+    s->n_rows[1] = s->n_caches == 2 ? (int32_t) small : 0;
+    s->build.window_cache = s->n_caches - 1;
+}
+
 static gcuda_status llmi_session_init(struct llm_session * s) {
+    llmi_session_caches(s);
     LLMI_TRY(llmi_session_backend(s));
     LLMI_TRY(llmi_session_cache(s));
     LLMI_TRY(llmi_session_arrays(s));
@@ -3219,7 +3270,6 @@ gcuda_status llm_session_new(const struct llm_model * m, const struct llm_sessio
     s->arena = arena;
     s->m = m;
     s->params = filled;
-    s->n_rows = (m->traits & LLMI_ENCODER) != 0 ? filled.n_ctx : (int32_t) llmi_pad(filled.n_ctx, LLMI_KV_STEP);
     const gcuda_status st = llmi_session_init(s);
     if (st != GCUDA_STATUS_SUCCESS) {
         llm_session_free(s);
@@ -3244,10 +3294,11 @@ void llm_session_free(struct llm_session * s) {
 // ---- a chunk: cells, inputs, graph ----
 
 static void llmi_chunk_cells(struct llm_session * s) {
+    if (s->n_caches == 2 && s->cells[1].n - s->cells[1].n_used < s->n_chunk) { llmi_cells_leave_window(&s->cells[1], s->m->params.window); }
     for (int32_t i = 0; i < s->n_chunk; ++i) {
         const int32_t at = s->n_done + i;
-        s->chunk_positions[i] = s->cells.length[s->seqs[at]];
-        s->chunk_cells[i] = llmi_cells_take(&s->cells, s->seqs[at], s->tokens[at]);
+        s->chunk_positions[i] = s->cells[0].length[s->seqs[at]];
+        for (int k = 0; k < s->n_caches; ++k) { s->chunk_cells[k][i] = llmi_cells_take(&s->cells[k], s->seqs[at], s->tokens[at]); }
         if (s->wants[at]) { s->chunk_outputs[s->n_chunk_outputs++] = i; }
     }
 }
@@ -3256,8 +3307,10 @@ static void llmi_chunk_cells(struct llm_session * s) {
 static void llmi_chunk_undo(struct llm_session * s) {
     for (int32_t i = s->n_chunk - 1; i >= 0; --i) {
         const int32_t seq = s->seqs[s->n_done + i];
-        llmi_cells_free(&s->cells, s->chunk_cells[i], (uint64_t) 1 << seq);
-        --s->cells.length[seq];
+        for (int k = 0; k < s->n_caches; ++k) {
+            llmi_cells_free(&s->cells[k], s->chunk_cells[k][i], (uint64_t) 1 << seq);
+            --s->cells[k].length[seq];
+        }
     }
     s->n_chunk = 0;
 }
@@ -3267,20 +3320,28 @@ static gcuda_status llmi_set_input(struct llm_session * s, struct gcuda_tensor *
     return gcuda_backend_tensor_set_async(s->backend, t, data, 0, gcuda_nbytes(t));
 }
 
-static gcuda_status llmi_chunk_inputs(struct llm_session * s) {
-    const struct llmi_inputs * in = &s->build.in;
-    const int32_t n_kv = s->build.key.n_kv;
+static void llmi_chunk_masks(struct llm_session * s) {
+    const int w = s->build.window_cache;
+    const int32_t * n_kv = s->build.key.n_kv;
     for (int32_t i = 0; i < s->n_chunk; ++i) {
         const int32_t seq = s->seqs[s->n_done + i], position = s->chunk_positions[i];
-        llmi_cells_mask(&s->cells, seq, position, 0, s->masks[0] + (size_t) i * (size_t) n_kv, n_kv);
-        if (in->mask[1] != NULL) { llmi_cells_mask(&s->cells, seq, position, s->m->params.window, s->masks[1] + (size_t) i * (size_t) n_kv, n_kv); }
+        llmi_cells_mask(&s->cells[0], seq, position, 0, s->masks[0] + (size_t) i * (size_t) n_kv[0], n_kv[0]);
+        if (s->build.in.mask[1] == NULL) { continue; }
+        llmi_cells_mask(&s->cells[w], seq, position, s->m->params.window, s->masks[1] + (size_t) i * (size_t) n_kv[w], n_kv[w]);
     }
+}
+
+static gcuda_status llmi_chunk_inputs(struct llm_session * s) {
+    const struct llmi_inputs * in = &s->build.in;
+    llmi_chunk_masks(s);
     LLMI_TRY(llmi_set_input(s, in->tokens, s->tokens + s->n_done));
     LLMI_TRY(llmi_set_input(s, in->positions, s->chunk_positions));
-    LLMI_TRY(llmi_set_input(s, in->cells, s->chunk_cells));
     LLMI_TRY(llmi_set_input(s, in->outputs, s->chunk_outputs));
-    LLMI_TRY(llmi_set_input(s, in->mask[0], s->masks[0]));
-    return llmi_set_input(s, in->mask[1], s->masks[1]);
+    for (int i = 0; i < 2; ++i) {
+        LLMI_TRY(llmi_set_input(s, in->cells[i], s->chunk_cells[i]));
+        LLMI_TRY(llmi_set_input(s, in->mask[i], s->masks[i]));
+    }
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // A chunk of whose tokens no logits are wanted computes those of its first: the graph keeps its form.
@@ -3290,8 +3351,8 @@ static gcuda_status llmi_chunk_begin(struct llm_session * s, bool is_embedding) 
     s->node = 0;
     llmi_chunk_cells(s);
     if (s->n_chunk_outputs == 0) { s->chunk_outputs[0] = 0; }
-    const struct llmi_graph_key key = { s->n_chunk, (int32_t) llmi_pad(llmi_cells_end(&s->cells), LLMI_KV_STEP),
-        (int32_t) llmi_max(s->n_chunk_outputs, 1), is_embedding };
+    struct llmi_graph_key key = { s->n_chunk, { 0, 0 }, (int32_t) llmi_max(s->n_chunk_outputs, 1), is_embedding };
+    for (int i = 0; i < s->n_caches; ++i) { key.n_kv[i] = (int32_t) llmi_pad(llmi_cells_end(&s->cells[i]), LLMI_KV_STEP); }
     LLMI_TRY(llmi_use_graph(s, key));
     return llmi_chunk_inputs(s);
 }
@@ -3383,8 +3444,8 @@ static gcuda_status llmi_check_batch(const struct llm_session * s, const struct 
     if (llm_is_busy(s)) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the session is at work: llm_poll until it is done, or llm_cancel"); }
     if ((s->m->traits & LLMI_ENCODER) != 0) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s has no logits: use llm_embed", s->m->arch->name); }
     if (b->n_tokens == 0 || b->tokens == NULL) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a batch without tokens"); }
-    if (b->n_tokens > (size_t) (s->cells.n - s->cells.n_used)) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%zu tokens do not fit: %d of the context's %d are free", b->n_tokens, s->cells.n - s->cells.n_used, s->cells.n);
+    if (b->n_tokens > (size_t) llm_n_free(s)) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%zu tokens do not fit: %d of the context's %d are free", b->n_tokens, llm_n_free(s), s->cells[0].n);
     }
     for (size_t i = 0; i < b->n_tokens; ++i) {
         const int32_t seq = b->seqs ? b->seqs[i] : 0;
@@ -3462,31 +3523,46 @@ static gcuda_status llmi_check_seq(const struct llm_session * s, int32_t seq) {
     return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sequence %d, the session has %d", seq, s->params.n_seqs);
 }
 
-int32_t llm_n_ctx(const struct llm_session * s) { return s->cells.n; }
-int32_t llm_n_free(const struct llm_session * s) { return s->cells.n - s->cells.n_used; }
-int32_t llm_seq_length(const struct llm_session * s, int32_t seq) { return seq < 0 || seq >= s->params.n_seqs ? 0 : s->cells.length[seq]; }
+int32_t llm_n_ctx(const struct llm_session * s) { return s->cells[0].n; }
+int32_t llm_n_free(const struct llm_session * s) { return s->cells[0].n - s->cells[0].n_used; }
+int32_t llm_seq_length(const struct llm_session * s, int32_t seq) { return seq < 0 || seq >= s->params.n_seqs ? 0 : s->cells[0].length[seq]; }
 int32_t llm_seq_token(const struct llm_session * s, int32_t seq, int32_t position) {
     if (position < 0 || position >= llm_seq_length(s, seq)) { return LLMI_NONE; }
-    const int32_t cell = llmi_cells_find(&s->cells, seq, position);
-    return cell < 0 ? LLMI_NONE : s->cells.cells[cell].token;
+    const int32_t cell = llmi_cells_find(&s->cells[0], seq, position);
+    return cell < 0 ? LLMI_NONE : s->cells[0].cells[cell].token;
+}
+
+static bool llmi_can_truncate(const struct llm_session * s, int32_t seq, int32_t length) {
+    return s->n_caches == 1 || llmi_cells_can_truncate(&s->cells[1], seq, length, s->m->params.window);
+}
+
+static void llmi_truncate(struct llm_session * s, int32_t seq, int32_t length) {
+    for (int i = 0; i < s->n_caches; ++i) { llmi_cells_truncate(&s->cells[i], seq, length); }
 }
 
 gcuda_status llm_seq_truncate(struct llm_session * s, int32_t seq, int32_t length) {
     LLMI_TRY(llmi_check_seq(s, seq));
-    llmi_cells_truncate(&s->cells, seq, (int32_t) llmi_max(length, 0));
+    length = (int32_t) llmi_max(length, 0);
+    if (length < s->cells[0].length[seq] && !llmi_can_truncate(s, seq, length)) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "sequence %d cannot go back to %d positions: layers with a window hold those from %d on", seq, length,
+            s->cells[1].first[seq]);
+    }
+    llmi_truncate(s, seq, length);
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status llm_seq_keep_prefix(struct llm_session * s, int32_t seq, const int32_t * tokens, size_t n_tokens, size_t * n_kept) {
     LLMI_TRY(llmi_check_seq(s, seq));
-    const int32_t most = (int32_t) llmi_min(s->cells.length[seq], (int64_t) n_tokens - 1);
-    int32_t first_other = (int32_t) llmi_max(most, 0); // the first position whose token is another
-    for (int32_t i = 0; i < s->cells.n; ++i) {
-        const struct llmi_cell * cell = &s->cells.cells[i];
-        if ((cell->seqs >> seq & 1) != 0 && cell->position < first_other && cell->token != tokens[cell->position]) { first_other = cell->position; }
+    const struct llmi_cells * c = &s->cells[0];
+    const int32_t most = (int32_t) llmi_min(c->length[seq], (int64_t) n_tokens - 1);
+    int32_t n_equal = (int32_t) llmi_max(most, 0); // before the first position whose token is another
+    for (int32_t i = 0; i < c->n; ++i) {
+        const struct llmi_cell * cell = &c->cells[i];
+        if ((cell->seqs >> seq & 1) != 0 && cell->position < n_equal && cell->token != tokens[cell->position]) { n_equal = cell->position; }
     }
-    llmi_cells_truncate(&s->cells, seq, first_other);
-    *n_kept = (size_t) first_other;
+    if (n_equal < c->length[seq] && !llmi_can_truncate(s, seq, n_equal)) { n_equal = 0; }
+    llmi_truncate(s, seq, n_equal);
+    *n_kept = (size_t) n_equal;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -3494,9 +3570,8 @@ gcuda_status llm_seq_copy(struct llm_session * s, int32_t from, int32_t to) {
     LLMI_TRY(llmi_check_seq(s, from));
     LLMI_TRY(llmi_check_seq(s, to));
     if (from == to) { return GCUDA_STATUS_SUCCESS; }
-    llmi_cells_truncate(&s->cells, to, 0);
-    for (int32_t i = 0; i < s->cells.n; ++i) { s->cells.cells[i].seqs |= (s->cells.cells[i].seqs >> from & 1) << to; }
-    s->cells.length[to] = s->cells.length[from];
+    llmi_truncate(s, to, 0);
+    for (int i = 0; i < s->n_caches; ++i) { llmi_cells_copy(&s->cells[i], from, to); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -3504,11 +3579,11 @@ gcuda_status llm_seq_copy(struct llm_session * s, int32_t from, int32_t to) {
 static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t layer) {
     struct llmi_rope r = b->p->rope[b->m->has_window[layer]];
     struct gcuda_tensor * cache = b->k_cache[layer];
-    struct gcuda_tensor * k = llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells), b->p->n_kv);
+    struct gcuda_tensor * k = llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv);
     const float magnitude = r.extrapolate != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / r.scale)) : 1.0f;
     k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope, (int) b->p->n_ctx_orig,
         r.base, r.scale, r.extrapolate, magnitude, r.beta_fast, r.beta_slow);
-    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells);
+    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
 }
 
 static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cells, const int32_t * by, int32_t n) {
@@ -3518,19 +3593,20 @@ static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cell
     memset(&b->key, 0, sizeof b->key);
     b->key.n_tokens = n;
     b->graph = gcuda_new_graph_custom(b->ctx, s->max_nodes, false);
-    b->in.cells = llmi_input(b, GCUDA_TYPE_I32, n, 1, "cells");
+    b->in.cells[0] = llmi_input(b, GCUDA_TYPE_I32, n, 1, "cells");
     b->in.positions = llmi_input(b, GCUDA_TYPE_I32, n, 1, "positions");
     for (int64_t i = 0; i < b->p->n_layers; ++i) { LLMI_TRY(gcuda_build_forward_expand(b->graph, llmi_shift_layer(b, i))); }
     LLMI_TRY(gcuda_gallocr_alloc_graph(s->galloc, b->graph));
-    LLMI_TRY(gcuda_backend_tensor_set(b->in.cells, cells, 0, gcuda_nbytes(b->in.cells)));
+    LLMI_TRY(gcuda_backend_tensor_set(b->in.cells[0], cells, 0, gcuda_nbytes(b->in.cells[0])));
     LLMI_TRY(gcuda_backend_tensor_set(b->in.positions, by, 0, gcuda_nbytes(b->in.positions)));
     return gcuda_backend_graph_compute(s->backend, b->graph);
 }
 
 gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, int32_t n_drop) {
     LLMI_TRY(llmi_check_seq(s, seq));
-    struct llmi_cells * c = &s->cells;
+    struct llmi_cells * c = &s->cells[0];
     const uint64_t mine = (uint64_t) 1 << seq;
+    if (s->n_caches == 2) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s cannot drop positions: layers with a window do not hold all of them", s->m->arch->name); }
     if (n_keep < 0 || n_drop < 1 || n_drop > c->length[seq] - n_keep) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_seq_shift: %d positions after the first %d of %d cannot be dropped", n_drop, n_keep, c->length[seq]);
     }
@@ -3575,7 +3651,7 @@ static void llmi_pool(const struct llmi_params * p, const float * rows, size_t n
 
 // An encoder has no cache: each token sees all others of the text.
 static gcuda_status llmi_embed_begin(struct llm_session * s) {
-    const struct llmi_graph_key key = { s->n_batch, s->n_batch, s->n_batch, 1 };
+    const struct llmi_graph_key key = { s->n_batch, { s->n_batch, 0 }, s->n_batch, 1 };
     LLMI_TRY(llmi_use_graph(s, key));
     for (int32_t i = 0; i < s->n_batch; ++i) { s->chunk_positions[i] = i; }
     memset(s->masks[0], 0, (size_t) s->n_batch * (size_t) s->n_batch * sizeof *s->masks[0]);
@@ -3593,9 +3669,9 @@ static gcuda_status llmi_embed(struct llm_session * s, size_t n_tokens) {
 
 gcuda_status llm_embed(struct llm_session * s, const int32_t * tokens, size_t n_tokens, float * vector) {
     LLMI_TRY(llmi_check_seq(s, 0));
-    if (n_tokens == 0 || n_tokens > (size_t) s->params.n_chunk || s->cells.n_used > 0) {
+    if (n_tokens == 0 || n_tokens > (size_t) s->params.n_chunk || s->cells[0].n_used > 0) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_embed: %zu tokens, at most %d at a time; %d cells of the cache are used, none may be", n_tokens,
-            s->params.n_chunk, s->cells.n_used);
+            s->params.n_chunk, s->cells[0].n_used);
     }
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!llmi_is_token(s->m, tokens[i])) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i, tokens[i], s->m->vocab.n_tokens); }
@@ -3616,11 +3692,11 @@ gcuda_status llm_embed(struct llm_session * s, const int32_t * tokens, size_t n_
 // >>state   saving and restoring
 // =====================================================================================================
 
-struct llmi_state { // begins the bytes; then the cells, then keys and values of each layer
+struct llmi_state { // begins the bytes; then for each cache its cells, then keys and values of each layer
     char magic[8];
-    int64_t n_layers, row_bytes, type, n_vocab; // of the model and the cache: must be equal
-    int64_t n_cells;                            // that follow
-    int32_t length[LLM_MAX_SEQS];
+    int64_t n_layers, row_bytes, type, n_vocab, n_caches; // of the model and the session: must be equal
+    int64_t n_cells[2];                                   // that follow
+    int32_t first[2][LLM_MAX_SEQS], length[LLM_MAX_SEQS];
 };
 
 static struct llmi_state llmi_state_of(const struct llm_session * s) {
@@ -3631,13 +3707,23 @@ static struct llmi_state llmi_state_of(const struct llm_session * s) {
     h.row_bytes = (int64_t) gcuda_row_size(s->params.kv_type, s->m->params.head * s->m->params.n_kv);
     h.type = s->params.kv_type;
     h.n_vocab = s->m->params.n_vocab;
-    h.n_cells = llmi_cells_end(&s->cells);
-    memcpy(h.length, s->cells.length, sizeof h.length);
+    h.n_caches = s->n_caches;
+    for (int i = 0; i < s->n_caches; ++i) {
+        h.n_cells[i] = llmi_cells_end(&s->cells[i]);
+        memcpy(h.first[i], s->cells[i].first, sizeof h.first[i]);
+    }
+    memcpy(h.length, s->cells[0].length, sizeof h.length);
     return h;
 }
 
-static size_t llmi_state_bytes(const struct llmi_state * h) {
-    return sizeof *h + (size_t) h->n_cells * (sizeof(struct llmi_cell) + 2 * (size_t) h->n_layers * (size_t) h->row_bytes);
+static size_t llmi_layer_rows_bytes(const struct llm_session * s, const struct llmi_state * h, int64_t layer) { // of its keys
+    return (size_t) h->n_cells[s->m->has_window[layer] ? s->build.window_cache : 0] * (size_t) h->row_bytes;
+}
+
+static size_t llmi_state_bytes(const struct llm_session * s, const struct llmi_state * h) {
+    size_t n = sizeof *h + (size_t) (h->n_cells[0] + h->n_cells[1]) * sizeof(struct llmi_cell);
+    for (int64_t i = 0; i < h->n_layers; ++i) { n += 2 * llmi_layer_rows_bytes(s, h, i); }
+    return n;
 }
 
 static gcuda_status llmi_check_state(const struct llm_session * s) {
@@ -3648,17 +3734,23 @@ static gcuda_status llmi_check_state(const struct llm_session * s) {
 gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity, size_t * n_bytes) {
     LLMI_TRY(llmi_check_state(s));
     const struct llmi_state h = llmi_state_of(s);
-    *n_bytes = llmi_state_bytes(&h);
+    *n_bytes = llmi_state_bytes(s, &h);
     if (data == NULL) { return GCUDA_STATUS_SUCCESS; }
     if (*n_bytes > capacity) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes, capacity); }
-    const size_t cells = (size_t) h.n_cells * sizeof(struct llmi_cell), rows = (size_t) (h.n_cells * h.row_bytes);
     char * at = (char *) data;
     memcpy(at, &h, sizeof h);
-    memcpy(at + sizeof h, s->cells.cells, cells);
-    at += sizeof h + cells;
-    for (int64_t i = 0; i < h.n_layers && rows > 0; ++i, at += 2 * rows) {
-        LLMI_TRY(gcuda_backend_tensor_get(s->build.k_cache[i], at, 0, rows));
-        LLMI_TRY(gcuda_backend_tensor_get(s->build.v_cache[i], at + rows, 0, rows));
+    at += sizeof h;
+    for (int i = 0; i < s->n_caches; ++i) {
+        const size_t n = (size_t) h.n_cells[i] * sizeof(struct llmi_cell);
+        memcpy(at, s->cells[i].cells, n);
+        at += n;
+    }
+    for (int64_t i = 0; i < h.n_layers; ++i) {
+        const size_t n = llmi_layer_rows_bytes(s, &h, i);
+        if (n == 0) { continue; }
+        LLMI_TRY(gcuda_backend_tensor_get(s->build.k_cache[i], at, 0, n));
+        LLMI_TRY(gcuda_backend_tensor_get(s->build.v_cache[i], at + n, 0, n));
+        at += 2 * n;
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -3666,61 +3758,86 @@ gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity
 static gcuda_status llmi_check_header(const struct llm_session * s, const struct llmi_state * h, size_t n_bytes) {
     const struct llmi_state want = llmi_state_of(s);
     if (memcmp(h->magic, want.magic, sizeof want.magic) != 0) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "these bytes are no saved state"); }
-    if (h->n_layers != want.n_layers || h->row_bytes != want.row_bytes || h->type != want.type || h->n_vocab != want.n_vocab) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a state of another model or cache type: %lld layers of %lld bytes, here %lld of %lld", (long long) h->n_layers,
-            (long long) h->row_bytes, (long long) want.n_layers, (long long) want.row_bytes);
+    if (h->n_layers != want.n_layers || h->row_bytes != want.row_bytes || h->type != want.type || h->n_vocab != want.n_vocab || h->n_caches != want.n_caches) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a state of another model or cache type: %lld layers of %lld bytes in %lld caches, here %lld of %lld in %lld",
+            (long long) h->n_layers, (long long) h->row_bytes, (long long) h->n_caches, (long long) want.n_layers, (long long) want.row_bytes, (long long) want.n_caches);
     }
-    if (h->n_cells < 0 || h->n_cells > s->cells.n) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the state has %lld cells, the session %d", (long long) h->n_cells, s->cells.n);
+    for (int i = 0; i < 2; ++i) {
+        const int32_t most = i < s->n_caches ? s->cells[i].n : 0;
+        if (h->n_cells[i] < 0 || h->n_cells[i] > most) {
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the state has %lld cells, the session %d", (long long) h->n_cells[i], most);
+        }
     }
-    if (llmi_state_bytes(h) == n_bytes) { return GCUDA_STATUS_SUCCESS; }
-    return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a state of %zu bytes, its head says %zu", n_bytes, llmi_state_bytes(h));
+    if (llmi_state_bytes(s, h) == n_bytes) { return GCUDA_STATUS_SUCCESS; }
+    return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a state of %zu bytes, its head says %zu", n_bytes, llmi_state_bytes(s, h));
 }
 
-// Whether the cells hold the positions 0 ... length - 1 of each sequence once, and known tokens. Counts the used ones.
-static gcuda_status llmi_check_cells(struct llm_session * s) {
+static gcuda_status llmi_check_cell(const struct llm_session * s, const struct llmi_cells * c, int32_t i, int32_t seq) {
+    const struct llmi_cell * cell = &c->cells[i];
+    const bool is_good = seq < s->params.n_seqs && cell->position >= c->first[seq] && cell->position < c->length[seq] && llmi_is_token(s->m, cell->token);
+    return is_good ? GCUDA_STATUS_SUCCESS
+        : llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has position %d of sequence %d, token %d", i, cell->position, seq, cell->token);
+}
+
+// Whether the cells hold the positions [first, length) of each sequence, as many as they are. Counts the used cells.
+static gcuda_status llmi_check_cells(const struct llm_session * s, struct llmi_cells * c) {
     int64_t n[LLM_MAX_SEQS], sum[LLM_MAX_SEQS];
-    struct llmi_cells * c = &s->cells;
     memset(n, 0, sizeof n);
     memset(sum, 0, sizeof sum);
     for (int32_t i = 0; i < c->n; ++i) {
-        const struct llmi_cell * cell = &c->cells[i];
-        c->n_used += cell->seqs != 0;
-        if (cell->seqs != 0 && !llmi_is_token(s->m, cell->token)) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has token %d", i, cell->token); }
-        for (int seq = 0; seq < LLM_MAX_SEQS && cell->seqs >> seq != 0; ++seq) {
-            if ((cell->seqs >> seq & 1) == 0) { continue; }
+        c->n_used += c->cells[i].seqs != 0;
+        for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) {
+            if ((c->cells[i].seqs >> seq & 1) == 0) { continue; }
+            LLMI_TRY(llmi_check_cell(s, c, i, seq));
             ++n[seq];
-            sum[seq] += cell->position;
-            if (seq >= s->params.n_seqs || cell->position < 0 || cell->position >= c->length[seq]) {
-                return llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has position %d of sequence %d", i, cell->position, seq);
-            }
+            sum[seq] += c->cells[i].position;
         }
     }
-    for (int seq = 0; seq < LLM_MAX_SEQS; ++seq) {
-        const int64_t length = c->length[seq];
-        if (n[seq] != length || 2 * sum[seq] != length * (length - 1)) {
-            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state has %d positions in %lld cells", seq, c->length[seq], (long long) n[seq]);
+    for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) {
+        const int64_t first = c->first[seq], end = c->length[seq];
+        if (first < 0 || first > end || n[seq] != end - first || 2 * sum[seq] != (end - first) * (first + end - 1)) {
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state has positions %lld to %lld in %lld cells", seq, (long long) first, (long long) end - 1,
+                (long long) n[seq]);
         }
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
 static void llmi_clear_cells(struct llm_session * s) {
-    struct llmi_cells * c = &s->cells;
-    memset(c->cells, 0, (size_t) c->n * sizeof *c->cells);
-    memset(c->length, 0, sizeof c->length);
-    c->n_used = c->head = 0;
+    for (int i = 0; i < s->n_caches; ++i) {
+        struct llmi_cells * c = &s->cells[i];
+        memset(c->cells, 0, (size_t) c->n * sizeof *c->cells);
+        memset(c->first, 0, sizeof c->first);
+        memset(c->length, 0, sizeof c->length);
+        c->n_used = c->head = 0;
+    }
+}
+
+static gcuda_status llmi_restore_cells(struct llm_session * s, const struct llmi_state * h, const char ** at) {
+    for (int i = 0; i < s->n_caches; ++i) {
+        struct llmi_cells * c = &s->cells[i];
+        const size_t n = (size_t) h->n_cells[i] * sizeof *c->cells;
+        memcpy(c->cells, *at, n);
+        memcpy(c->first, h->first[i], sizeof c->first);
+        memcpy(c->length, h->length, sizeof c->length);
+        *at += n;
+        LLMI_TRY(llmi_check_cells(s, c));
+        for (int32_t seq = 0; seq < s->params.n_seqs; ++seq) {
+            if (i == 1 ? llmi_cells_can_truncate(c, seq, c->length[seq], s->m->params.window) : c->first[seq] == 0) { continue; }
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state begins at position %d", seq, c->first[seq]);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status llmi_restore(struct llm_session * s, const struct llmi_state * h, const char * at) {
-    const size_t cells = (size_t) h->n_cells * sizeof(struct llmi_cell), rows = (size_t) (h->n_cells * h->row_bytes);
-    memcpy(s->cells.cells, at, cells);
-    memcpy(s->cells.length, h->length, sizeof h->length);
-    LLMI_TRY(llmi_check_cells(s));
-    at += cells;
-    for (int64_t i = 0; i < h->n_layers && rows > 0; ++i, at += 2 * rows) {
-        LLMI_TRY(gcuda_backend_tensor_set(s->build.k_cache[i], at, 0, rows));
-        LLMI_TRY(gcuda_backend_tensor_set(s->build.v_cache[i], at + rows, 0, rows));
+    LLMI_TRY(llmi_restore_cells(s, h, &at));
+    for (int64_t i = 0; i < h->n_layers; ++i) {
+        const size_t n = llmi_layer_rows_bytes(s, h, i);
+        if (n == 0) { continue; }
+        LLMI_TRY(gcuda_backend_tensor_set(s->build.k_cache[i], at, 0, n));
+        LLMI_TRY(gcuda_backend_tensor_set(s->build.v_cache[i], at + n, 0, n));
+        at += 2 * n;
     }
     return GCUDA_STATUS_SUCCESS;
 }

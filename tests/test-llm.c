@@ -5,7 +5,7 @@
 #define LLM_IMPLEMENTATION
 #include "../examples/llm.h"
 
-enum { N_EMBD = 32, N_HEADS = 4, N_KV = 2, HEAD = 8, N_FF = 48, N_MERGES = 3, N_SPECIAL = 3, N_VOCAB = 256 + N_MERGES + N_SPECIAL };
+enum { WINDOW = 8, N_EMBD = 32, N_HEADS = 4, N_KV = 2, HEAD = 8, N_FF = 48, N_MERGES = 3, N_SPECIAL = 3, N_VOCAB = 256 + N_MERGES + N_SPECIAL };
 
 // Names that no other run has; the second for changed files.
 static const char * path_of(int which) {
@@ -51,14 +51,19 @@ static void set_vocabulary(struct gcuda_gguf_context * g) {
     CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.chat_template", "<|im_start|>"));
 }
 
-static void set_keys(struct gcuda_gguf_context * g, uint32_t n_layers) {
+static void set_keys(struct gcuda_gguf_context * g, const char * arch, uint32_t n_layers) {
     const struct { const char * name; uint32_t value; } rows[] = {
-        { "llama.context_length", 64 }, { "llama.embedding_length", N_EMBD }, { "llama.block_count", n_layers }, { "llama.feed_forward_length", N_FF },
-        { "llama.attention.head_count", N_HEADS }, { "llama.attention.head_count_kv", N_KV },
+        { "context_length", 64 }, { "embedding_length", N_EMBD }, { "block_count", n_layers }, { "feed_forward_length", N_FF },
+        { "attention.head_count", N_HEADS }, { "attention.head_count_kv", N_KV }, { "attention.sliding_window", WINDOW }, // llama does not read the last
     };
-    CHECK_OK(gcuda_gguf_set_val_str(g, "general.architecture", "llama"));
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) { CHECK_OK(gcuda_gguf_set_val_u32(g, rows[i].name, rows[i].value)); }
-    CHECK_OK(gcuda_gguf_set_val_f32(g, "llama.attention.layer_norm_rms_epsilon", 1e-5f));
+    char key[96];
+    CHECK_OK(gcuda_gguf_set_val_str(g, "general.architecture", arch));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        snprintf(key, sizeof key, "%s.%s", arch, rows[i].name);
+        CHECK_OK(gcuda_gguf_set_val_u32(g, key, rows[i].value));
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
+    CHECK_OK(gcuda_gguf_set_val_f32(g, key, 1e-5f));
 }
 
 static void add_weights(struct gcuda_context * ctx, struct rng * r, const char * name, int64_t ne0, int64_t ne1, bool is_norm) {
@@ -69,33 +74,36 @@ static void add_weights(struct gcuda_context * ctx, struct rng * r, const char *
     }
 }
 
-static void add_layer(struct gcuda_context * ctx, struct rng * r, int layer) {
+static void add_layer(struct gcuda_context * ctx, struct rng * r, int layer, bool is_gemma) {
     const struct { const char * name; int64_t ne0, ne1; } rows[] = {
         { "attn_norm", N_EMBD, 1 }, { "attn_q", N_EMBD, N_EMBD }, { "attn_k", N_EMBD, HEAD * N_KV }, { "attn_v", N_EMBD, HEAD * N_KV },
         { "attn_output", N_EMBD, N_EMBD }, { "ffn_norm", N_EMBD, 1 }, { "ffn_gate", N_EMBD, N_FF }, { "ffn_up", N_EMBD, N_FF }, { "ffn_down", N_FF, N_EMBD },
+        { "attn_q_norm", HEAD, 1 }, { "attn_k_norm", HEAD, 1 }, { "post_attention_norm", N_EMBD, 1 }, { "post_ffw_norm", N_EMBD, 1 }, // Gemma's
     };
     char name[64];
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+    for (size_t i = 0; i < sizeof rows / sizeof *rows - (is_gemma ? 0 : 4); ++i) {
         snprintf(name, sizeof name, "blk.%d.%s.weight", layer, rows[i].name);
         add_weights(ctx, r, name, rows[i].ne0, rows[i].ne1, rows[i].ne1 == 1);
     }
 }
 
-static void write_model(uint32_t n_layers) {
+static void write_arch(const char * arch, uint32_t n_layers) {
     const struct gcuda_init_params params = { 0, NULL, false };
     struct gcuda_context * ctx = gcuda_init(params);
     struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
     struct rng r = rng_for("llm");
-    set_keys(g, n_layers);
+    set_keys(g, arch, n_layers);
     set_vocabulary(g);
     add_weights(ctx, &r, "token_embd.weight", N_EMBD, N_VOCAB, false);
     add_weights(ctx, &r, "output_norm.weight", N_EMBD, 1, true);
-    for (uint32_t i = 0; i < n_layers; ++i) { add_layer(ctx, &r, (int) i); }
+    for (uint32_t i = 0; i < n_layers; ++i) { add_layer(ctx, &r, (int) i, strcmp(arch, "gemma3") == 0); }
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) { CHECK_OK(gcuda_gguf_add_tensor(g, t)); }
     CHECK_OK(gcuda_gguf_write_to_file(g, model_path, false));
     gcuda_gguf_free(g);
     gcuda_free(ctx);
 }
+
+static void write_model(uint32_t n_layers) { write_arch("llama", n_layers); }
 
 struct fixture { struct llm_model * m; struct llm_session * s; };
 
@@ -268,6 +276,53 @@ TEST(llm_shift_of_a_context) {
     CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, N_SOME), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_OK(llm_seq_copy(f.s, 0, 1));
     CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, 2), GCUDA_STATUS_UNSUPPORTED);
+    close_model(&f);
+}
+
+// Layers with a window have a small cache when chunks are short: its results are those of a cache that holds everything.
+TEST(llm_windows) {
+    enum { N = 560 };
+    struct fixture f;
+    struct llm_session_params q = params_of(600, 2, 1);
+    int32_t tokens[N];
+    float want[N_VOCAB];
+    size_t n_kept = 1, n_state = 0;
+    write_arch("gemma3", 7);
+    for (int i = 0; i < N; ++i) { tokens[i] = (i * 37 + i / 7) % 256; }
+    q.n_ctx = 600;
+    CHECK_OK(open_model(&f, &q));
+    CHECK_EQ_I(f.s->n_caches, 1);
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N));
+    memcpy(want, llm_seq_logits(f.s, 0), sizeof want);
+    close_model(&f);
+    q.n_chunk = 50;
+    CHECK_OK(open_model(&f, &q));
+    CHECK_EQ_I(f.s->n_caches, 2);
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 300));
+    CHECK_OK(llm_seq_copy(f.s, 0, 1)); // a shared beginning, which both go on from
+    CHECK_OK(llm_eval_tokens(f.s, 1, tokens, 7));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + 300, N - 301));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 1, 1));
+    CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "%g", (double) distance(llm_seq_logits(f.s, 0), want));
+    CHECK_OK(llm_seq_truncate(f.s, 0, N - 20)); // a little way back
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 20, 20));
+    CHECK(distance(llm_seq_logits(f.s, 0), want) < 1e-4f);
+    CHECK_EQ_I(llm_seq_truncate(f.s, 0, 100), GCUDA_STATUS_UNSUPPORTED);
+    CHECK(llm_seq_length(f.s, 0) == N && llm_seq_shift(f.s, 0, 3, 5) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_OK(llm_state_save(f.s, NULL, 0, &n_state));
+    char * state = (char *) malloc(n_state);
+    REQUIRE(state != NULL);
+    CHECK_OK(llm_seq_truncate(f.s, 0, N - 1));
+    CHECK_OK(llm_state_save(f.s, state, n_state, &n_state));
+    CHECK_OK(llm_seq_truncate(f.s, 0, 0));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 60)); // writes over what was there
+    CHECK_OK(llm_state_restore(f.s, state, n_state));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 1, 1));
+    CHECK(distance(llm_seq_logits(f.s, 0), want) < 1e-4f);
+    free(state);
+    tokens[90] ^= 1;
+    CHECK_OK(llm_seq_keep_prefix(f.s, 0, tokens, N, &n_kept)); // too far back: from the beginning
+    CHECK(n_kept == 0 && llm_seq_length(f.s, 0) == 0);
     close_model(&f);
 }
 
