@@ -103,6 +103,8 @@ EMBEDDING IN AN ENGINE
                    whose length grows, in graphs that are built again: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
+    Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
+                   scheduler's, with a progress callback that may stop it. See >>gguf.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
