@@ -103,6 +103,8 @@ EMBEDDING IN AN ENGINE
                    whose length grows, in graphs that are built again: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
+    Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
+                   scheduler's, with a progress callback that may stop it. See >>gguf.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
@@ -38517,9 +38519,11 @@ static gcuda_status gcudai_gguf_find_items(struct gcudai_gguf_loading * l) {
 
 // ---- over the backends of a scheduler ----
 
+#define GCUDAI_GGUF_SHARES 65536 // of a device's budget: shares are counted in these
+#define GCUDAI_GGUF_MAX_BUDGET ((uint64_t) 1 << 47)
 struct gcudai_gguf_split { // how tensors are divided over devices
     uint64_t * sizes;  // of groups, bytes, in the order of the file
-    uint64_t * budget; // of each device, bytes
+    uint64_t * budget; // of each device, bytes, at most GCUDAI_GGUF_MAX_BUDGET
     size_t n_groups;
     int n_devices;
 };
@@ -38559,16 +38563,16 @@ static void gcudai_gguf_make_budgets(struct gcudai_gguf_loading * l, struct gcud
         for (size_t i = 0; i < l->g->n_tensors; ++i) {
             if (l->items[i].t != NULL && l->items[i].buft == buft) { taken += l->g->tensors[i].size; }
         }
-        s->budget[d] = taken < free_bytes ? free_bytes - taken : 0;
+        s->budget[d] = taken < free_bytes ? GCUDAI_MIN(free_bytes - taken, GCUDAI_GGUF_MAX_BUDGET) : 0;
     }
 }
 
-// Do groups from `first` on fit one after another into `parts` 64ths of each budget? devices (may be NULL): where each one goes.
-static bool gcudai_gguf_fits(const struct gcudai_gguf_split * s, size_t first, unsigned parts, int32_t * devices) {
+// Do groups from `first` on fit one after another into this share of each budget? devices (may be NULL): where each one goes.
+static bool gcudai_gguf_fits(const struct gcudai_gguf_split * s, size_t first, uint64_t share, int32_t * devices) {
     uint64_t used = 0;
     int d = 0;
     for (size_t i = first; i < s->n_groups; ++i) {
-        while (d < s->n_devices && (used > s->budget[d] / 64 * parts || s->sizes[i] > s->budget[d] / 64 * parts - used)) {
+        while (d < s->n_devices && used + s->sizes[i] > s->budget[d] * share / GCUDAI_GGUF_SHARES) {
             used = 0;
             d++;
         }
@@ -38579,17 +38583,20 @@ static bool gcudai_gguf_fits(const struct gcudai_gguf_split * s, size_t first, u
     return true;
 }
 
-// As few groups as possible stay with the last backend, and the devices are filled to the same part.
+// As few groups as possible stay with the last backend, and the devices are filled to the same share.
 static void gcudai_gguf_divide(const struct gcudai_gguf_split * s, int32_t * devices) {
-    size_t low = 0, high = s->n_groups; // no group always fits
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (gcudai_gguf_fits(s, middle, 64, NULL)) { high = middle; } else { low = middle + 1; }
+    size_t first = 0, end = s->n_groups; // no group always fits
+    uint64_t share = 1, max = GCUDAI_GGUF_SHARES;
+    while (first < end) {
+        const size_t middle = first + (end - first) / 2;
+        if (gcudai_gguf_fits(s, middle, GCUDAI_GGUF_SHARES, NULL)) { end = middle; } else { first = middle + 1; }
     }
-    unsigned parts = 1;
-    while (parts < 64 && !gcudai_gguf_fits(s, low, parts, NULL)) { parts++; }
+    while (share < max) {
+        const uint64_t middle = share + (max - share) / 2;
+        if (gcudai_gguf_fits(s, first, middle, NULL)) { max = middle; } else { share = middle + 1; }
+    }
     for (size_t i = 0; i < s->n_groups; ++i) { devices[i] = s->n_devices; }
-    (void) gcudai_gguf_fits(s, low, parts, devices);
+    (void) gcudai_gguf_fits(s, first, share, devices);
 }
 
 static gcuda_status gcudai_gguf_choose_sched(struct gcudai_gguf_loading * l) {

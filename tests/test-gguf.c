@@ -1107,7 +1107,7 @@ TEST(load_over_backends) {
     static const struct { int left, n_blocks, on_cpu, on_first, on_second; bool is_chosen; } cases[] = {
         // 4 KiB of embedding, 16 of blocks, 4 of output: all of it; just; without the embedding; without four blocks too; none
         { 800, 16, 0, 8, 8, false }, { 12, 16, 0, 8, 8, false }, { 10, 16, 0, 10, 6, false }, { 8, 16, 4, 8, 4, false },
-        { 1, 6, 6, 0, 0, false }, { 0, 3, 3, 0, 0, false }, { 800, 16, 0, 8, 8, true },
+        { 1, 6, 6, 0, 0, false }, { 0, 3, 3, 0, 0, false }, { 800, 16, 0, 6, 10, true },
     };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; ++c) {
         size_t size = 0;
