@@ -393,6 +393,35 @@ def window_rewind(name):
     return test
 
 
+def long_window(name):
+    """Many windows and more than once around the ring of a window's cache; then back by a little and by much; then two sequences."""
+    def test(run):
+        path = run.path(name)
+        ref, p = run.reference(path, n_ctx=2048), run.probe(run.exact(path))
+        ids = prompt(ref.n_vocab, 900, 21)
+        want = ref.logits(ids)
+        for chunk, steps in ((64, [64] * 14 + [4]), (256, [700, 200]), (32, [1] * 40 + [500, 1, 1, 1, 300, 57])):
+            p.session(n_ctx=2048, chunk=chunk, outputs=900)
+            at = np.cumsum([0, *steps])
+            got = np.concatenate([p.eval(ids[a:b]) for a, b in zip(at, at[1:])])
+            run.near(got, want, f"900 tokens, chunks of {chunk}, {len(steps)} calls")
+        for back in (1, 2, 5, 8, 9, 17, 300):
+            changed = ids[:900 - back] + prompt(ref.n_vocab, back, 22)
+            kept = p.keep(0, changed)
+            run.that(0 <= kept <= 900 - back, f"kept after going back by {back}", f"{kept} tokens")
+            got = p.eval(changed[kept:])
+            run.near(got[-back:], ref.logits(changed)[-back:], f"back by {back} ({kept} kept)")
+            ids = changed
+        p.session(n_ctx=2048, n_seqs=2, chunk=48, outputs=900)
+        two = [prompt(ref.n_vocab, 400, 23), prompt(ref.n_vocab, 400, 24)]
+        mixed, seqs = [t for pair in zip(*two) for t in pair], [0, 1] * 400
+        got = np.concatenate([p.eval(mixed[a:a + 200], seqs[a:a + 200]) for a in range(0, 800, 200)])
+        for s in (0, 1):
+            run.near(got[s::2], ref.logits(two[s]), f"sequence {s} of two")
+        run.finish(p)
+    return test
+
+
 def longrope(run):
     """phi3: factors by the size of the context."""
     path = run.path("phi3")
@@ -708,6 +737,7 @@ def tests(level):
     out += [(f"forward {name}", forward(name)) for name in decoders]
     out += [(f"sequences {name}", sequences(name)) for name in (decoders if level == "full" else ("llama3", "qwen3", "gemma3", "gpt-oss", "phi3"))]
     out += [(f"prefix {name}", window_rewind(name)) for name in (*WINDOW_MODELS, "llama3")]
+    out += [(f"long window {name}", long_window(name)) for name in WINDOW_MODELS]
     out.append(("longrope phi3", longrope))
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
