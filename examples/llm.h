@@ -1377,7 +1377,8 @@ static gcuda_status llmi_add_text(struct llmi_vocab * v, int32_t symbol, const c
     v->text_at[symbol + 1] = v->text_at[symbol] + (uint32_t) n;
     int32_t * slot = llmi_slot(v, text, n);
     if (*slot != LLMI_NONE) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokens %d and %d have the same text '%.*s'", *slot, symbol, (int) llmi_min((int64_t) n, 64), text);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokens %d and %d have the same text '%.*s'", *slot, symbol,
+            (int) llmi_min((int64_t) n, 64), text);
     }
     *slot = symbol;
     return GCUDA_STATUS_SUCCESS;
@@ -1470,7 +1471,8 @@ static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64
 }
 
 // 4-byte numbers, one for each token at least. *data NULL: there is no such key.
-static gcuda_status llmi_token_array(const struct llmi_file * f, const char * key, enum gcuda_gguf_type type, int32_t n_tokens, const void ** data) {
+static gcuda_status llmi_token_array(const struct llmi_file * f, const char * key, enum gcuda_gguf_type type, int32_t n_tokens,
+    const void ** data) {
     const int64_t id = gcuda_gguf_find_key(f->g, key);
     uint64_t n = 0;
     *data = NULL;
@@ -1534,7 +1536,8 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
     int kind = 0;
     while (kind < 3 && strcmp(name, names[kind]) != 0) { ++kind; }
     if (kind == 3) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.model is '%.64s'; supported are gpt2 (byte pairs), llama (SentencePiece) and bert (WordPiece)", name);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "tokenizer.ggml.model is '%.64s'; supported are gpt2 (byte pairs), llama (SentencePiece) and bert (WordPiece)", name);
     }
     v->kind = (enum llmi_vocab_kind) kind;
     if (v->kind != LLMI_BPE) { return GCUDA_STATUS_SUCCESS; }
@@ -1542,7 +1545,10 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
     for (size_t i = 0; i < sizeof llmi_pre_rows / sizeof *llmi_pre_rows; ++i) {
         if (strcmp(pre ? pre : "default", llmi_pre_rows[i].name) == 0) { v->pre_row = &llmi_pre_rows[i]; }
     }
-    if (v->pre_row == NULL) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported", pre); }
+    if (v->pre_row == NULL) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported",
+            pre);
+    }
     llmi_pre_compile(&v->pre, v->pre_row);
     llmi_byte_chars(v);
     return GCUDA_STATUS_SUCCESS;
@@ -1552,7 +1558,8 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
 static gcuda_status llmi_vocab_alloc(struct llmi_vocab * v, struct gcuda_context * arena, uint64_t n, uint64_t n_merges, uint64_t n_bytes) {
     if (n < 1 || n > 1 << 24 || n_merges > 1 << 24 || n_bytes > UINT32_MAX / 2) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a vocabulary of %llu tokens, %llu merges and %llu bytes; supported are 1 to %d, %d and %lu",
-            (unsigned long long) n, (unsigned long long) n_merges, (unsigned long long) n_bytes, 1 << 24, 1 << 24, (unsigned long) UINT32_MAX / 2);
+            (unsigned long long) n, (unsigned long long) n_merges, (unsigned long long) n_bytes, 1 << 24, 1 << 24,
+                (unsigned long) UINT32_MAX / 2);
     }
     const size_t n_symbols = (size_t) (n + 3 * n_merges);
     v->n_tokens = v->n_symbols = (int32_t) n;
@@ -1903,7 +1910,10 @@ static gcuda_status llmi_parts(struct llmi_tokenizer * t, const char * text, siz
 
 static gcuda_status llmi_tokenize(const struct llmi_vocab * v, const char * text, size_t n, const struct llmi_range * plain,
     size_t n_plain, int flags, struct llmi_out * out) {
-    if (n > INT32_MAX / 4) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a text of %zu bytes; tokenize at most %d at a time", n, INT32_MAX / 4); }
+    if (n > INT32_MAX / 4) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a text of %zu bytes; tokenize at most %d at a time", n,
+            INT32_MAX / 4);
+    }
     struct llmi_tokenizer t = { v, llmi_arena(0), plain, n_plain, (flags & LLM_PARSE_SPECIAL) != 0, out };
     LLMI_TRY(llmi_made(t.arena));
     if ((flags & LLM_ADD_SPECIAL) != 0 && v->add_bos) { llmi_emit(&t, v->bos); }
@@ -2073,8 +2083,8 @@ static const struct llmi_template * llmi_template_of(const char * text) {
     if (text == NULL || strstr(text, "<<SYS>>") != NULL) { return NULL; } // Llama 2 has [INST] too, and a form of its own
     for (size_t i = 0; i < sizeof llmi_templates / sizeof *llmi_templates; ++i) {
         const struct llmi_template * row = &llmi_templates[i];
-        if (strcmp(text, row->name) == 0) { return row; }
-        if (strstr(text, row->marks[0]) != NULL && (row->marks[1] == NULL || strstr(text, row->marks[1]) != NULL)) { return row; }
+        const bool is_both = strstr(text, row->marks[0]) != NULL && (row->marks[1] == NULL || strstr(text, row->marks[1]) != NULL);
+        if (is_both || strcmp(text, row->name) == 0) { return row; }
     }
     return NULL;
 }
@@ -2150,7 +2160,8 @@ static gcuda_status llmi_chat_run(struct llmi_chat * c, const struct llm_message
     for (size_t i = 0; i < n; ++i) {
         const int role = llmi_role(messages[i].role);
         if (role == LLMI_ROLES || messages[i].content == NULL) {
-            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "message %zu: the role is '%s', which is none of system, user, assistant, or there is no text",
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "message %zu: the role is '%s', which is none of system, user, assistant, or there is no text",
                 i, messages[i].role ? messages[i].role : "NULL");
         }
         if (role == LLMI_SYSTEM && (c->t->traits & LLMI_SYSTEM_IN_USER) != 0) {
@@ -2234,7 +2245,8 @@ struct llmi_weights { // NULL: the model has none
     struct gcuda_tensor * position_embd, * type_embd, * embd_norm, * embd_norm_b;
 };
 struct llmi_layer {
-    struct gcuda_tensor * attn_norm, * qkv, * qkv_b, * q, * q_b, * k, * k_b, * v, * v_b, * q_norm, * k_norm, * sinks, * out, * out_b, * attn_post_norm;
+    struct gcuda_tensor * attn_norm, * qkv, * qkv_b, * q, * q_b, * k, * k_b, * v, * v_b, * q_norm, * k_norm, * sinks, * out, * out_b,
+        * attn_post_norm;
     struct gcuda_tensor * ffn_norm, * gate, * gate_b, * up, * up_b, * down, * down_b, * ffn_post_norm;
     struct gcuda_tensor * router, * router_b, * gates, * gates_b, * ups, * ups_b, * downs, * downs_b; // experts
     struct gcuda_tensor * attn_out_norm, * attn_out_norm_b, * out_norm, * out_norm_b;                 // BERT
@@ -2366,10 +2378,14 @@ static gcuda_status llmi_float(const struct llmi_file * f, const char * name, bo
 }
 
 // A number that files may give for each layer: only equal ones are supported.
-static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * name, bool is_required, int64_t n_layers, int64_t max, int64_t * value) {
+static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * name, bool is_required, int64_t n_layers, int64_t max,
+    int64_t * value) {
     const struct llmi_key key = llmi_key_of(f, name);
     const int64_t id = gcuda_gguf_find_key(f->g, key.text);
-    if (id < 0 || gcuda_gguf_get_kv_type(f->g, id) != GCUDA_GGUF_TYPE_ARRAY) { return gcuda_gguf_get_int(f->g, key.text, is_required, 1, max, value); }
+    if (id < 0 || gcuda_gguf_get_kv_type(f->g, id) != GCUDA_GGUF_TYPE_ARRAY) {
+        return gcuda_gguf_get_int(f->g, key.text, is_required, 1,
+            max, value);
+    }
     if (gcuda_gguf_get_arr_n(f->g, id) != (uint64_t) n_layers) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the key '%s' has %llu elements for %lld layers", key.text,
             (unsigned long long) gcuda_gguf_get_arr_n(f->g, id), (long long) n_layers);
@@ -2377,7 +2393,10 @@ static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * 
     for (int64_t i = 0, first = 0; i < n_layers; ++i) {
         LLMI_TRY(gcuda_gguf_get_int_at(f->g, key.text, true, (uint64_t) i, 1, max, value));
         if (i == 0) { first = *value; }
-        if (*value != first) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' differs between layers: %lld and %lld", key.text, (long long) first, (long long) *value); }
+        if (*value != first) {
+            return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' differs between layers: %lld and %lld", key.text,
+                (long long) first, (long long) *value);
+        }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -2394,23 +2413,32 @@ static gcuda_status llmi_load_sizes(const struct llmi_file * f, int traits, stru
     p->n_kv = p->n_heads;
     LLMI_TRY(llmi_int_of_layers(f, "attention.head_count_kv", false, p->n_layers, 65536, &p->n_kv));
     if (p->n_heads % p->n_kv != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld heads of queries cannot share %lld of keys evenly", (long long) p->n_heads, (long long) p->n_kv);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld heads of queries cannot share %lld of keys evenly", (long long) p->n_heads,
+            (long long) p->n_kv);
     }
     p->head = p->n_embd / p->n_heads;
     const int64_t divided = p->head;
     LLMI_TRY(llmi_int(f, "attention.key_length", false, 1, 65536, &p->head));
     int64_t head_v = p->head;
     LLMI_TRY(llmi_int(f, "attention.value_length", false, 1, 65536, &head_v));
-    if (head_v != p->head) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "keys of %lld elements, values of %lld", (long long) p->head, (long long) head_v); }
+    if (head_v != p->head) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "keys of %lld elements, values of %lld", (long long) p->head,
+            (long long) head_v);
+    }
     if (p->head == divided && p->n_embd % p->n_heads != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld elements do not divide among %lld heads", (long long) p->n_embd, (long long) p->n_heads);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld elements do not divide among %lld heads", (long long) p->n_embd,
+            (long long) p->n_heads);
     }
     p->n_ff_expert = p->n_used > 0 && (traits & LLMI_SHARED_FF) != 0 ? llmi_max(1, p->n_ff / p->n_used) : p->n_ff;
     LLMI_TRY(llmi_int_of_layers(f, "expert_feed_forward_length", false, p->n_layers, big, &p->n_ff_expert));
-    if (p->n_experts > 0 && p->n_used < 1) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld experts, of which none is used", (long long) p->n_experts); }
+    if (p->n_experts > 0 && p->n_used < 1) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld experts, of which none is used",
+            (long long) p->n_experts);
+    }
     p->n_rot = p->head;
     LLMI_TRY(llmi_int(f, "rope.dimension_count", false, 2, p->head, &p->n_rot));
-    return p->n_rot % 2 == 0 ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "an odd number of elements is rotated: %lld", (long long) p->n_rot);
+    return p->n_rot % 2 == 0 ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "an odd number of elements is rotated: %lld",
+        (long long) p->n_rot);
 }
 
 // The scaling of YaRN multiplies the magnitude by 1 + 0.1 ln(factor); gcuda_rope_ext does that itself, so it gets what is left.
@@ -2428,9 +2456,13 @@ static gcuda_status llmi_load_rope(const struct llmi_file * f, struct llmi_param
     LLMI_TRY(llmi_float(f, "rope.scaling.yarn_attn_factor", false, &magnitude));
     const bool is_yarn = strcmp(type, "yarn") == 0;
     if (!is_yarn && strcmp(type, "linear") != 0 && strcmp(type, "none") != 0 && strcmp(type, "longrope") != 0) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' is '%.64s'; supported are none, linear, yarn and longrope", type_key.text, type);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' is '%.64s'; supported are none, linear, yarn and longrope", type_key.text,
+            type);
     }
-    if (factor < 0.0f || r->base <= 0.0f) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: base %g, scaling factor %g", (double) r->base, (double) factor); }
+    if (factor < 0.0f || r->base <= 0.0f) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: base %g, scaling factor %g",
+            (double) r->base, (double) factor);
+    }
     r->scale = factor > 0.0f && strcmp(type, "none") != 0 ? 1.0f / factor : 1.0f;
     r->extrapolate = is_yarn ? 1.0f : 0.0f;
     r->beta_fast = 32.0f;
@@ -2485,10 +2517,14 @@ static gcuda_status llmi_load_params(struct llm_model * m) {
     const bool is_gemma_27b = (m->traits & LLMI_POST_NORM) != 0 && p->n_layers == 62;
     p->q_scale = 1.0f / sqrtf((float) (is_gemma_27b ? p->n_embd / p->n_heads : p->head));
     if (m->arch->rope == GCUDA_ROPE_TYPE_NORMAL && p->n_rot != p->head) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s rotates %lld elements of heads of %lld", m->arch->name, (long long) p->n_rot, (long long) p->head);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s rotates %lld elements of heads of %lld", m->arch->name, (long long) p->n_rot,
+            (long long) p->head);
     }
     if (p->n_experts > 0) { m->traits = (m->traits & ~LLMI_DENSE) | LLMI_MOE; }
-    if (p->n_experts == 0 && (m->traits & LLMI_EXPERT_BIAS) != 0) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the key 'expert_count' is missing or 0"); }
+    if (p->n_experts == 0 && (m->traits & LLMI_EXPERT_BIAS) != 0) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "the key 'expert_count' is missing or 0");
+    }
     if (gcuda_gguf_find_tensor(m->file.g, "blk.0.attn_qkv.weight") < 0) { m->traits |= LLMI_SPLIT_QKV; }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -2505,8 +2541,10 @@ static gcuda_status llmi_make_tensor(struct llm_model * m, const struct llmi_ten
     for (int i = 0; i < 3; ++i) { want[i] = llmi_size(&m->params, row->ne[i]); }
     const int64_t * ne = gcuda_gguf_get_tensor_ne(m->file.g, id);
     if (memcmp(ne, want, sizeof want) != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the tensor '%s' is [%lld, %lld, %lld, %lld], by the file's keys it should be [%lld, %lld, %lld, 1]", name,
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], (long long) want[0], (long long) want[1], (long long) want[2]);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "the tensor '%s' is [%lld, %lld, %lld, %lld], by the file's keys it should be [%lld, %lld, %lld, 1]", name,
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], (long long) want[0], (long long) want[1],
+                (long long) want[2]);
     }
     struct gcuda_tensor * t = gcuda_new_tensor(m->tensors, gcuda_gguf_get_tensor_type(m->file.g, id), 4, ne);
     LLMI_TRY(t ? GCUDA_STATUS_SUCCESS : gcuda_context_status(m->tensors));
@@ -2517,7 +2555,8 @@ static gcuda_status llmi_make_tensor(struct llm_model * m, const struct llmi_ten
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status llmi_make_tensors(struct llm_model * m, const struct llmi_tensor_row * rows, size_t n_rows, const char * prefix, void * fields) {
+static gcuda_status llmi_make_tensors(struct llm_model * m, const struct llmi_tensor_row * rows, size_t n_rows, const char * prefix,
+    void * fields) {
     char name[64];
     for (size_t i = 0; i < n_rows; ++i) {
         if (((rows[i].needs | rows[i].may) & m->traits) == 0) { continue; }
@@ -2531,7 +2570,8 @@ static gcuda_status llmi_make_tensors(struct llm_model * m, const struct llmi_te
 static gcuda_status llmi_check_all_used(const struct llm_model * m) {
     for (int64_t i = 0; i < gcuda_gguf_get_n_tensors(m->file.g); ++i) {
         const char * name = gcuda_gguf_get_tensor_name(m->file.g, i);
-        const bool is_ignored = strncmp(name, "dense_", 6) == 0 || strstr(name, "attn_rot_embd") != NULL || strstr(name, "rotary_emb.inv_freq") != NULL;
+        const bool is_ignored = strncmp(name, "dense_", 6) == 0 || strstr(name, "attn_rot_embd") != NULL || strstr(name,
+            "rotary_emb.inv_freq") != NULL;
         if (!is_ignored && gcuda_get_tensor(m->tensors, name) == NULL) {
             return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the tensor '%s' is none that architecture %s has here", name, m->arch->name);
         }
@@ -2667,13 +2707,15 @@ struct llm_info llm_model_info(const struct llm_model * m) {
 
 static bool llmi_is_token(const struct llm_model * m, int32_t token) { return token >= 0 && token < m->vocab.n_tokens; }
 
-gcuda_status llm_tokenize(const struct llm_model * m, const char * text, size_t n_bytes, int flags, int32_t * tokens, size_t capacity, size_t * n_tokens) {
+gcuda_status llm_tokenize(const struct llm_model * m, const char * text, size_t n_bytes, int flags, int32_t * tokens, size_t capacity,
+    size_t * n_tokens) {
     struct llmi_out out = llmi_out_of(tokens, sizeof *tokens, capacity);
     LLMI_TRY(llmi_tokenize(&m->vocab, text, n_bytes, NULL, 0, flags, &out));
     return llmi_put_done(&out, "tokens", n_tokens);
 }
 
-gcuda_status llm_detokenize(const struct llm_model * m, const int32_t * tokens, size_t n_tokens, bool with_special, char * text, size_t capacity, size_t * n_bytes) {
+gcuda_status llm_detokenize(const struct llm_model * m, const int32_t * tokens, size_t n_tokens, bool with_special, char * text,
+    size_t capacity, size_t * n_bytes) {
     struct llmi_out out = llmi_out_of(text, 1, capacity);
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!llmi_is_token(m, tokens[i])) {
@@ -2702,7 +2744,8 @@ static gcuda_status llmi_chat_begin(const struct llm_model * m, struct llmi_chat
         : "the file has no tokenizer.chat_template: the model is not made for chats");
 }
 
-gcuda_status llm_chat_text(const struct llm_model * m, const struct llm_message * messages, size_t n_messages, bool is_open, char * text, size_t capacity, size_t * n_bytes) {
+gcuda_status llm_chat_text(const struct llm_model * m, const struct llm_message * messages, size_t n_messages, bool is_open, char * text,
+    size_t capacity, size_t * n_bytes) {
     struct llmi_chat c;
     LLMI_TRY(llmi_chat_begin(m, &c, text, capacity));
     LLMI_TRY(llmi_chat_run(&c, messages, n_messages, is_open, m->template_text));
@@ -2871,7 +2914,8 @@ static struct gcuda_tensor * llmi_linear_id(struct llmi_build * b, struct gcuda_
 static struct gcuda_tensor * llmi_norm(struct llmi_build * b, struct gcuda_tensor * x, struct gcuda_tensor * w) {
     return gcuda_mul(b->ctx, gcuda_rms_norm(b->ctx, x, b->p->eps), w);
 }
-static struct gcuda_tensor * llmi_layer_norm(struct llmi_build * b, struct gcuda_tensor * x, struct gcuda_tensor * w, struct gcuda_tensor * bias) {
+static struct gcuda_tensor * llmi_layer_norm(struct llmi_build * b, struct gcuda_tensor * x, struct gcuda_tensor * w,
+    struct gcuda_tensor * bias) {
     return gcuda_add(b->ctx, gcuda_mul(b->ctx, gcuda_norm(b->ctx, x, b->p->eps), w), bias);
 }
 
@@ -2959,7 +3003,8 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     a.k = llmi_rotate(b, layer, a.k);
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
     llmi_store(b, b->v_cache[layer], a.v, b->in.cells[cache]);
-    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv), b->in.mask[has_window], l->sinks);
+    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
+        b->in.mask[has_window], l->sinks);
 }
 
 // ---- feed-forward ----
@@ -3042,7 +3087,8 @@ static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
 
 static struct gcuda_tensor * llmi_encoder_layer(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
     const struct llmi_qkv a = llmi_project_qkv(b, l, x);
-    struct gcuda_tensor * y = llmi_attend(b, a.q, gcuda_permute(b->ctx, a.k, 0, 2, 1, 3), gcuda_permute(b->ctx, a.v, 0, 2, 1, 3), b->in.mask[0], NULL);
+    struct gcuda_tensor * y = llmi_attend(b, a.q, gcuda_permute(b->ctx, a.k, 0, 2, 1, 3), gcuda_permute(b->ctx, a.v, 0, 2, 1, 3),
+        b->in.mask[0], NULL);
     x = llmi_layer_norm(b, gcuda_add(b->ctx, x, llmi_linear(b, l->out, y, l->out_b)), l->attn_out_norm, l->attn_out_norm_b);
     y = llmi_linear(b, l->down, gcuda_gelu(b->ctx, llmi_linear(b, l->up, x, l->up_b)), l->down_b);
     return llmi_layer_norm(b, gcuda_add(b->ctx, x, y), l->out_norm, l->out_norm_b);
@@ -3150,7 +3196,8 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
     LLMI_TRY(llmi_made(s->build.v_cache = LLMI_NEW(s->arena, struct gcuda_tensor *, p->n_layers)));
     if ((s->m->traits & LLMI_ENCODER) != 0) { return GCUDA_STATUS_SUCCESS; }
     if (p->head % gcuda_blck_size(type) != 0) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "a cache of type %s needs heads of a multiple of %lld elements, the model's have %lld", gcuda_type_name(type),
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "a cache of type %s needs heads of a multiple of %lld elements, the model's have %lld",
+            gcuda_type_name(type),
             (long long) gcuda_blck_size(type), (long long) p->head);
     }
     LLMI_TRY(llmi_made(s->cache = llmi_arena(0)));
@@ -3222,7 +3269,8 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
     const bool is_encoder = (m->traits & LLMI_ENCODER) != 0;
     const int64_t n_ctx = m->params.n_ctx;
     if (q->n_ctx < 0 || q->n_seqs < 0 || q->n_chunk < 0 || q->n_outputs < 0 || q->n_seqs > LLM_MAX_SEQS || q->n_ctx > 1 << 26) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx, 1 << 26,
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx, 1 << 26,
             q->n_seqs, (int) LLM_MAX_SEQS, q->n_chunk, q->n_outputs);
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
@@ -3445,12 +3493,14 @@ static gcuda_status llmi_check_batch(const struct llm_session * s, const struct 
     if ((s->m->traits & LLMI_ENCODER) != 0) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s has no logits: use llm_embed", s->m->arch->name); }
     if (b->n_tokens == 0 || b->tokens == NULL) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a batch without tokens"); }
     if (b->n_tokens > (size_t) llm_n_free(s)) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%zu tokens do not fit: %d of the context's %d are free", b->n_tokens, llm_n_free(s), s->cells[0].n);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%zu tokens do not fit: %d of the context's %d are free", b->n_tokens, llm_n_free(s),
+            s->cells[0].n);
     }
     for (size_t i = 0; i < b->n_tokens; ++i) {
         const int32_t seq = b->seqs ? b->seqs[i] : 0;
         if (!llmi_is_token(s->m, b->tokens[i]) || seq < 0 || seq >= s->params.n_seqs) {
-            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu of the batch: token %d of sequence %d; the model has %d tokens, the session %d sequences", i,
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "token %zu of the batch: token %d of sequence %d; the model has %d tokens, the session %d sequences", i,
                 b->tokens[i], seq, s->m->vocab.n_tokens, s->params.n_seqs);
         }
     }
@@ -3477,7 +3527,8 @@ gcuda_status llm_submit(struct llm_session * s, const struct llm_batch * b) {
     const int32_t n_outputs = llmi_take_batch(s, b);
     s->n_outputs = 0;
     if (n_outputs > s->params.n_outputs) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "logits of %d tokens are wanted, the session was made for %d", n_outputs, s->params.n_outputs);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "logits of %d tokens are wanted, the session was made for %d", n_outputs,
+            s->params.n_outputs);
     }
     s->n_batch = (int32_t) b->n_tokens;
     s->n_done = 0;
@@ -3544,7 +3595,8 @@ gcuda_status llm_seq_truncate(struct llm_session * s, int32_t seq, int32_t lengt
     LLMI_TRY(llmi_check_seq(s, seq));
     length = (int32_t) llmi_max(length, 0);
     if (length < s->cells[0].length[seq] && !llmi_can_truncate(s, seq, length)) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "sequence %d cannot go back to %d positions: layers with a window hold those from %d on", seq, length,
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "sequence %d cannot go back to %d positions: layers with a window hold those from %d on", seq, length,
             s->cells[1].first[seq]);
     }
     llmi_truncate(s, seq, length);
@@ -3581,7 +3633,8 @@ static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t lay
     struct gcuda_tensor * cache = b->k_cache[layer];
     struct gcuda_tensor * k = llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv);
     const float magnitude = r.extrapolate != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / r.scale)) : 1.0f;
-    k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope, (int) b->p->n_ctx_orig,
+    k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope,
+        (int) b->p->n_ctx_orig,
         r.base, r.scale, r.extrapolate, magnitude, r.beta_fast, r.beta_slow);
     return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
 }
@@ -3606,14 +3659,21 @@ gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, 
     LLMI_TRY(llmi_check_seq(s, seq));
     struct llmi_cells * c = &s->cells[0];
     const uint64_t mine = (uint64_t) 1 << seq;
-    if (s->n_caches == 2) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s cannot drop positions: layers with a window do not hold all of them", s->m->arch->name); }
+    if (s->n_caches == 2) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "%s cannot drop positions: layers with a window do not hold all of them", s->m->arch->name);
+    }
     if (n_keep < 0 || n_drop < 1 || n_drop > c->length[seq] - n_keep) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_seq_shift: %d positions after the first %d of %d cannot be dropped", n_drop, n_keep, c->length[seq]);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_seq_shift: %d positions after the first %d of %d cannot be dropped", n_drop,
+            n_keep, c->length[seq]);
     }
     int32_t n = 0;
     for (int32_t i = 0; i < c->n; ++i) {
         if ((c->cells[i].seqs & mine) == 0 || c->cells[i].position < n_keep + n_drop) { continue; }
-        if (c->cells[i].seqs != mine) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "position %d of sequence %d belongs to other sequences too", c->cells[i].position, seq); }
+        if (c->cells[i].seqs != mine) {
+            return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+                "position %d of sequence %d belongs to other sequences too", c->cells[i].position, seq);
+        }
         s->tokens[n] = i; // the batch's arrays: no batch is at work
         s->seqs[n++] = -n_drop;
     }
@@ -3670,11 +3730,15 @@ static gcuda_status llmi_embed(struct llm_session * s, size_t n_tokens) {
 gcuda_status llm_embed(struct llm_session * s, const int32_t * tokens, size_t n_tokens, float * vector) {
     LLMI_TRY(llmi_check_seq(s, 0));
     if (n_tokens == 0 || n_tokens > (size_t) s->params.n_chunk || s->cells[0].n_used > 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_embed: %zu tokens, at most %d at a time; %d cells of the cache are used, none may be", n_tokens,
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "llm_embed: %zu tokens, at most %d at a time; %d cells of the cache are used, none may be", n_tokens,
             s->params.n_chunk, s->cells[0].n_used);
     }
     for (size_t i = 0; i < n_tokens; ++i) {
-        if (!llmi_is_token(s->m, tokens[i])) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i, tokens[i], s->m->vocab.n_tokens); }
+        if (!llmi_is_token(s->m, tokens[i])) {
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i,
+                tokens[i], s->m->vocab.n_tokens);
+        }
         s->tokens[i] = tokens[i];
         s->seqs[i] = 0;
         s->wants[i] = true;
@@ -3736,7 +3800,10 @@ gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity
     const struct llmi_state h = llmi_state_of(s);
     *n_bytes = llmi_state_bytes(s, &h);
     if (data == NULL) { return GCUDA_STATUS_SUCCESS; }
-    if (*n_bytes > capacity) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes, capacity); }
+    if (*n_bytes > capacity) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes,
+            capacity);
+    }
     char * at = (char *) data;
     memcpy(at, &h, sizeof h);
     at += sizeof h;
@@ -3758,9 +3825,12 @@ gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity
 static gcuda_status llmi_check_header(const struct llm_session * s, const struct llmi_state * h, size_t n_bytes) {
     const struct llmi_state want = llmi_state_of(s);
     if (memcmp(h->magic, want.magic, sizeof want.magic) != 0) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "these bytes are no saved state"); }
-    if (h->n_layers != want.n_layers || h->row_bytes != want.row_bytes || h->type != want.type || h->n_vocab != want.n_vocab || h->n_caches != want.n_caches) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a state of another model or cache type: %lld layers of %lld bytes in %lld caches, here %lld of %lld in %lld",
-            (long long) h->n_layers, (long long) h->row_bytes, (long long) h->n_caches, (long long) want.n_layers, (long long) want.row_bytes, (long long) want.n_caches);
+    if (h->n_layers != want.n_layers || h->row_bytes != want.row_bytes || h->type != want.type || h->n_vocab != want.n_vocab
+        || h->n_caches != want.n_caches) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "a state of another model or cache type: %lld layers of %lld bytes in %lld caches, here %lld of %lld in %lld",
+            (long long) h->n_layers, (long long) h->row_bytes, (long long) h->n_caches, (long long) want.n_layers,
+                (long long) want.row_bytes, (long long) want.n_caches);
     }
     for (int i = 0; i < 2; ++i) {
         const int32_t most = i < s->n_caches ? s->cells[i].n : 0;
@@ -3774,9 +3844,11 @@ static gcuda_status llmi_check_header(const struct llm_session * s, const struct
 
 static gcuda_status llmi_check_cell(const struct llm_session * s, const struct llmi_cells * c, int32_t i, int32_t seq) {
     const struct llmi_cell * cell = &c->cells[i];
-    const bool is_good = seq < s->params.n_seqs && cell->position >= c->first[seq] && cell->position < c->length[seq] && llmi_is_token(s->m, cell->token);
+    const bool is_good = seq < s->params.n_seqs && cell->position >= c->first[seq] && cell->position < c->length[seq]
+        && llmi_is_token(s->m, cell->token);
     return is_good ? GCUDA_STATUS_SUCCESS
-        : llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has position %d of sequence %d, token %d", i, cell->position, seq, cell->token);
+        : llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has position %d of sequence %d, token %d", i, cell->position, seq,
+            cell->token);
 }
 
 // Whether the cells hold the positions [first, length) of each sequence, as many as they are. Counts the used cells.
@@ -3796,7 +3868,8 @@ static gcuda_status llmi_check_cells(const struct llm_session * s, struct llmi_c
     for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) {
         const int64_t first = c->first[seq], end = c->length[seq];
         if (first < 0 || first > end || n[seq] != end - first || 2 * sum[seq] != (end - first) * (first + end - 1)) {
-            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state has positions %lld to %lld in %lld cells", seq, (long long) first, (long long) end - 1,
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state has positions %lld to %lld in %lld cells", seq,
+                (long long) first, (long long) end - 1,
                 (long long) n[seq]);
         }
     }
@@ -3883,8 +3956,10 @@ gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sam
     struct llm_sampler_params * p = &sampler->params;
     if (!(p->temperature >= 0.0f && p->top_p >= 0.0f && p->top_p <= 1.0f && p->min_p >= 0.0f && p->min_p <= 1.0f && p->repeat_penalty >= 0.0f)
         || p->top_k < 0 || p->top_k > LLM_MAX_TOP_K || p->repeat_last < 0 || p->repeat_last > LLM_MAX_PENALTY) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sampling: temperature %g, top-k %d (at most %d), top-p %g, min-p %g, repetition penalty %g over %d tokens (at most %d)",
-            (double) p->temperature, p->top_k, (int) LLM_MAX_TOP_K, (double) p->top_p, (double) p->min_p, (double) p->repeat_penalty, p->repeat_last, (int) LLM_MAX_PENALTY);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "sampling: temperature %g, top-k %d (at most %d), top-p %g, min-p %g, repetition penalty %g over %d tokens (at most %d)",
+            (double) p->temperature, p->top_k, (int) LLM_MAX_TOP_K, (double) p->top_p, (double) p->min_p, (double) p->repeat_penalty,
+                p->repeat_last, (int) LLM_MAX_PENALTY);
     }
     if (p->repeat_last == 0) { p->repeat_last = 64; }
     if (p->repeat_penalty == 0.0f) { p->repeat_penalty = 1.0f; }
@@ -3902,7 +3977,10 @@ void llm_sampler_accept(struct llm_sampler * sampler, int32_t token) {
 // Lower logits for tokens seen lately, each once. `before` gets the logits as they were, in the order of sampler->last.
 static void llmi_penalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, float * before) {
     const float penalty = sampler->params.repeat_penalty;
-    for (int32_t i = 0; i < sampler->n_last; ++i) { before[i] = sampler->last[i] >= 0 && sampler->last[i] < n_vocab ? logits[sampler->last[i]] : 0.0f; }
+    for (int32_t i = 0; i < sampler->n_last; ++i) {
+        before[i] = sampler->last[i] >= 0 && sampler->last[i] < n_vocab
+            ? logits[sampler->last[i]] : 0.0f;
+    }
     for (int32_t i = 0; i < sampler->n_last; ++i) {
         const int32_t token = sampler->last[i];
         if (token < 0 || token >= n_vocab) { continue; }
@@ -3927,7 +4005,10 @@ static gcuda_status llmi_best(const float * logits, int32_t n, struct llmi_pick 
             best->token = i;
         }
     }
-    if (is_nan) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "logits are not numbers: the model's weights are damaged, or a value was too large"); }
+    if (is_nan) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "logits are not numbers: the model's weights are damaged, or a value was too large");
+    }
     return best->token != LLMI_NONE ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "all logits are -infinity");
 }
 
