@@ -50,7 +50,7 @@ static void * no_null(void * p, gcuda_status * st) { // of malloc and realloc
 
 struct options {
     const char * command, * model, * prompt, * system, * file, * backend, * kv, * depths;
-    int n_tokens, ctx, threads, chunk, repeat_last, top_k, n_prompt, repetitions, n_best;
+    int n_tokens, ctx, gpus, threads, chunk, repeat_last, top_k, n_prompt, repetitions, n_best;
     float temperature, top_p, min_p, repeat_penalty;
     long long seed;
     bool raw, json, exact, special, quiet, help;
@@ -77,6 +77,7 @@ static const struct option_row {
     { "--repeat-last", NULL, "N", INT, AT(repeat_last), "how many tokens are \"lately\" (64)" },
     { "--seed", NULL, "N", LONG, AT(seed), "the same seed gives the same answer (1); 0: another one each time" },
     { "--backend", NULL, "NAME", TEXT, AT(backend), "CPU, CUDA0, ...; without it the first GPU, else the CPU" },
+    { "--gpus", NULL, "N", INT, AT(gpus), "divide the weights among the first N GPUs; the rest of them stays on the CPU" },
     { "--ctx", NULL, "N", INT, AT(ctx), "tokens the model can look back on (4096, or what it was trained for)" },
     { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, f32" },
     { "--threads", "-t", "N", INT, AT(threads), "threads on the CPU (all processors)" },
@@ -264,6 +265,7 @@ static gcuda_status load_model(struct app * a) {
         return fail(GCUDA_STATUS_INVALID_ARGUMENT, "no model: -m FILE.gguf names one. `make run` fetches a small one");
     }
     p.backend = a->o.backend;
+    p.n_gpus = a->o.gpus;
     p.progress = on_progress;
     p.progress_user = a;
     p.log = on_log;

@@ -107,6 +107,7 @@ typedef bool (*llm_progress)(void * user, float share);
 
 struct llm_model_params {
     const char * backend; // "CPU", "CUDA0" ...; NULL: a GPU if one works, else the CPU
+    int32_t n_gpus;       // > 0: weights go over the first n GPUs; what does not fit stays on the CPU. `backend` must be NULL
     llm_progress progress; // NULL: none
     void * progress_user;
     gcuda_log_callback log; // warnings about the file; NULL: none
@@ -121,7 +122,7 @@ LLM_API void llm_model_free(struct llm_model * model); // NULL is allowed
 struct llm_info {
     const char * arch;    // "llama"
     const char * name;    // general.name, or ""
-    const char * backend; // where the weights are
+    const char * backend; // where the weights are; several with blanks between
     const char * template_name; // of chats: "chatml"; NULL: none that is known
     int32_t n_vocab, n_ctx_train, n_embd, n_layers, n_heads, n_heads_kv, head_size, n_experts, window;
     int64_t n_params;     // elements of all weights
@@ -196,7 +197,8 @@ LLM_API gcuda_status llm_eval(struct llm_session * session, const struct llm_bat
 LLM_API gcuda_status llm_eval_tokens(struct llm_session * session, int32_t seq, const int32_t * tokens, size_t n_tokens);
 
 // The same in steps. submit checks and copies the batch. poll works for about max_us microseconds (0: until the end) and says
-// whether all is done. A GPU computes a chunk on its own: poll starts the next and looks whether it is ready. cancel drops what is not done.
+// whether all is done. A GPU computes a chunk on its own: poll starts the next and looks whether it is ready. With several GPUs
+// each call computes a chunk, however long that takes. cancel drops what is not done.
 LLM_API gcuda_status llm_submit(struct llm_session * session, const struct llm_batch * batch);
 LLM_API gcuda_status llm_poll(struct llm_session * session, int64_t max_us, bool * is_done);
 LLM_API void llm_cancel(struct llm_session * session);
@@ -2340,12 +2342,15 @@ static int64_t llmi_size(const struct llmi_params * p, enum llmi_dim dim) {
 // >>model   loading
 // =====================================================================================================
 
+enum { LLMI_MAX_BACKENDS = 17 };
+
 struct llm_model {
     struct gcuda_context * arena;   // of this struct and the tables
     struct gcuda_context * tensors; // descriptions of the weights
     gcuda_backend_buffer_t buffer;
-    gcuda_backend_t backend;
-    gcuda_backend_dev_t device;
+    gcuda_backend_t backends[LLMI_MAX_BACKENDS]; // of more than one the last is the CPU
+    int n_backends;
+    char backend_names[8 * LLMI_MAX_BACKENDS];
     struct llmi_file file;
     const struct llmi_arch * arch;
     int traits;
@@ -2597,17 +2602,50 @@ static bool llmi_on_load(uint64_t done, uint64_t total, void * user) {
     return p->progress == NULL || p->progress(p->user, total ? (float) ((double) done / (double) total) : 1.0f);
 }
 
+static gcuda_status llmi_add_backend(struct llm_model * m, gcuda_backend_t backend) {
+    if (backend == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; } // the message lists the devices
+    const size_t n = strlen(m->backend_names);
+    snprintf(m->backend_names + n, sizeof m->backend_names - n, "%s%s", n ? " " : "", gcuda_backend_name(backend));
+    m->backends[m->n_backends++] = backend;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status llmi_make_backends(struct llm_model * m, const struct llm_model_params * params) {
+    const int n = params->n_gpus, n_devices = n > 0 ? gcuda_backend_cuda_get_device_count() : 0;
+    if (n < 0 || n >= LLMI_MAX_BACKENDS || n > n_devices || (n > 0 && params->backend != NULL)) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%d GPUs are wanted, there are %d, at most %d can be used, and no backend may be named", n, n_devices,
+            LLMI_MAX_BACKENDS - 1);
+    }
+    if (n == 0) { return llmi_add_backend(m, params->backend ? gcuda_backend_init_by_name(params->backend, NULL) : gcuda_backend_init_best()); }
+    for (int i = 0; i < n; ++i) { LLMI_TRY(llmi_add_backend(m, gcuda_backend_cuda_init(i))); }
+    return llmi_add_backend(m, gcuda_backend_cpu_init());
+}
+
+static gcuda_backend_sched_t llmi_make_sched(const gcuda_backend_t * backends, int n, size_t n_nodes) {
+    struct gcuda_backend_sched_params params;
+    memset(&params, 0, sizeof params);
+    params.backends = backends;
+    params.n_backends = n;
+    params.graph_size = n_nodes;
+    return gcuda_backend_sched_new_params(&params);
+}
+
 static gcuda_status llmi_load_weights(struct llm_model * m, const struct llm_model_params * params) {
     struct llmi_load_progress progress = { params->progress, params->progress_user };
     struct gcuda_gguf_load_params load;
     memset(&load, 0, sizeof load);
-    m->backend = params->backend ? gcuda_backend_init_by_name(params->backend, NULL) : gcuda_backend_init_best();
-    if (m->backend == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; } // the message lists the devices
-    m->device = gcuda_backend_get_device(m->backend);
-    load.backend = m->backend;
+    LLMI_TRY(llmi_make_backends(m, params));
     load.progress = llmi_on_load;
     load.progress_data = &progress;
-    return gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
+    if (m->n_backends == 1) {
+        load.backend = m->backends[0];
+        return gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
+    }
+    load.sched = llmi_make_sched(m->backends, m->n_backends, 64); // only to say how the weights are divided
+    LLMI_TRY(load.sched ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED);
+    const gcuda_status st = gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
+    gcuda_backend_sched_free(load.sched);
+    return st;
 }
 
 // ---- the whole ----
@@ -2676,7 +2714,7 @@ void llm_model_free(struct llm_model * m) {
     gcuda_backend_buffer_free(m->buffer);
     gcuda_free(m->tensors);
     gcuda_gguf_free(m->file.g);
-    gcuda_backend_free(m->backend);
+    for (int i = 0; i < m->n_backends; ++i) { gcuda_backend_free(m->backends[i]); }
     gcuda_free(m->arena); // and m
 }
 
@@ -2686,7 +2724,7 @@ struct llm_info llm_model_info(const struct llm_model * m) {
     memset(&info, 0, sizeof info);
     info.arch = m->arch->name;
     info.name = m->name;
-    info.backend = gcuda_backend_name(m->backend);
+    info.backend = m->backend_names;
     info.template_name = m->chat ? m->chat->name : NULL;
     info.n_vocab = (int32_t) p->n_vocab;
     info.n_ctx_train = (int32_t) p->n_ctx;
@@ -3147,11 +3185,12 @@ struct llm_session {
     int n_caches;                 // 2: layers with a window have a smaller one
     int32_t n_rows[2];            // of each cache
     struct gcuda_context * arena; // of this struct and its arrays
-    gcuda_backend_t backend;
-    gcuda_gallocr_t galloc;
-    gcuda_backend_event_t event;  // NULL: the backend has computed when it returns
-    struct gcuda_context * cache; // descriptions
-    gcuda_backend_buffer_t cache_buffer;
+    gcuda_backend_t backends[LLMI_MAX_BACKENDS]; // of the devices of the model's
+    gcuda_gallocr_t galloc;       // with one backend
+    gcuda_backend_sched_t sched;  // with several
+    gcuda_backend_event_t event;  // NULL: the graph is computed when the call returns
+    struct gcuda_context * cache[LLMI_MAX_BACKENDS]; // descriptions; each layer's is where its weights are
+    gcuda_backend_buffer_t cache_buffer[LLMI_MAX_BACKENDS];
     struct llmi_cells cells[2];
     struct llmi_build build;      // the graph of the last run
     struct gcuda_tensor * result; // of it; NULL: there is no graph
@@ -3178,14 +3217,40 @@ static bool llmi_on_abort(void * user) {
     return !s->params.progress(s->params.progress_user, share);
 }
 
-static gcuda_status llmi_session_backend(struct llm_session * s) {
-    LLMI_TRY((s->backend = gcuda_backend_dev_init(s->m->device, NULL)) != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED);
-    if (gcuda_backend_is_cpu(s->backend)) {
-        LLMI_TRY(gcuda_backend_cpu_set_n_threads(s->backend, s->params.n_threads));
-        return s->params.progress ? gcuda_backend_cpu_set_abort_callback(s->backend, llmi_on_abort, s) : GCUDA_STATUS_SUCCESS;
+static gcuda_status llmi_session_backends(struct llm_session * s) {
+    for (int i = 0; i < s->m->n_backends; ++i) {
+        s->backends[i] = gcuda_backend_dev_init(gcuda_backend_get_device(s->m->backends[i]), NULL);
+        if (s->backends[i] == NULL) { return GCUDA_STATUS_FAILED; }
+        if (!gcuda_backend_is_cpu(s->backends[i])) { continue; }
+        LLMI_TRY(gcuda_backend_cpu_set_n_threads(s->backends[i], s->params.n_threads));
+        if (s->params.progress != NULL) { LLMI_TRY(gcuda_backend_cpu_set_abort_callback(s->backends[i], llmi_on_abort, s)); }
     }
-    s->event = gcuda_backend_event_new(s->m->device);
-    return llmi_made(s->event);
+    if (s->m->n_backends > 1) {
+        s->sched = llmi_make_sched(s->backends, s->m->n_backends, (size_t) llmi_n_nodes(s->m));
+        return s->sched ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+    }
+    LLMI_TRY(llmi_made(s->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(s->backends[0]))));
+    if (gcuda_backend_is_cpu(s->backends[0])) { return GCUDA_STATUS_SUCCESS; }
+    return llmi_made(s->event = gcuda_backend_event_new(gcuda_backend_get_device(s->backends[0])));
+}
+
+// The backend that reads the tensor where it is.
+static int llmi_backend_of(const struct llm_session * s, const struct gcuda_tensor * t) {
+    int i = 0;
+    while (i + 1 < s->m->n_backends && !gcuda_backend_supports_buft(s->backends[i], gcuda_backend_buffer_get_type(t->buffer))) { ++i; }
+    return i;
+}
+
+static gcuda_status llmi_cache_layer(struct llm_session * s, int64_t i) {
+    const struct llmi_layer * l = &s->m->layers[i];
+    const int64_t size = s->m->params.head * s->m->params.n_kv, n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
+    struct gcuda_context ** ctx = &s->cache[llmi_backend_of(s, l->qkv ? l->qkv : l->k)];
+    if (*ctx == NULL) { LLMI_TRY(llmi_made(*ctx = llmi_arena(0))); }
+    s->build.k_cache[i] = gcuda_new_tensor_2d(*ctx, s->params.kv_type, size, n_rows);
+    s->build.v_cache[i] = gcuda_new_tensor_2d(*ctx, s->params.kv_type, size, n_rows);
+    (void) gcuda_format_name(s->build.k_cache[i], "k cache %d", (int) i);
+    (void) gcuda_format_name(s->build.v_cache[i], "v cache %d", (int) i);
+    return gcuda_context_status(*ctx);
 }
 
 // The caches of keys and values, all zeros: cells without a token are multiplied by a weight of 0, and must be numbers.
@@ -3197,20 +3262,15 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
     if ((s->m->traits & LLMI_ENCODER) != 0) { return GCUDA_STATUS_SUCCESS; }
     if (p->head % gcuda_blck_size(type) != 0) {
         return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "a cache of type %s needs heads of a multiple of %lld elements, the model's have %lld",
-            gcuda_type_name(type),
-            (long long) gcuda_blck_size(type), (long long) p->head);
+            gcuda_type_name(type), (long long) gcuda_blck_size(type), (long long) p->head);
     }
-    LLMI_TRY(llmi_made(s->cache = llmi_arena(0)));
-    for (int64_t i = 0; i < p->n_layers; ++i) {
-        const int64_t n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
-        s->build.k_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, n_rows);
-        s->build.v_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, n_rows);
-        (void) gcuda_format_name(s->build.k_cache[i], "k cache %d", (int) i);
-        (void) gcuda_format_name(s->build.v_cache[i], "v cache %d", (int) i);
+    for (int64_t i = 0; i < p->n_layers; ++i) { LLMI_TRY(llmi_cache_layer(s, i)); }
+    for (int i = 0; i < s->m->n_backends; ++i) {
+        if (s->cache[i] == NULL) { continue; }
+        LLMI_TRY(llmi_made(s->cache_buffer[i] = gcuda_backend_alloc_ctx_tensors(s->cache[i], s->backends[i])));
+        LLMI_TRY(gcuda_backend_buffer_clear(s->cache_buffer[i], 0));
     }
-    LLMI_TRY(gcuda_context_status(s->cache));
-    LLMI_TRY(llmi_made(s->cache_buffer = gcuda_backend_alloc_ctx_tensors(s->cache, s->backend)));
-    return gcuda_backend_buffer_clear(s->cache_buffer, 0);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status llmi_session_arrays(struct llm_session * s) {
@@ -3236,6 +3296,14 @@ static gcuda_status llmi_session_arrays(struct llm_session * s) {
     return llmi_made(s->picks = LLMI_NEW(s->arena, struct llmi_pick, p->n_vocab));
 }
 
+static gcuda_status llmi_place(struct llm_session * s) {
+    return s->sched ? gcuda_backend_sched_alloc_graph(s->sched, s->build.graph) : gcuda_gallocr_alloc_graph(s->galloc, s->build.graph);
+}
+
+static gcuda_status llmi_compute(struct llm_session * s) { // and waits
+    return s->sched ? gcuda_backend_sched_graph_compute(s->sched, s->build.graph) : gcuda_backend_graph_compute(s->backends[0], s->build.graph);
+}
+
 // The graph of a key, placed in memory. The one of the run before is used again if its key was the same.
 static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key key) {
     if (s->result != NULL && memcmp(&key, &s->build.key, sizeof key) == 0) { return GCUDA_STATUS_SUCCESS; }
@@ -3243,7 +3311,7 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
     s->build.key = key;
     struct gcuda_tensor * result = NULL;
     LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
-    LLMI_TRY(gcuda_gallocr_alloc_graph(s->galloc, s->build.graph));
+    LLMI_TRY(llmi_place(s));
     s->result = result;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -3260,9 +3328,8 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
     s->build.is_long = s->params.n_ctx > s->m->params.n_ctx_orig;
     const size_t size = 2 * s->max_nodes * gcuda_tensor_overhead() + gcuda_graph_overhead_custom(s->max_nodes, false);
     LLMI_TRY(llmi_made(s->build.ctx = llmi_arena(size)));
-    LLMI_TRY(llmi_made(s->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(s->backend))));
     LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
-    return gcuda_gallocr_reserve(s->galloc, s->build.graph);
+    return s->sched ? gcuda_backend_sched_reserve(s->sched, s->build.graph) : gcuda_gallocr_reserve(s->galloc, s->build.graph);
 }
 
 static gcuda_status llmi_session_defaults(struct llm_session_params * q, const struct llm_model * m) {
@@ -3296,7 +3363,7 @@ static void llmi_session_caches(struct llm_session * s) {
 
 static gcuda_status llmi_session_init(struct llm_session * s) {
     llmi_session_caches(s);
-    LLMI_TRY(llmi_session_backend(s));
+    LLMI_TRY(llmi_session_backends(s));
     LLMI_TRY(llmi_session_cache(s));
     LLMI_TRY(llmi_session_arrays(s));
     return llmi_session_reserve(s);
@@ -3329,13 +3396,16 @@ gcuda_status llm_session_new(const struct llm_model * m, const struct llm_sessio
 
 void llm_session_free(struct llm_session * s) {
     if (s == NULL) { return; }
-    if (s->backend != NULL) { (void) gcuda_backend_synchronize(s->backend); }
+    for (int i = 0; i < s->m->n_backends && s->backends[i] != NULL; ++i) { (void) gcuda_backend_synchronize(s->backends[i]); }
+    gcuda_backend_sched_free(s->sched);
     gcuda_gallocr_free(s->galloc);
     gcuda_free(s->build.ctx);
-    gcuda_backend_buffer_free(s->cache_buffer);
-    gcuda_free(s->cache);
+    for (int i = 0; i < s->m->n_backends; ++i) {
+        gcuda_backend_buffer_free(s->cache_buffer[i]);
+        gcuda_free(s->cache[i]);
+    }
     gcuda_backend_event_free(s->event);
-    gcuda_backend_free(s->backend);
+    for (int i = 0; i < s->m->n_backends; ++i) { gcuda_backend_free(s->backends[i]); }
     gcuda_free(s->arena); // and s
 }
 
@@ -3365,7 +3435,8 @@ static void llmi_chunk_undo(struct llm_session * s) {
 
 static gcuda_status llmi_set_input(struct llm_session * s, struct gcuda_tensor * t, const void * data) {
     if (t == NULL || t->data == NULL) { return GCUDA_STATUS_SUCCESS; } // no node reads it
-    return gcuda_backend_tensor_set_async(s->backend, t, data, 0, gcuda_nbytes(t));
+    if (s->sched != NULL) { return gcuda_backend_tensor_set(t, data, 0, gcuda_nbytes(t)); }
+    return gcuda_backend_tensor_set_async(s->backends[0], t, data, 0, gcuda_nbytes(t));
 }
 
 static void llmi_chunk_masks(struct llm_session * s) {
@@ -3408,8 +3479,10 @@ static gcuda_status llmi_chunk_begin(struct llm_session * s, bool is_embedding) 
 static gcuda_status llmi_chunk_read(struct llm_session * s) {
     const size_t n_vocab = (size_t) s->m->params.n_vocab;
     if (s->n_chunk_outputs == 0) { return GCUDA_STATUS_SUCCESS; }
-    return gcuda_backend_tensor_get_async(s->backend, s->result, s->logits + (size_t) s->n_outputs * n_vocab, 0,
-        (size_t) s->n_chunk_outputs * n_vocab * sizeof(float));
+    float * to = s->logits + (size_t) s->n_outputs * n_vocab;
+    const size_t n_bytes = (size_t) s->n_chunk_outputs * n_vocab * sizeof(float);
+    if (s->event == NULL) { return gcuda_backend_tensor_get(s->result, to, 0, n_bytes); }
+    return gcuda_backend_tensor_get_async(s->backends[0], s->result, to, 0, n_bytes);
 }
 
 static void llmi_chunk_done(struct llm_session * s) {
@@ -3422,25 +3495,26 @@ static void llmi_chunk_done(struct llm_session * s) {
 
 // Of a backend that computes on its own: all is queued at once.
 static gcuda_status llmi_start_device(struct llm_session * s) {
-    LLMI_TRY(gcuda_backend_graph_compute_async(s->backend, s->build.graph));
+    LLMI_TRY(gcuda_backend_graph_compute_async(s->backends[0], s->build.graph));
     LLMI_TRY(llmi_chunk_read(s));
-    return gcuda_backend_event_record(s->event, s->backend);
+    return gcuda_backend_event_record(s->event, s->backends[0]);
 }
 
 static gcuda_status llmi_step_device(struct llm_session * s, bool wait, bool * is_ready) {
     if (!wait) { LLMI_TRY(gcuda_backend_event_query(s->event, is_ready)); }
     if (!wait && !*is_ready) { return GCUDA_STATUS_SUCCESS; }
     *is_ready = true;
-    return gcuda_backend_synchronize(s->backend);
+    return gcuda_backend_synchronize(s->backends[0]);
 }
 
-// On the CPU: nodes until the time is over; end 0: all.
-static gcuda_status llmi_step_cpu(struct llm_session * s, int64_t end_us, bool * is_ready) {
+// On the CPU: nodes until the time is over; end 0: all. With several backends always all.
+static gcuda_status llmi_step_here(struct llm_session * s, int64_t end_us, bool * is_ready) {
     const int32_t n = gcuda_graph_n_nodes(s->build.graph);
+    if (s->sched != NULL) { end_us = 0; }
     while (s->node < n && (end_us == 0 || gcuda_time_us() < end_us)) {
         const int32_t last = end_us == 0 ? n : (int32_t) llmi_min(s->node + LLMI_NODES_PER_SLICE, n);
         struct gcuda_cgraph slice = gcuda_graph_view(s->build.graph, s->node, last);
-        LLMI_TRY(gcuda_backend_graph_compute(s->backend, s->node == 0 && last == n ? s->build.graph : &slice));
+        LLMI_TRY(s->node == 0 && last == n ? llmi_compute(s) : gcuda_backend_graph_compute(s->backends[0], &slice));
         s->node = last;
     }
     *is_ready = s->node == n;
@@ -3453,11 +3527,11 @@ static gcuda_status llmi_step(struct llm_session * s, int64_t end_us, bool * is_
         LLMI_TRY(llmi_chunk_begin(s, false));
         if (s->event != NULL) { LLMI_TRY(llmi_start_device(s)); }
     }
-    return s->event != NULL ? llmi_step_device(s, end_us == 0, is_ready) : llmi_step_cpu(s, end_us, is_ready);
+    return s->event != NULL ? llmi_step_device(s, end_us == 0, is_ready) : llmi_step_here(s, end_us, is_ready);
 }
 
 void llm_cancel(struct llm_session * s) {
-    if (s->event != NULL && s->n_chunk > 0) { (void) gcuda_backend_synchronize(s->backend); }
+    if (s->event != NULL && s->n_chunk > 0) { (void) gcuda_backend_synchronize(s->backends[0]); }
     llmi_chunk_undo(s);
     s->n_batch = s->n_done = 0;
 }
@@ -3649,10 +3723,10 @@ static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cell
     b->in.cells[0] = llmi_input(b, GCUDA_TYPE_I32, n, 1, "cells");
     b->in.positions = llmi_input(b, GCUDA_TYPE_I32, n, 1, "positions");
     for (int64_t i = 0; i < b->p->n_layers; ++i) { LLMI_TRY(gcuda_build_forward_expand(b->graph, llmi_shift_layer(b, i))); }
-    LLMI_TRY(gcuda_gallocr_alloc_graph(s->galloc, b->graph));
+    LLMI_TRY(llmi_place(s));
     LLMI_TRY(gcuda_backend_tensor_set(b->in.cells[0], cells, 0, gcuda_nbytes(b->in.cells[0])));
     LLMI_TRY(gcuda_backend_tensor_set(b->in.positions, by, 0, gcuda_nbytes(b->in.positions)));
-    return gcuda_backend_graph_compute(s->backend, b->graph);
+    return llmi_compute(s);
 }
 
 gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, int32_t n_drop) {
@@ -3723,7 +3797,7 @@ static gcuda_status llmi_embed_begin(struct llm_session * s) {
 static gcuda_status llmi_embed(struct llm_session * s, size_t n_tokens) {
     const bool is_encoder = (s->m->traits & LLMI_ENCODER) != 0;
     LLMI_TRY(is_encoder ? llmi_embed_begin(s) : llmi_chunk_begin(s, true));
-    LLMI_TRY(gcuda_backend_graph_compute(s->backend, s->build.graph));
+    LLMI_TRY(llmi_compute(s));
     return gcuda_backend_tensor_get(s->result, s->logits, 0, n_tokens * (size_t) s->m->params.n_embd * sizeof(float));
 }
 
