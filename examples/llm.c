@@ -236,7 +236,7 @@ static void clear_bar(struct app * a) {
 static bool on_progress(void * user, float share) {
     struct app * a = (struct app *) user;
     const int percent = (int) (100.0f * share);
-    if (a->has_bar && a->doing != NULL && percent != a->last_percent) {
+    if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) { // at 0 nobody waits yet
         a->last_percent = percent;
         fprintf(stderr, "\r%s %3d %% ", a->doing, percent);
         fflush(stderr);
@@ -450,8 +450,9 @@ static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struc
     if (st == GCUDA_STATUS_SUCCESS) { st = generate(a, answer, &s); }
     printf("\n");
     fflush(stdout);
+    if (st == GCUDA_STATUS_ABORTED && is_stopped) { st = GCUDA_STATUS_SUCCESS; }
     if (st == GCUDA_STATUS_SUCCESS) { print_speed(a, &s); }
-    return st == GCUDA_STATUS_ABORTED && is_stopped ? GCUDA_STATUS_SUCCESS : st;
+    return st;
 }
 
 static gcuda_status command_run(struct app * a) {
