@@ -2565,7 +2565,7 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
                                               struct gcuda_tensor * b);
 
 // Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
+// float weights the CPU always does, for quantized weights it is some times slower. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
 // ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
 // precision that does not exist.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);

@@ -50,7 +50,7 @@ static void * no_null(void * p, gcuda_status * st) { // of malloc and realloc
 
 struct options {
     const char * command, * model, * prompt, * system, * file, * backend, * kv, * depths;
-    int n_tokens, ctx, threads, chunk, repeat_last, top_k, n_prompt, repetitions, n_best;
+    int n_tokens, ctx, gpus, threads, chunk, repeat_last, top_k, n_prompt, repetitions, n_best;
     float temperature, top_p, min_p, repeat_penalty;
     long long seed;
     bool raw, json, exact, special, quiet, help;
@@ -77,6 +77,7 @@ static const struct option_row {
     { "--repeat-last", NULL, "N", INT, AT(repeat_last), "how many tokens are \"lately\" (64)" },
     { "--seed", NULL, "N", LONG, AT(seed), "the same seed gives the same answer (1); 0: another one each time" },
     { "--backend", NULL, "NAME", TEXT, AT(backend), "CPU, CUDA0, ...; without it the first GPU, else the CPU" },
+    { "--gpus", NULL, "N", INT, AT(gpus), "divide the weights among the first N GPUs; the rest of them stays on the CPU" },
     { "--ctx", NULL, "N", INT, AT(ctx), "tokens the model can look back on (4096, or what it was trained for)" },
     { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, f32" },
     { "--threads", "-t", "N", INT, AT(threads), "threads on the CPU (all processors)" },
@@ -114,7 +115,8 @@ static void print_help(void) {
     for (int i = 0; i < N_OPTIONS; ++i) {
         const struct option_row * r = &option_rows[i];
         char left[48];
-        snprintf(left, sizeof left, "%s%s%s %s", r->short_name ? r->short_name : "", r->short_name ? ", " : "", r->name, r->value ? r->value : "");
+        snprintf(left, sizeof left, "%s%s%s %s", r->short_name ? r->short_name : "", r->short_name ? ", " : "", r->name,
+            r->value ? r->value : "");
         printf("  %-23s %s\n", left, r->help);
     }
 }
@@ -172,12 +174,18 @@ static gcuda_status parse(struct options * o, int argc, char ** argv) {
     o->n_best = 5;
     for (int i = 1; i < argc; ++i) {
         const struct option_row * r = find_option(argv[i]);
-        if (r == NULL && argv[i][0] == '-' && argv[i][1] != '\0') { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "there is no option '%s': see llm --help", argv[i]); }
+        if (r == NULL && argv[i][0] == '-' && argv[i][1] != '\0') {
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "there is no option '%s': see llm --help", argv[i]);
+        }
         if (r == NULL) {
             TRY(take_word(o, argv[i]));
             continue;
         }
-        if (r->kind != FLAG && i + 1 == argc) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s wants a value: %s %s", argv[i], argv[i], r->value); }
+        if (r->kind != FLAG && i + 1 == argc) {
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s wants a value: %s %s", argv[i], argv[i],
+                r->value);
+        }
         TRY(set_option(o, r, r->kind == FLAG ? "" : argv[++i]));
     }
     return GCUDA_STATUS_SUCCESS;
@@ -228,7 +236,7 @@ static void clear_bar(struct app * a) {
 static bool on_progress(void * user, float share) {
     struct app * a = (struct app *) user;
     const int percent = (int) (100.0f * share);
-    if (a->has_bar && a->doing != NULL && percent != a->last_percent) {
+    if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) { // at 0 nobody waits yet
         a->last_percent = percent;
         fprintf(stderr, "\r%s %3d %% ", a->doing, percent);
         fflush(stderr);
@@ -257,6 +265,7 @@ static gcuda_status load_model(struct app * a) {
         return fail(GCUDA_STATUS_INVALID_ARGUMENT, "no model: -m FILE.gguf names one. `make run` fetches a small one");
     }
     p.backend = a->o.backend;
+    p.n_gpus = a->o.gpus;
     p.progress = on_progress;
     p.progress_user = a;
     p.log = on_log;
@@ -293,7 +302,10 @@ static gcuda_status make_session(struct app * a, int n_outputs) {
     p.progress = on_progress;
     p.progress_user = a;
     TRY(llm_session_new(a->model, &p, &a->session));
-    if (a->info.n_ctx_train < a->o.ctx) { fprintf(stderr, "warning: the model was trained for %d tokens, --ctx is %d\n", a->info.n_ctx_train, a->o.ctx); }
+    if (a->info.n_ctx_train < a->o.ctx) {
+        fprintf(stderr, "warning: the model was trained for %d tokens, --ctx is %d\n",
+            a->info.n_ctx_train, a->o.ctx);
+    }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -333,7 +345,10 @@ static gcuda_status read_all(FILE * file, const char * name, struct text * t) {
 
 static gcuda_status read_file(const char * path, struct text * t) {
     FILE * file = path ? fopen(path, "rb") : NULL;
-    if (file == NULL) { return path ? fail(GCUDA_STATUS_IO, "%s: %s", path, strerror(errno)) : fail(GCUDA_STATUS_INVALID_ARGUMENT, "the command wants a text file after its name"); }
+    if (file == NULL) {
+        return path ? fail(GCUDA_STATUS_IO, "%s: %s", path, strerror(errno)) : fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "the command wants a text file after its name");
+    }
     const gcuda_status st = read_all(file, path, t);
     fclose(file);
     return st;
@@ -381,9 +396,10 @@ struct speed { size_t n_prompt, n_answer; int64_t prompt_us, answer_us; };
 
 static void print_speed(const struct app * a, const struct speed * s) {
     if (a->o.quiet) { return; }
-    fprintf(stderr, "%s[prompt: %zu tokens, %.1f a second; answer: %zu tokens, %.1f a second; %s]%s\n", a->has_bar && a->has_colour ? DIM : "", s->n_prompt,
-        1e6 * (double) s->n_prompt / (double) (s->prompt_us + 1), s->n_answer, 1e6 * (double) s->n_answer / (double) (s->answer_us + 1), a->info.backend,
-        a->has_bar && a->has_colour ? PLAIN : "");
+    const bool is_dim = a->has_bar && a->has_colour;
+    const double prompt = 1e6 * (double) s->n_prompt / (double) (s->prompt_us + 1), answer = 1e6 * (double) s->n_answer / (double) (s->answer_us + 1);
+    fprintf(stderr, "%s[prompt: %zu tokens, %.1f a second; answer: %zu tokens, %.1f a second; %s]%s\n", is_dim ? DIM : "", s->n_prompt, prompt,
+        s->n_answer, answer, a->info.backend, is_dim ? PLAIN : "");
 }
 
 // One token after the other until the model ends, the limit, a full context or Ctrl-C. The text goes to stdout and to answer.
@@ -422,7 +438,8 @@ static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struc
     is_stopped = 0;
     TRY(llm_seq_keep_prefix(a->session, 0, t->data, t->n, &n_kept));
     if (t->n - n_kept > (size_t) llm_n_free(a->session)) {
-        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "the prompt has %zu tokens, the context %d: --ctx N makes it longer", t->n, llm_n_ctx(a->session));
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "the prompt has %zu tokens, the context %d: --ctx N makes it longer", t->n,
+            llm_n_ctx(a->session));
     }
     a->doing = "reading";
     const int64_t begin = gcuda_time_us();
@@ -433,8 +450,9 @@ static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struc
     if (st == GCUDA_STATUS_SUCCESS) { st = generate(a, answer, &s); }
     printf("\n");
     fflush(stdout);
+    if (st == GCUDA_STATUS_ABORTED && is_stopped) { st = GCUDA_STATUS_SUCCESS; }
     if (st == GCUDA_STATUS_SUCCESS) { print_speed(a, &s); }
-    return st == GCUDA_STATUS_ABORTED && is_stopped ? GCUDA_STATUS_SUCCESS : st;
+    return st;
 }
 
 static gcuda_status command_run(struct app * a) {
@@ -568,7 +586,10 @@ static gcuda_status command_chat(struct app * a) {
         char * copy = (char *) no_null(malloc(strlen(a->o.system) + 1), &st);
         if (copy != NULL) { st = add_message(&c, "system", strcpy(copy, a->o.system)); }
     }
-    if (st == GCUDA_STATUS_SUCCESS && !a->o.quiet) { fprintf(stderr, "%s on %s. /new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend); }
+    if (st == GCUDA_STATUS_SUCCESS && !a->o.quiet) {
+        fprintf(stderr,
+            "%s on %s. /new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend);
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = chat_loop(a, &c); }
     drop_messages(&c, 0, c.n);
     free(c.messages);
@@ -581,10 +602,12 @@ static gcuda_status command_info(struct app * a) {
     const struct llm_info * i = &a->info;
     printf("name          %s\narchitecture  %s%s\nparameters    %.1f million, %.1f MB\n", i->name, i->arch, i->is_encoder ? " (embeddings)" : "",
         (double) i->n_params * 1e-6, (double) i->n_bytes * 1e-6);
-    printf("layers        %d of %d elements\nheads         %d of %d elements; keys and values: %d\n", i->n_layers, i->n_embd, i->n_heads, i->head_size, i->n_heads_kv);
+    printf("layers        %d of %d elements\nheads         %d of %d elements; keys and values: %d\n", i->n_layers, i->n_embd, i->n_heads,
+        i->head_size, i->n_heads_kv);
     if (i->n_experts > 0) { printf("experts       %d\n", i->n_experts); }
     if (i->window > 0) { printf("window        %d tokens, in some layers\n", i->window); }
-    printf("context       %d tokens\nvocabulary    %d tokens\nchat template %s\n", i->n_ctx_train, i->n_vocab, i->template_name ? i->template_name : "none that is known");
+    printf("context       %d tokens\nvocabulary    %d tokens\nchat template %s\n", i->n_ctx_train, i->n_vocab,
+        i->template_name ? i->template_name : "none that is known");
     printf("backend       %s\n", i->backend);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -601,7 +624,10 @@ static gcuda_status command_tokenize(struct app * a) {
     struct tokens t = { NULL, 0 };
     size_t n;
     gcuda_status st = read_prompt(a, &prompt);
-    if (st == GCUDA_STATUS_SUCCESS) { st = tokens_of(a, prompt.data, prompt.n, a->o.special ? LLM_PARSE_SPECIAL | LLM_ADD_SPECIAL : LLM_ADD_SPECIAL, &t); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = tokens_of(a, prompt.data, prompt.n,
+            a->o.special ? LLM_PARSE_SPECIAL | LLM_ADD_SPECIAL : LLM_ADD_SPECIAL, &t);
+    }
     for (size_t i = 0; st == GCUDA_STATUS_SUCCESS && i < t.n; ++i) {
         const char * piece = llm_token_piece(a->model, t.data[i], &n);
         printf("%7d  '", t.data[i]);
@@ -658,9 +684,11 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
     const struct sample p = summary(prompt, n_runs), g = summary(generation, n_runs);
     if (a->o.json) {
         printf("%s\n  {\"depth\": %d, \"prompt_tokens\": %d, \"prompt_per_second\": %.2f, \"prompt_deviation\": %.2f, \"generated_tokens\": %d, "
-               "\"generated_per_second\": %.2f, \"generated_deviation\": %.2f}", is_first ? "[" : ",", depth, a->o.n_prompt, p.mean, p.deviation, n, g.mean, g.deviation);
+               "\"generated_per_second\": %.2f, \"generated_deviation\": %.2f}", is_first ? "[" : ",", depth, a->o.n_prompt, p.mean,
+                   p.deviation, n, g.mean, g.deviation);
     } else {
-        printf("%8d %8d tokens: %8.1f +- %6.1f a second %8d tokens: %8.1f +- %6.1f a second\n", depth, a->o.n_prompt, p.mean, p.deviation, n, g.mean, g.deviation);
+        printf("%8d %8d tokens: %8.1f +- %6.1f a second %8d tokens: %8.1f +- %6.1f a second\n", depth, a->o.n_prompt, p.mean, p.deviation,
+            n, g.mean, g.deviation);
     }
     fflush(stdout);
     return GCUDA_STATUS_SUCCESS;
@@ -672,7 +700,10 @@ static gcuda_status bench_all(struct app * a, const int32_t * tokens, int n) {
     for (bool is_first = true; *at != '\0'; is_first = false) {
         char * end;
         const long depth = strtol(at, &end, 10);
-        if (end == at || depth < 0) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024", a->o.depths); }
+        if (end == at || depth < 0) {
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024",
+                a->o.depths);
+        }
         TRY(bench_depth(a, tokens, (int) depth, n, is_first));
         at = *end == ',' ? end + 1 : end;
     }
@@ -753,7 +784,10 @@ static gcuda_status command_perplexity(struct app * a) {
     if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, PERPLEXITY_CHUNK); }
     if (st == GCUDA_STATUS_SUCCESS) { st = tokens_of(a, text.data, text.n, LLM_ADD_SPECIAL, &t); }
     if (a->o.n_tokens > 0 && t.n > (size_t) a->o.n_tokens) { t.n = (size_t) a->o.n_tokens; }
-    if (st == GCUDA_STATUS_SUCCESS && t.n < 2) { st = fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a text of %zu tokens; at least 2 are wanted", a->o.file, t.n); }
+    if (st == GCUDA_STATUS_SUCCESS && t.n < 2) {
+        st = fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "%s: a text of %zu tokens; at least 2 are wanted", a->o.file, t.n);
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = perplexity_of(a, &t, &sum, &squares, &n); }
     clear_bar(a);
     if (st == GCUDA_STATUS_SUCCESS) {

@@ -107,6 +107,7 @@ typedef bool (*llm_progress)(void * user, float share);
 
 struct llm_model_params {
     const char * backend; // "CPU", "CUDA0" ...; NULL: a GPU if one works, else the CPU
+    int32_t n_gpus;       // > 0: weights go over the first n GPUs; what does not fit stays on the CPU. `backend` must be NULL
     llm_progress progress; // NULL: none
     void * progress_user;
     gcuda_log_callback log; // warnings about the file; NULL: none
@@ -121,7 +122,7 @@ LLM_API void llm_model_free(struct llm_model * model); // NULL is allowed
 struct llm_info {
     const char * arch;    // "llama"
     const char * name;    // general.name, or ""
-    const char * backend; // where the weights are
+    const char * backend; // where the weights are; several with blanks between
     const char * template_name; // of chats: "chatml"; NULL: none that is known
     int32_t n_vocab, n_ctx_train, n_embd, n_layers, n_heads, n_heads_kv, head_size, n_experts, window;
     int64_t n_params;     // elements of all weights
@@ -196,7 +197,8 @@ LLM_API gcuda_status llm_eval(struct llm_session * session, const struct llm_bat
 LLM_API gcuda_status llm_eval_tokens(struct llm_session * session, int32_t seq, const int32_t * tokens, size_t n_tokens);
 
 // The same in steps. submit checks and copies the batch. poll works for about max_us microseconds (0: until the end) and says
-// whether all is done. A GPU computes a chunk on its own: poll starts the next and looks whether it is ready. cancel drops what is not done.
+// whether all is done. A GPU computes a chunk on its own: poll starts the next and looks whether it is ready. With several GPUs
+// each call computes a chunk, however long that takes. cancel drops what is not done.
 LLM_API gcuda_status llm_submit(struct llm_session * session, const struct llm_batch * batch);
 LLM_API gcuda_status llm_poll(struct llm_session * session, int64_t max_us, bool * is_done);
 LLM_API void llm_cancel(struct llm_session * session);
@@ -1377,7 +1379,8 @@ static gcuda_status llmi_add_text(struct llmi_vocab * v, int32_t symbol, const c
     v->text_at[symbol + 1] = v->text_at[symbol] + (uint32_t) n;
     int32_t * slot = llmi_slot(v, text, n);
     if (*slot != LLMI_NONE) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokens %d and %d have the same text '%.*s'", *slot, symbol, (int) llmi_min((int64_t) n, 64), text);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokens %d and %d have the same text '%.*s'", *slot, symbol,
+            (int) llmi_min((int64_t) n, 64), text);
     }
     *slot = symbol;
     return GCUDA_STATUS_SUCCESS;
@@ -1470,7 +1473,8 @@ static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64
 }
 
 // 4-byte numbers, one for each token at least. *data NULL: there is no such key.
-static gcuda_status llmi_token_array(const struct llmi_file * f, const char * key, enum gcuda_gguf_type type, int32_t n_tokens, const void ** data) {
+static gcuda_status llmi_token_array(const struct llmi_file * f, const char * key, enum gcuda_gguf_type type, int32_t n_tokens,
+    const void ** data) {
     const int64_t id = gcuda_gguf_find_key(f->g, key);
     uint64_t n = 0;
     *data = NULL;
@@ -1534,7 +1538,8 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
     int kind = 0;
     while (kind < 3 && strcmp(name, names[kind]) != 0) { ++kind; }
     if (kind == 3) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.model is '%.64s'; supported are gpt2 (byte pairs), llama (SentencePiece) and bert (WordPiece)", name);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "tokenizer.ggml.model is '%.64s'; supported are gpt2 (byte pairs), llama (SentencePiece) and bert (WordPiece)", name);
     }
     v->kind = (enum llmi_vocab_kind) kind;
     if (v->kind != LLMI_BPE) { return GCUDA_STATUS_SUCCESS; }
@@ -1542,7 +1547,10 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
     for (size_t i = 0; i < sizeof llmi_pre_rows / sizeof *llmi_pre_rows; ++i) {
         if (strcmp(pre ? pre : "default", llmi_pre_rows[i].name) == 0) { v->pre_row = &llmi_pre_rows[i]; }
     }
-    if (v->pre_row == NULL) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported", pre); }
+    if (v->pre_row == NULL) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported",
+            pre);
+    }
     llmi_pre_compile(&v->pre, v->pre_row);
     llmi_byte_chars(v);
     return GCUDA_STATUS_SUCCESS;
@@ -1552,7 +1560,8 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
 static gcuda_status llmi_vocab_alloc(struct llmi_vocab * v, struct gcuda_context * arena, uint64_t n, uint64_t n_merges, uint64_t n_bytes) {
     if (n < 1 || n > 1 << 24 || n_merges > 1 << 24 || n_bytes > UINT32_MAX / 2) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a vocabulary of %llu tokens, %llu merges and %llu bytes; supported are 1 to %d, %d and %lu",
-            (unsigned long long) n, (unsigned long long) n_merges, (unsigned long long) n_bytes, 1 << 24, 1 << 24, (unsigned long) UINT32_MAX / 2);
+            (unsigned long long) n, (unsigned long long) n_merges, (unsigned long long) n_bytes, 1 << 24, 1 << 24,
+                (unsigned long) UINT32_MAX / 2);
     }
     const size_t n_symbols = (size_t) (n + 3 * n_merges);
     v->n_tokens = v->n_symbols = (int32_t) n;
@@ -1903,7 +1912,10 @@ static gcuda_status llmi_parts(struct llmi_tokenizer * t, const char * text, siz
 
 static gcuda_status llmi_tokenize(const struct llmi_vocab * v, const char * text, size_t n, const struct llmi_range * plain,
     size_t n_plain, int flags, struct llmi_out * out) {
-    if (n > INT32_MAX / 4) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a text of %zu bytes; tokenize at most %d at a time", n, INT32_MAX / 4); }
+    if (n > INT32_MAX / 4) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a text of %zu bytes; tokenize at most %d at a time", n,
+            INT32_MAX / 4);
+    }
     struct llmi_tokenizer t = { v, llmi_arena(0), plain, n_plain, (flags & LLM_PARSE_SPECIAL) != 0, out };
     LLMI_TRY(llmi_made(t.arena));
     if ((flags & LLM_ADD_SPECIAL) != 0 && v->add_bos) { llmi_emit(&t, v->bos); }
@@ -2073,8 +2085,8 @@ static const struct llmi_template * llmi_template_of(const char * text) {
     if (text == NULL || strstr(text, "<<SYS>>") != NULL) { return NULL; } // Llama 2 has [INST] too, and a form of its own
     for (size_t i = 0; i < sizeof llmi_templates / sizeof *llmi_templates; ++i) {
         const struct llmi_template * row = &llmi_templates[i];
-        if (strcmp(text, row->name) == 0) { return row; }
-        if (strstr(text, row->marks[0]) != NULL && (row->marks[1] == NULL || strstr(text, row->marks[1]) != NULL)) { return row; }
+        const bool is_both = strstr(text, row->marks[0]) != NULL && (row->marks[1] == NULL || strstr(text, row->marks[1]) != NULL);
+        if (is_both || strcmp(text, row->name) == 0) { return row; }
     }
     return NULL;
 }
@@ -2150,7 +2162,8 @@ static gcuda_status llmi_chat_run(struct llmi_chat * c, const struct llm_message
     for (size_t i = 0; i < n; ++i) {
         const int role = llmi_role(messages[i].role);
         if (role == LLMI_ROLES || messages[i].content == NULL) {
-            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "message %zu: the role is '%s', which is none of system, user, assistant, or there is no text",
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "message %zu: the role is '%s', which is none of system, user, assistant, or there is no text",
                 i, messages[i].role ? messages[i].role : "NULL");
         }
         if (role == LLMI_SYSTEM && (c->t->traits & LLMI_SYSTEM_IN_USER) != 0) {
@@ -2234,7 +2247,8 @@ struct llmi_weights { // NULL: the model has none
     struct gcuda_tensor * position_embd, * type_embd, * embd_norm, * embd_norm_b;
 };
 struct llmi_layer {
-    struct gcuda_tensor * attn_norm, * qkv, * qkv_b, * q, * q_b, * k, * k_b, * v, * v_b, * q_norm, * k_norm, * sinks, * out, * out_b, * attn_post_norm;
+    struct gcuda_tensor * attn_norm, * qkv, * qkv_b, * q, * q_b, * k, * k_b, * v, * v_b, * q_norm, * k_norm, * sinks, * out, * out_b,
+        * attn_post_norm;
     struct gcuda_tensor * ffn_norm, * gate, * gate_b, * up, * up_b, * down, * down_b, * ffn_post_norm;
     struct gcuda_tensor * router, * router_b, * gates, * gates_b, * ups, * ups_b, * downs, * downs_b; // experts
     struct gcuda_tensor * attn_out_norm, * attn_out_norm_b, * out_norm, * out_norm_b;                 // BERT
@@ -2328,12 +2342,15 @@ static int64_t llmi_size(const struct llmi_params * p, enum llmi_dim dim) {
 // >>model   loading
 // =====================================================================================================
 
+enum { LLMI_MAX_BACKENDS = 17 };
+
 struct llm_model {
     struct gcuda_context * arena;   // of this struct and the tables
     struct gcuda_context * tensors; // descriptions of the weights
     gcuda_backend_buffer_t buffer;
-    gcuda_backend_t backend;
-    gcuda_backend_dev_t device;
+    gcuda_backend_t backends[LLMI_MAX_BACKENDS]; // of more than one the last is the CPU
+    int n_backends;
+    char backend_names[8 * LLMI_MAX_BACKENDS];
     struct llmi_file file;
     const struct llmi_arch * arch;
     int traits;
@@ -2366,10 +2383,14 @@ static gcuda_status llmi_float(const struct llmi_file * f, const char * name, bo
 }
 
 // A number that files may give for each layer: only equal ones are supported.
-static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * name, bool is_required, int64_t n_layers, int64_t max, int64_t * value) {
+static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * name, bool is_required, int64_t n_layers, int64_t max,
+    int64_t * value) {
     const struct llmi_key key = llmi_key_of(f, name);
     const int64_t id = gcuda_gguf_find_key(f->g, key.text);
-    if (id < 0 || gcuda_gguf_get_kv_type(f->g, id) != GCUDA_GGUF_TYPE_ARRAY) { return gcuda_gguf_get_int(f->g, key.text, is_required, 1, max, value); }
+    if (id < 0 || gcuda_gguf_get_kv_type(f->g, id) != GCUDA_GGUF_TYPE_ARRAY) {
+        return gcuda_gguf_get_int(f->g, key.text, is_required, 1,
+            max, value);
+    }
     if (gcuda_gguf_get_arr_n(f->g, id) != (uint64_t) n_layers) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the key '%s' has %llu elements for %lld layers", key.text,
             (unsigned long long) gcuda_gguf_get_arr_n(f->g, id), (long long) n_layers);
@@ -2377,7 +2398,10 @@ static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * 
     for (int64_t i = 0, first = 0; i < n_layers; ++i) {
         LLMI_TRY(gcuda_gguf_get_int_at(f->g, key.text, true, (uint64_t) i, 1, max, value));
         if (i == 0) { first = *value; }
-        if (*value != first) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' differs between layers: %lld and %lld", key.text, (long long) first, (long long) *value); }
+        if (*value != first) {
+            return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' differs between layers: %lld and %lld", key.text,
+                (long long) first, (long long) *value);
+        }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -2394,23 +2418,32 @@ static gcuda_status llmi_load_sizes(const struct llmi_file * f, int traits, stru
     p->n_kv = p->n_heads;
     LLMI_TRY(llmi_int_of_layers(f, "attention.head_count_kv", false, p->n_layers, 65536, &p->n_kv));
     if (p->n_heads % p->n_kv != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld heads of queries cannot share %lld of keys evenly", (long long) p->n_heads, (long long) p->n_kv);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld heads of queries cannot share %lld of keys evenly", (long long) p->n_heads,
+            (long long) p->n_kv);
     }
     p->head = p->n_embd / p->n_heads;
     const int64_t divided = p->head;
     LLMI_TRY(llmi_int(f, "attention.key_length", false, 1, 65536, &p->head));
     int64_t head_v = p->head;
     LLMI_TRY(llmi_int(f, "attention.value_length", false, 1, 65536, &head_v));
-    if (head_v != p->head) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "keys of %lld elements, values of %lld", (long long) p->head, (long long) head_v); }
+    if (head_v != p->head) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "keys of %lld elements, values of %lld", (long long) p->head,
+            (long long) head_v);
+    }
     if (p->head == divided && p->n_embd % p->n_heads != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld elements do not divide among %lld heads", (long long) p->n_embd, (long long) p->n_heads);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld elements do not divide among %lld heads", (long long) p->n_embd,
+            (long long) p->n_heads);
     }
     p->n_ff_expert = p->n_used > 0 && (traits & LLMI_SHARED_FF) != 0 ? llmi_max(1, p->n_ff / p->n_used) : p->n_ff;
     LLMI_TRY(llmi_int_of_layers(f, "expert_feed_forward_length", false, p->n_layers, big, &p->n_ff_expert));
-    if (p->n_experts > 0 && p->n_used < 1) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld experts, of which none is used", (long long) p->n_experts); }
+    if (p->n_experts > 0 && p->n_used < 1) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld experts, of which none is used",
+            (long long) p->n_experts);
+    }
     p->n_rot = p->head;
     LLMI_TRY(llmi_int(f, "rope.dimension_count", false, 2, p->head, &p->n_rot));
-    return p->n_rot % 2 == 0 ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "an odd number of elements is rotated: %lld", (long long) p->n_rot);
+    return p->n_rot % 2 == 0 ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "an odd number of elements is rotated: %lld",
+        (long long) p->n_rot);
 }
 
 // The scaling of YaRN multiplies the magnitude by 1 + 0.1 ln(factor); gcuda_rope_ext does that itself, so it gets what is left.
@@ -2428,9 +2461,13 @@ static gcuda_status llmi_load_rope(const struct llmi_file * f, struct llmi_param
     LLMI_TRY(llmi_float(f, "rope.scaling.yarn_attn_factor", false, &magnitude));
     const bool is_yarn = strcmp(type, "yarn") == 0;
     if (!is_yarn && strcmp(type, "linear") != 0 && strcmp(type, "none") != 0 && strcmp(type, "longrope") != 0) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' is '%.64s'; supported are none, linear, yarn and longrope", type_key.text, type);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the key '%s' is '%.64s'; supported are none, linear, yarn and longrope", type_key.text,
+            type);
     }
-    if (factor < 0.0f || r->base <= 0.0f) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: base %g, scaling factor %g", (double) r->base, (double) factor); }
+    if (factor < 0.0f || r->base <= 0.0f) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: base %g, scaling factor %g",
+            (double) r->base, (double) factor);
+    }
     r->scale = factor > 0.0f && strcmp(type, "none") != 0 ? 1.0f / factor : 1.0f;
     r->extrapolate = is_yarn ? 1.0f : 0.0f;
     r->beta_fast = 32.0f;
@@ -2485,10 +2522,14 @@ static gcuda_status llmi_load_params(struct llm_model * m) {
     const bool is_gemma_27b = (m->traits & LLMI_POST_NORM) != 0 && p->n_layers == 62;
     p->q_scale = 1.0f / sqrtf((float) (is_gemma_27b ? p->n_embd / p->n_heads : p->head));
     if (m->arch->rope == GCUDA_ROPE_TYPE_NORMAL && p->n_rot != p->head) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s rotates %lld elements of heads of %lld", m->arch->name, (long long) p->n_rot, (long long) p->head);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s rotates %lld elements of heads of %lld", m->arch->name, (long long) p->n_rot,
+            (long long) p->head);
     }
     if (p->n_experts > 0) { m->traits = (m->traits & ~LLMI_DENSE) | LLMI_MOE; }
-    if (p->n_experts == 0 && (m->traits & LLMI_EXPERT_BIAS) != 0) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the key 'expert_count' is missing or 0"); }
+    if (p->n_experts == 0 && (m->traits & LLMI_EXPERT_BIAS) != 0) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "the key 'expert_count' is missing or 0");
+    }
     if (gcuda_gguf_find_tensor(m->file.g, "blk.0.attn_qkv.weight") < 0) { m->traits |= LLMI_SPLIT_QKV; }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -2505,8 +2546,10 @@ static gcuda_status llmi_make_tensor(struct llm_model * m, const struct llmi_ten
     for (int i = 0; i < 3; ++i) { want[i] = llmi_size(&m->params, row->ne[i]); }
     const int64_t * ne = gcuda_gguf_get_tensor_ne(m->file.g, id);
     if (memcmp(ne, want, sizeof want) != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the tensor '%s' is [%lld, %lld, %lld, %lld], by the file's keys it should be [%lld, %lld, %lld, 1]", name,
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], (long long) want[0], (long long) want[1], (long long) want[2]);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "the tensor '%s' is [%lld, %lld, %lld, %lld], by the file's keys it should be [%lld, %lld, %lld, 1]", name,
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], (long long) want[0], (long long) want[1],
+                (long long) want[2]);
     }
     struct gcuda_tensor * t = gcuda_new_tensor(m->tensors, gcuda_gguf_get_tensor_type(m->file.g, id), 4, ne);
     LLMI_TRY(t ? GCUDA_STATUS_SUCCESS : gcuda_context_status(m->tensors));
@@ -2517,7 +2560,8 @@ static gcuda_status llmi_make_tensor(struct llm_model * m, const struct llmi_ten
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status llmi_make_tensors(struct llm_model * m, const struct llmi_tensor_row * rows, size_t n_rows, const char * prefix, void * fields) {
+static gcuda_status llmi_make_tensors(struct llm_model * m, const struct llmi_tensor_row * rows, size_t n_rows, const char * prefix,
+    void * fields) {
     char name[64];
     for (size_t i = 0; i < n_rows; ++i) {
         if (((rows[i].needs | rows[i].may) & m->traits) == 0) { continue; }
@@ -2531,7 +2575,8 @@ static gcuda_status llmi_make_tensors(struct llm_model * m, const struct llmi_te
 static gcuda_status llmi_check_all_used(const struct llm_model * m) {
     for (int64_t i = 0; i < gcuda_gguf_get_n_tensors(m->file.g); ++i) {
         const char * name = gcuda_gguf_get_tensor_name(m->file.g, i);
-        const bool is_ignored = strncmp(name, "dense_", 6) == 0 || strstr(name, "attn_rot_embd") != NULL || strstr(name, "rotary_emb.inv_freq") != NULL;
+        const bool is_ignored = strncmp(name, "dense_", 6) == 0 || strstr(name, "attn_rot_embd") != NULL || strstr(name,
+            "rotary_emb.inv_freq") != NULL;
         if (!is_ignored && gcuda_get_tensor(m->tensors, name) == NULL) {
             return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "the tensor '%s' is none that architecture %s has here", name, m->arch->name);
         }
@@ -2557,17 +2602,50 @@ static bool llmi_on_load(uint64_t done, uint64_t total, void * user) {
     return p->progress == NULL || p->progress(p->user, total ? (float) ((double) done / (double) total) : 1.0f);
 }
 
+static gcuda_status llmi_add_backend(struct llm_model * m, gcuda_backend_t backend) {
+    if (backend == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; } // the message lists the devices
+    const size_t n = strlen(m->backend_names);
+    snprintf(m->backend_names + n, sizeof m->backend_names - n, "%s%s", n ? " " : "", gcuda_backend_name(backend));
+    m->backends[m->n_backends++] = backend;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status llmi_make_backends(struct llm_model * m, const struct llm_model_params * params) {
+    const int n = params->n_gpus, n_devices = n > 0 ? gcuda_backend_cuda_get_device_count() : 0;
+    if (n < 0 || n >= LLMI_MAX_BACKENDS || n > n_devices || (n > 0 && params->backend != NULL)) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%d GPUs are wanted, there are %d, at most %d can be used, and no backend may be named", n, n_devices,
+            LLMI_MAX_BACKENDS - 1);
+    }
+    if (n == 0) { return llmi_add_backend(m, params->backend ? gcuda_backend_init_by_name(params->backend, NULL) : gcuda_backend_init_best()); }
+    for (int i = 0; i < n; ++i) { LLMI_TRY(llmi_add_backend(m, gcuda_backend_cuda_init(i))); }
+    return llmi_add_backend(m, gcuda_backend_cpu_init());
+}
+
+static gcuda_backend_sched_t llmi_make_sched(const gcuda_backend_t * backends, int n, size_t n_nodes) {
+    struct gcuda_backend_sched_params params;
+    memset(&params, 0, sizeof params);
+    params.backends = backends;
+    params.n_backends = n;
+    params.graph_size = n_nodes;
+    return gcuda_backend_sched_new_params(&params);
+}
+
 static gcuda_status llmi_load_weights(struct llm_model * m, const struct llm_model_params * params) {
     struct llmi_load_progress progress = { params->progress, params->progress_user };
     struct gcuda_gguf_load_params load;
     memset(&load, 0, sizeof load);
-    m->backend = params->backend ? gcuda_backend_init_by_name(params->backend, NULL) : gcuda_backend_init_best();
-    if (m->backend == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; } // the message lists the devices
-    m->device = gcuda_backend_get_device(m->backend);
-    load.backend = m->backend;
+    LLMI_TRY(llmi_make_backends(m, params));
     load.progress = llmi_on_load;
     load.progress_data = &progress;
-    return gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
+    if (m->n_backends == 1) {
+        load.backend = m->backends[0];
+        return gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
+    }
+    load.sched = llmi_make_sched(m->backends, m->n_backends, 64); // only to say how the weights are divided
+    LLMI_TRY(load.sched ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED);
+    const gcuda_status st = gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
+    gcuda_backend_sched_free(load.sched);
+    return st;
 }
 
 // ---- the whole ----
@@ -2636,7 +2714,7 @@ void llm_model_free(struct llm_model * m) {
     gcuda_backend_buffer_free(m->buffer);
     gcuda_free(m->tensors);
     gcuda_gguf_free(m->file.g);
-    gcuda_backend_free(m->backend);
+    for (int i = 0; i < m->n_backends; ++i) { gcuda_backend_free(m->backends[i]); }
     gcuda_free(m->arena); // and m
 }
 
@@ -2646,7 +2724,7 @@ struct llm_info llm_model_info(const struct llm_model * m) {
     memset(&info, 0, sizeof info);
     info.arch = m->arch->name;
     info.name = m->name;
-    info.backend = gcuda_backend_name(m->backend);
+    info.backend = m->backend_names;
     info.template_name = m->chat ? m->chat->name : NULL;
     info.n_vocab = (int32_t) p->n_vocab;
     info.n_ctx_train = (int32_t) p->n_ctx;
@@ -2667,13 +2745,15 @@ struct llm_info llm_model_info(const struct llm_model * m) {
 
 static bool llmi_is_token(const struct llm_model * m, int32_t token) { return token >= 0 && token < m->vocab.n_tokens; }
 
-gcuda_status llm_tokenize(const struct llm_model * m, const char * text, size_t n_bytes, int flags, int32_t * tokens, size_t capacity, size_t * n_tokens) {
+gcuda_status llm_tokenize(const struct llm_model * m, const char * text, size_t n_bytes, int flags, int32_t * tokens, size_t capacity,
+    size_t * n_tokens) {
     struct llmi_out out = llmi_out_of(tokens, sizeof *tokens, capacity);
     LLMI_TRY(llmi_tokenize(&m->vocab, text, n_bytes, NULL, 0, flags, &out));
     return llmi_put_done(&out, "tokens", n_tokens);
 }
 
-gcuda_status llm_detokenize(const struct llm_model * m, const int32_t * tokens, size_t n_tokens, bool with_special, char * text, size_t capacity, size_t * n_bytes) {
+gcuda_status llm_detokenize(const struct llm_model * m, const int32_t * tokens, size_t n_tokens, bool with_special, char * text,
+    size_t capacity, size_t * n_bytes) {
     struct llmi_out out = llmi_out_of(text, 1, capacity);
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!llmi_is_token(m, tokens[i])) {
@@ -2702,7 +2782,8 @@ static gcuda_status llmi_chat_begin(const struct llm_model * m, struct llmi_chat
         : "the file has no tokenizer.chat_template: the model is not made for chats");
 }
 
-gcuda_status llm_chat_text(const struct llm_model * m, const struct llm_message * messages, size_t n_messages, bool is_open, char * text, size_t capacity, size_t * n_bytes) {
+gcuda_status llm_chat_text(const struct llm_model * m, const struct llm_message * messages, size_t n_messages, bool is_open, char * text,
+    size_t capacity, size_t * n_bytes) {
     struct llmi_chat c;
     LLMI_TRY(llmi_chat_begin(m, &c, text, capacity));
     LLMI_TRY(llmi_chat_run(&c, messages, n_messages, is_open, m->template_text));
@@ -2871,7 +2952,8 @@ static struct gcuda_tensor * llmi_linear_id(struct llmi_build * b, struct gcuda_
 static struct gcuda_tensor * llmi_norm(struct llmi_build * b, struct gcuda_tensor * x, struct gcuda_tensor * w) {
     return gcuda_mul(b->ctx, gcuda_rms_norm(b->ctx, x, b->p->eps), w);
 }
-static struct gcuda_tensor * llmi_layer_norm(struct llmi_build * b, struct gcuda_tensor * x, struct gcuda_tensor * w, struct gcuda_tensor * bias) {
+static struct gcuda_tensor * llmi_layer_norm(struct llmi_build * b, struct gcuda_tensor * x, struct gcuda_tensor * w,
+    struct gcuda_tensor * bias) {
     return gcuda_add(b->ctx, gcuda_mul(b->ctx, gcuda_norm(b->ctx, x, b->p->eps), w), bias);
 }
 
@@ -2959,7 +3041,8 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     a.k = llmi_rotate(b, layer, a.k);
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
     llmi_store(b, b->v_cache[layer], a.v, b->in.cells[cache]);
-    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv), b->in.mask[has_window], l->sinks);
+    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
+        b->in.mask[has_window], l->sinks);
 }
 
 // ---- feed-forward ----
@@ -3042,7 +3125,8 @@ static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
 
 static struct gcuda_tensor * llmi_encoder_layer(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
     const struct llmi_qkv a = llmi_project_qkv(b, l, x);
-    struct gcuda_tensor * y = llmi_attend(b, a.q, gcuda_permute(b->ctx, a.k, 0, 2, 1, 3), gcuda_permute(b->ctx, a.v, 0, 2, 1, 3), b->in.mask[0], NULL);
+    struct gcuda_tensor * y = llmi_attend(b, a.q, gcuda_permute(b->ctx, a.k, 0, 2, 1, 3), gcuda_permute(b->ctx, a.v, 0, 2, 1, 3),
+        b->in.mask[0], NULL);
     x = llmi_layer_norm(b, gcuda_add(b->ctx, x, llmi_linear(b, l->out, y, l->out_b)), l->attn_out_norm, l->attn_out_norm_b);
     y = llmi_linear(b, l->down, gcuda_gelu(b->ctx, llmi_linear(b, l->up, x, l->up_b)), l->down_b);
     return llmi_layer_norm(b, gcuda_add(b->ctx, x, y), l->out_norm, l->out_norm_b);
@@ -3101,11 +3185,12 @@ struct llm_session {
     int n_caches;                 // 2: layers with a window have a smaller one
     int32_t n_rows[2];            // of each cache
     struct gcuda_context * arena; // of this struct and its arrays
-    gcuda_backend_t backend;
-    gcuda_gallocr_t galloc;
-    gcuda_backend_event_t event;  // NULL: the backend has computed when it returns
-    struct gcuda_context * cache; // descriptions
-    gcuda_backend_buffer_t cache_buffer;
+    gcuda_backend_t backends[LLMI_MAX_BACKENDS]; // of the devices of the model's
+    gcuda_gallocr_t galloc;       // with one backend
+    gcuda_backend_sched_t sched;  // with several
+    gcuda_backend_event_t event;  // NULL: the graph is computed when the call returns
+    struct gcuda_context * cache[LLMI_MAX_BACKENDS]; // descriptions; each layer's is where its weights are
+    gcuda_backend_buffer_t cache_buffer[LLMI_MAX_BACKENDS];
     struct llmi_cells cells[2];
     struct llmi_build build;      // the graph of the last run
     struct gcuda_tensor * result; // of it; NULL: there is no graph
@@ -3132,14 +3217,40 @@ static bool llmi_on_abort(void * user) {
     return !s->params.progress(s->params.progress_user, share);
 }
 
-static gcuda_status llmi_session_backend(struct llm_session * s) {
-    LLMI_TRY((s->backend = gcuda_backend_dev_init(s->m->device, NULL)) != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED);
-    if (gcuda_backend_is_cpu(s->backend)) {
-        LLMI_TRY(gcuda_backend_cpu_set_n_threads(s->backend, s->params.n_threads));
-        return s->params.progress ? gcuda_backend_cpu_set_abort_callback(s->backend, llmi_on_abort, s) : GCUDA_STATUS_SUCCESS;
+static gcuda_status llmi_session_backends(struct llm_session * s) {
+    for (int i = 0; i < s->m->n_backends; ++i) {
+        s->backends[i] = gcuda_backend_dev_init(gcuda_backend_get_device(s->m->backends[i]), NULL);
+        if (s->backends[i] == NULL) { return GCUDA_STATUS_FAILED; }
+        if (!gcuda_backend_is_cpu(s->backends[i])) { continue; }
+        LLMI_TRY(gcuda_backend_cpu_set_n_threads(s->backends[i], s->params.n_threads));
+        if (s->params.progress != NULL) { LLMI_TRY(gcuda_backend_cpu_set_abort_callback(s->backends[i], llmi_on_abort, s)); }
     }
-    s->event = gcuda_backend_event_new(s->m->device);
-    return llmi_made(s->event);
+    if (s->m->n_backends > 1) {
+        s->sched = llmi_make_sched(s->backends, s->m->n_backends, (size_t) llmi_n_nodes(s->m));
+        return s->sched ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+    }
+    LLMI_TRY(llmi_made(s->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(s->backends[0]))));
+    if (gcuda_backend_is_cpu(s->backends[0])) { return GCUDA_STATUS_SUCCESS; }
+    return llmi_made(s->event = gcuda_backend_event_new(gcuda_backend_get_device(s->backends[0])));
+}
+
+// The backend that reads the tensor where it is.
+static int llmi_backend_of(const struct llm_session * s, const struct gcuda_tensor * t) {
+    int i = 0;
+    while (i + 1 < s->m->n_backends && !gcuda_backend_supports_buft(s->backends[i], gcuda_backend_buffer_get_type(t->buffer))) { ++i; }
+    return i;
+}
+
+static gcuda_status llmi_cache_layer(struct llm_session * s, int64_t i) {
+    const struct llmi_layer * l = &s->m->layers[i];
+    const int64_t size = s->m->params.head * s->m->params.n_kv, n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
+    struct gcuda_context ** ctx = &s->cache[llmi_backend_of(s, l->qkv ? l->qkv : l->k)];
+    if (*ctx == NULL) { LLMI_TRY(llmi_made(*ctx = llmi_arena(0))); }
+    s->build.k_cache[i] = gcuda_new_tensor_2d(*ctx, s->params.kv_type, size, n_rows);
+    s->build.v_cache[i] = gcuda_new_tensor_2d(*ctx, s->params.kv_type, size, n_rows);
+    (void) gcuda_format_name(s->build.k_cache[i], "k cache %d", (int) i);
+    (void) gcuda_format_name(s->build.v_cache[i], "v cache %d", (int) i);
+    return gcuda_context_status(*ctx);
 }
 
 // The caches of keys and values, all zeros: cells without a token are multiplied by a weight of 0, and must be numbers.
@@ -3150,20 +3261,16 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
     LLMI_TRY(llmi_made(s->build.v_cache = LLMI_NEW(s->arena, struct gcuda_tensor *, p->n_layers)));
     if ((s->m->traits & LLMI_ENCODER) != 0) { return GCUDA_STATUS_SUCCESS; }
     if (p->head % gcuda_blck_size(type) != 0) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "a cache of type %s needs heads of a multiple of %lld elements, the model's have %lld", gcuda_type_name(type),
-            (long long) gcuda_blck_size(type), (long long) p->head);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "a cache of type %s needs heads of a multiple of %lld elements, the model's have %lld",
+            gcuda_type_name(type), (long long) gcuda_blck_size(type), (long long) p->head);
     }
-    LLMI_TRY(llmi_made(s->cache = llmi_arena(0)));
-    for (int64_t i = 0; i < p->n_layers; ++i) {
-        const int64_t n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
-        s->build.k_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, n_rows);
-        s->build.v_cache[i] = gcuda_new_tensor_2d(s->cache, type, p->head * p->n_kv, n_rows);
-        (void) gcuda_format_name(s->build.k_cache[i], "k cache %d", (int) i);
-        (void) gcuda_format_name(s->build.v_cache[i], "v cache %d", (int) i);
+    for (int64_t i = 0; i < p->n_layers; ++i) { LLMI_TRY(llmi_cache_layer(s, i)); }
+    for (int i = 0; i < s->m->n_backends; ++i) {
+        if (s->cache[i] == NULL) { continue; }
+        LLMI_TRY(llmi_made(s->cache_buffer[i] = gcuda_backend_alloc_ctx_tensors(s->cache[i], s->backends[i])));
+        LLMI_TRY(gcuda_backend_buffer_clear(s->cache_buffer[i], 0));
     }
-    LLMI_TRY(gcuda_context_status(s->cache));
-    LLMI_TRY(llmi_made(s->cache_buffer = gcuda_backend_alloc_ctx_tensors(s->cache, s->backend)));
-    return gcuda_backend_buffer_clear(s->cache_buffer, 0);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status llmi_session_arrays(struct llm_session * s) {
@@ -3189,6 +3296,14 @@ static gcuda_status llmi_session_arrays(struct llm_session * s) {
     return llmi_made(s->picks = LLMI_NEW(s->arena, struct llmi_pick, p->n_vocab));
 }
 
+static gcuda_status llmi_place(struct llm_session * s) {
+    return s->sched ? gcuda_backend_sched_alloc_graph(s->sched, s->build.graph) : gcuda_gallocr_alloc_graph(s->galloc, s->build.graph);
+}
+
+static gcuda_status llmi_compute(struct llm_session * s) { // and waits
+    return s->sched ? gcuda_backend_sched_graph_compute(s->sched, s->build.graph) : gcuda_backend_graph_compute(s->backends[0], s->build.graph);
+}
+
 // The graph of a key, placed in memory. The one of the run before is used again if its key was the same.
 static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key key) {
     if (s->result != NULL && memcmp(&key, &s->build.key, sizeof key) == 0) { return GCUDA_STATUS_SUCCESS; }
@@ -3196,7 +3311,7 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
     s->build.key = key;
     struct gcuda_tensor * result = NULL;
     LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
-    LLMI_TRY(gcuda_gallocr_alloc_graph(s->galloc, s->build.graph));
+    LLMI_TRY(llmi_place(s));
     s->result = result;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -3213,16 +3328,16 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
     s->build.is_long = s->params.n_ctx > s->m->params.n_ctx_orig;
     const size_t size = 2 * s->max_nodes * gcuda_tensor_overhead() + gcuda_graph_overhead_custom(s->max_nodes, false);
     LLMI_TRY(llmi_made(s->build.ctx = llmi_arena(size)));
-    LLMI_TRY(llmi_made(s->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(s->backend))));
     LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
-    return gcuda_gallocr_reserve(s->galloc, s->build.graph);
+    return s->sched ? gcuda_backend_sched_reserve(s->sched, s->build.graph) : gcuda_gallocr_reserve(s->galloc, s->build.graph);
 }
 
 static gcuda_status llmi_session_defaults(struct llm_session_params * q, const struct llm_model * m) {
     const bool is_encoder = (m->traits & LLMI_ENCODER) != 0;
     const int64_t n_ctx = m->params.n_ctx;
     if (q->n_ctx < 0 || q->n_seqs < 0 || q->n_chunk < 0 || q->n_outputs < 0 || q->n_seqs > LLM_MAX_SEQS || q->n_ctx > 1 << 26) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx, 1 << 26,
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx, 1 << 26,
             q->n_seqs, (int) LLM_MAX_SEQS, q->n_chunk, q->n_outputs);
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
@@ -3248,7 +3363,7 @@ static void llmi_session_caches(struct llm_session * s) {
 
 static gcuda_status llmi_session_init(struct llm_session * s) {
     llmi_session_caches(s);
-    LLMI_TRY(llmi_session_backend(s));
+    LLMI_TRY(llmi_session_backends(s));
     LLMI_TRY(llmi_session_cache(s));
     LLMI_TRY(llmi_session_arrays(s));
     return llmi_session_reserve(s);
@@ -3281,13 +3396,16 @@ gcuda_status llm_session_new(const struct llm_model * m, const struct llm_sessio
 
 void llm_session_free(struct llm_session * s) {
     if (s == NULL) { return; }
-    if (s->backend != NULL) { (void) gcuda_backend_synchronize(s->backend); }
+    for (int i = 0; i < s->m->n_backends && s->backends[i] != NULL; ++i) { (void) gcuda_backend_synchronize(s->backends[i]); }
+    gcuda_backend_sched_free(s->sched);
     gcuda_gallocr_free(s->galloc);
     gcuda_free(s->build.ctx);
-    gcuda_backend_buffer_free(s->cache_buffer);
-    gcuda_free(s->cache);
+    for (int i = 0; i < s->m->n_backends; ++i) {
+        gcuda_backend_buffer_free(s->cache_buffer[i]);
+        gcuda_free(s->cache[i]);
+    }
     gcuda_backend_event_free(s->event);
-    gcuda_backend_free(s->backend);
+    for (int i = 0; i < s->m->n_backends; ++i) { gcuda_backend_free(s->backends[i]); }
     gcuda_free(s->arena); // and s
 }
 
@@ -3317,7 +3435,8 @@ static void llmi_chunk_undo(struct llm_session * s) {
 
 static gcuda_status llmi_set_input(struct llm_session * s, struct gcuda_tensor * t, const void * data) {
     if (t == NULL || t->data == NULL) { return GCUDA_STATUS_SUCCESS; } // no node reads it
-    return gcuda_backend_tensor_set_async(s->backend, t, data, 0, gcuda_nbytes(t));
+    if (s->sched != NULL) { return gcuda_backend_tensor_set(t, data, 0, gcuda_nbytes(t)); }
+    return gcuda_backend_tensor_set_async(s->backends[0], t, data, 0, gcuda_nbytes(t));
 }
 
 static void llmi_chunk_masks(struct llm_session * s) {
@@ -3360,8 +3479,10 @@ static gcuda_status llmi_chunk_begin(struct llm_session * s, bool is_embedding) 
 static gcuda_status llmi_chunk_read(struct llm_session * s) {
     const size_t n_vocab = (size_t) s->m->params.n_vocab;
     if (s->n_chunk_outputs == 0) { return GCUDA_STATUS_SUCCESS; }
-    return gcuda_backend_tensor_get_async(s->backend, s->result, s->logits + (size_t) s->n_outputs * n_vocab, 0,
-        (size_t) s->n_chunk_outputs * n_vocab * sizeof(float));
+    float * to = s->logits + (size_t) s->n_outputs * n_vocab;
+    const size_t n_bytes = (size_t) s->n_chunk_outputs * n_vocab * sizeof(float);
+    if (s->event == NULL) { return gcuda_backend_tensor_get(s->result, to, 0, n_bytes); }
+    return gcuda_backend_tensor_get_async(s->backends[0], s->result, to, 0, n_bytes);
 }
 
 static void llmi_chunk_done(struct llm_session * s) {
@@ -3374,25 +3495,26 @@ static void llmi_chunk_done(struct llm_session * s) {
 
 // Of a backend that computes on its own: all is queued at once.
 static gcuda_status llmi_start_device(struct llm_session * s) {
-    LLMI_TRY(gcuda_backend_graph_compute_async(s->backend, s->build.graph));
+    LLMI_TRY(gcuda_backend_graph_compute_async(s->backends[0], s->build.graph));
     LLMI_TRY(llmi_chunk_read(s));
-    return gcuda_backend_event_record(s->event, s->backend);
+    return gcuda_backend_event_record(s->event, s->backends[0]);
 }
 
 static gcuda_status llmi_step_device(struct llm_session * s, bool wait, bool * is_ready) {
     if (!wait) { LLMI_TRY(gcuda_backend_event_query(s->event, is_ready)); }
     if (!wait && !*is_ready) { return GCUDA_STATUS_SUCCESS; }
     *is_ready = true;
-    return gcuda_backend_synchronize(s->backend);
+    return gcuda_backend_synchronize(s->backends[0]);
 }
 
-// On the CPU: nodes until the time is over; end 0: all.
-static gcuda_status llmi_step_cpu(struct llm_session * s, int64_t end_us, bool * is_ready) {
+// On the CPU: nodes until the time is over; end 0: all. With several backends always all.
+static gcuda_status llmi_step_here(struct llm_session * s, int64_t end_us, bool * is_ready) {
     const int32_t n = gcuda_graph_n_nodes(s->build.graph);
+    if (s->sched != NULL) { end_us = 0; }
     while (s->node < n && (end_us == 0 || gcuda_time_us() < end_us)) {
         const int32_t last = end_us == 0 ? n : (int32_t) llmi_min(s->node + LLMI_NODES_PER_SLICE, n);
         struct gcuda_cgraph slice = gcuda_graph_view(s->build.graph, s->node, last);
-        LLMI_TRY(gcuda_backend_graph_compute(s->backend, s->node == 0 && last == n ? s->build.graph : &slice));
+        LLMI_TRY(s->node == 0 && last == n ? llmi_compute(s) : gcuda_backend_graph_compute(s->backends[0], &slice));
         s->node = last;
     }
     *is_ready = s->node == n;
@@ -3405,11 +3527,11 @@ static gcuda_status llmi_step(struct llm_session * s, int64_t end_us, bool * is_
         LLMI_TRY(llmi_chunk_begin(s, false));
         if (s->event != NULL) { LLMI_TRY(llmi_start_device(s)); }
     }
-    return s->event != NULL ? llmi_step_device(s, end_us == 0, is_ready) : llmi_step_cpu(s, end_us, is_ready);
+    return s->event != NULL ? llmi_step_device(s, end_us == 0, is_ready) : llmi_step_here(s, end_us, is_ready);
 }
 
 void llm_cancel(struct llm_session * s) {
-    if (s->event != NULL && s->n_chunk > 0) { (void) gcuda_backend_synchronize(s->backend); }
+    if (s->event != NULL && s->n_chunk > 0) { (void) gcuda_backend_synchronize(s->backends[0]); }
     llmi_chunk_undo(s);
     s->n_batch = s->n_done = 0;
 }
@@ -3445,12 +3567,14 @@ static gcuda_status llmi_check_batch(const struct llm_session * s, const struct 
     if ((s->m->traits & LLMI_ENCODER) != 0) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s has no logits: use llm_embed", s->m->arch->name); }
     if (b->n_tokens == 0 || b->tokens == NULL) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a batch without tokens"); }
     if (b->n_tokens > (size_t) llm_n_free(s)) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%zu tokens do not fit: %d of the context's %d are free", b->n_tokens, llm_n_free(s), s->cells[0].n);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%zu tokens do not fit: %d of the context's %d are free", b->n_tokens, llm_n_free(s),
+            s->cells[0].n);
     }
     for (size_t i = 0; i < b->n_tokens; ++i) {
         const int32_t seq = b->seqs ? b->seqs[i] : 0;
         if (!llmi_is_token(s->m, b->tokens[i]) || seq < 0 || seq >= s->params.n_seqs) {
-            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu of the batch: token %d of sequence %d; the model has %d tokens, the session %d sequences", i,
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "token %zu of the batch: token %d of sequence %d; the model has %d tokens, the session %d sequences", i,
                 b->tokens[i], seq, s->m->vocab.n_tokens, s->params.n_seqs);
         }
     }
@@ -3477,7 +3601,8 @@ gcuda_status llm_submit(struct llm_session * s, const struct llm_batch * b) {
     const int32_t n_outputs = llmi_take_batch(s, b);
     s->n_outputs = 0;
     if (n_outputs > s->params.n_outputs) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "logits of %d tokens are wanted, the session was made for %d", n_outputs, s->params.n_outputs);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "logits of %d tokens are wanted, the session was made for %d", n_outputs,
+            s->params.n_outputs);
     }
     s->n_batch = (int32_t) b->n_tokens;
     s->n_done = 0;
@@ -3544,7 +3669,8 @@ gcuda_status llm_seq_truncate(struct llm_session * s, int32_t seq, int32_t lengt
     LLMI_TRY(llmi_check_seq(s, seq));
     length = (int32_t) llmi_max(length, 0);
     if (length < s->cells[0].length[seq] && !llmi_can_truncate(s, seq, length)) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "sequence %d cannot go back to %d positions: layers with a window hold those from %d on", seq, length,
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "sequence %d cannot go back to %d positions: layers with a window hold those from %d on", seq, length,
             s->cells[1].first[seq]);
     }
     llmi_truncate(s, seq, length);
@@ -3581,7 +3707,8 @@ static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t lay
     struct gcuda_tensor * cache = b->k_cache[layer];
     struct gcuda_tensor * k = llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv);
     const float magnitude = r.extrapolate != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / r.scale)) : 1.0f;
-    k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope, (int) b->p->n_ctx_orig,
+    k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope,
+        (int) b->p->n_ctx_orig,
         r.base, r.scale, r.extrapolate, magnitude, r.beta_fast, r.beta_slow);
     return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
 }
@@ -3596,24 +3723,31 @@ static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cell
     b->in.cells[0] = llmi_input(b, GCUDA_TYPE_I32, n, 1, "cells");
     b->in.positions = llmi_input(b, GCUDA_TYPE_I32, n, 1, "positions");
     for (int64_t i = 0; i < b->p->n_layers; ++i) { LLMI_TRY(gcuda_build_forward_expand(b->graph, llmi_shift_layer(b, i))); }
-    LLMI_TRY(gcuda_gallocr_alloc_graph(s->galloc, b->graph));
+    LLMI_TRY(llmi_place(s));
     LLMI_TRY(gcuda_backend_tensor_set(b->in.cells[0], cells, 0, gcuda_nbytes(b->in.cells[0])));
     LLMI_TRY(gcuda_backend_tensor_set(b->in.positions, by, 0, gcuda_nbytes(b->in.positions)));
-    return gcuda_backend_graph_compute(s->backend, b->graph);
+    return llmi_compute(s);
 }
 
 gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, int32_t n_drop) {
     LLMI_TRY(llmi_check_seq(s, seq));
     struct llmi_cells * c = &s->cells[0];
     const uint64_t mine = (uint64_t) 1 << seq;
-    if (s->n_caches == 2) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s cannot drop positions: layers with a window do not hold all of them", s->m->arch->name); }
+    if (s->n_caches == 2) {
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "%s cannot drop positions: layers with a window do not hold all of them", s->m->arch->name);
+    }
     if (n_keep < 0 || n_drop < 1 || n_drop > c->length[seq] - n_keep) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_seq_shift: %d positions after the first %d of %d cannot be dropped", n_drop, n_keep, c->length[seq]);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_seq_shift: %d positions after the first %d of %d cannot be dropped", n_drop,
+            n_keep, c->length[seq]);
     }
     int32_t n = 0;
     for (int32_t i = 0; i < c->n; ++i) {
         if ((c->cells[i].seqs & mine) == 0 || c->cells[i].position < n_keep + n_drop) { continue; }
-        if (c->cells[i].seqs != mine) { return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "position %d of sequence %d belongs to other sequences too", c->cells[i].position, seq); }
+        if (c->cells[i].seqs != mine) {
+            return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+                "position %d of sequence %d belongs to other sequences too", c->cells[i].position, seq);
+        }
         s->tokens[n] = i; // the batch's arrays: no batch is at work
         s->seqs[n++] = -n_drop;
     }
@@ -3663,18 +3797,22 @@ static gcuda_status llmi_embed_begin(struct llm_session * s) {
 static gcuda_status llmi_embed(struct llm_session * s, size_t n_tokens) {
     const bool is_encoder = (s->m->traits & LLMI_ENCODER) != 0;
     LLMI_TRY(is_encoder ? llmi_embed_begin(s) : llmi_chunk_begin(s, true));
-    LLMI_TRY(gcuda_backend_graph_compute(s->backend, s->build.graph));
+    LLMI_TRY(llmi_compute(s));
     return gcuda_backend_tensor_get(s->result, s->logits, 0, n_tokens * (size_t) s->m->params.n_embd * sizeof(float));
 }
 
 gcuda_status llm_embed(struct llm_session * s, const int32_t * tokens, size_t n_tokens, float * vector) {
     LLMI_TRY(llmi_check_seq(s, 0));
     if (n_tokens == 0 || n_tokens > (size_t) s->params.n_chunk || s->cells[0].n_used > 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_embed: %zu tokens, at most %d at a time; %d cells of the cache are used, none may be", n_tokens,
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "llm_embed: %zu tokens, at most %d at a time; %d cells of the cache are used, none may be", n_tokens,
             s->params.n_chunk, s->cells[0].n_used);
     }
     for (size_t i = 0; i < n_tokens; ++i) {
-        if (!llmi_is_token(s->m, tokens[i])) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i, tokens[i], s->m->vocab.n_tokens); }
+        if (!llmi_is_token(s->m, tokens[i])) {
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i,
+                tokens[i], s->m->vocab.n_tokens);
+        }
         s->tokens[i] = tokens[i];
         s->seqs[i] = 0;
         s->wants[i] = true;
@@ -3736,7 +3874,10 @@ gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity
     const struct llmi_state h = llmi_state_of(s);
     *n_bytes = llmi_state_bytes(s, &h);
     if (data == NULL) { return GCUDA_STATUS_SUCCESS; }
-    if (*n_bytes > capacity) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes, capacity); }
+    if (*n_bytes > capacity) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes,
+            capacity);
+    }
     char * at = (char *) data;
     memcpy(at, &h, sizeof h);
     at += sizeof h;
@@ -3758,9 +3899,12 @@ gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity
 static gcuda_status llmi_check_header(const struct llm_session * s, const struct llmi_state * h, size_t n_bytes) {
     const struct llmi_state want = llmi_state_of(s);
     if (memcmp(h->magic, want.magic, sizeof want.magic) != 0) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "these bytes are no saved state"); }
-    if (h->n_layers != want.n_layers || h->row_bytes != want.row_bytes || h->type != want.type || h->n_vocab != want.n_vocab || h->n_caches != want.n_caches) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a state of another model or cache type: %lld layers of %lld bytes in %lld caches, here %lld of %lld in %lld",
-            (long long) h->n_layers, (long long) h->row_bytes, (long long) h->n_caches, (long long) want.n_layers, (long long) want.row_bytes, (long long) want.n_caches);
+    if (h->n_layers != want.n_layers || h->row_bytes != want.row_bytes || h->type != want.type || h->n_vocab != want.n_vocab
+        || h->n_caches != want.n_caches) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "a state of another model or cache type: %lld layers of %lld bytes in %lld caches, here %lld of %lld in %lld",
+            (long long) h->n_layers, (long long) h->row_bytes, (long long) h->n_caches, (long long) want.n_layers,
+                (long long) want.row_bytes, (long long) want.n_caches);
     }
     for (int i = 0; i < 2; ++i) {
         const int32_t most = i < s->n_caches ? s->cells[i].n : 0;
@@ -3774,9 +3918,11 @@ static gcuda_status llmi_check_header(const struct llm_session * s, const struct
 
 static gcuda_status llmi_check_cell(const struct llm_session * s, const struct llmi_cells * c, int32_t i, int32_t seq) {
     const struct llmi_cell * cell = &c->cells[i];
-    const bool is_good = seq < s->params.n_seqs && cell->position >= c->first[seq] && cell->position < c->length[seq] && llmi_is_token(s->m, cell->token);
+    const bool is_good = seq < s->params.n_seqs && cell->position >= c->first[seq] && cell->position < c->length[seq]
+        && llmi_is_token(s->m, cell->token);
     return is_good ? GCUDA_STATUS_SUCCESS
-        : llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has position %d of sequence %d, token %d", i, cell->position, seq, cell->token);
+        : llmi_fail(GCUDA_STATUS_INVALID_DATA, "cell %d of the state has position %d of sequence %d, token %d", i, cell->position, seq,
+            cell->token);
 }
 
 // Whether the cells hold the positions [first, length) of each sequence, as many as they are. Counts the used cells.
@@ -3796,7 +3942,8 @@ static gcuda_status llmi_check_cells(const struct llm_session * s, struct llmi_c
     for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) {
         const int64_t first = c->first[seq], end = c->length[seq];
         if (first < 0 || first > end || n[seq] != end - first || 2 * sum[seq] != (end - first) * (first + end - 1)) {
-            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state has positions %lld to %lld in %lld cells", seq, (long long) first, (long long) end - 1,
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "sequence %d of the state has positions %lld to %lld in %lld cells", seq,
+                (long long) first, (long long) end - 1,
                 (long long) n[seq]);
         }
     }
@@ -3883,8 +4030,10 @@ gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sam
     struct llm_sampler_params * p = &sampler->params;
     if (!(p->temperature >= 0.0f && p->top_p >= 0.0f && p->top_p <= 1.0f && p->min_p >= 0.0f && p->min_p <= 1.0f && p->repeat_penalty >= 0.0f)
         || p->top_k < 0 || p->top_k > LLM_MAX_TOP_K || p->repeat_last < 0 || p->repeat_last > LLM_MAX_PENALTY) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sampling: temperature %g, top-k %d (at most %d), top-p %g, min-p %g, repetition penalty %g over %d tokens (at most %d)",
-            (double) p->temperature, p->top_k, (int) LLM_MAX_TOP_K, (double) p->top_p, (double) p->min_p, (double) p->repeat_penalty, p->repeat_last, (int) LLM_MAX_PENALTY);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "sampling: temperature %g, top-k %d (at most %d), top-p %g, min-p %g, repetition penalty %g over %d tokens (at most %d)",
+            (double) p->temperature, p->top_k, (int) LLM_MAX_TOP_K, (double) p->top_p, (double) p->min_p, (double) p->repeat_penalty,
+                p->repeat_last, (int) LLM_MAX_PENALTY);
     }
     if (p->repeat_last == 0) { p->repeat_last = 64; }
     if (p->repeat_penalty == 0.0f) { p->repeat_penalty = 1.0f; }
@@ -3902,7 +4051,10 @@ void llm_sampler_accept(struct llm_sampler * sampler, int32_t token) {
 // Lower logits for tokens seen lately, each once. `before` gets the logits as they were, in the order of sampler->last.
 static void llmi_penalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, float * before) {
     const float penalty = sampler->params.repeat_penalty;
-    for (int32_t i = 0; i < sampler->n_last; ++i) { before[i] = sampler->last[i] >= 0 && sampler->last[i] < n_vocab ? logits[sampler->last[i]] : 0.0f; }
+    for (int32_t i = 0; i < sampler->n_last; ++i) {
+        before[i] = sampler->last[i] >= 0 && sampler->last[i] < n_vocab
+            ? logits[sampler->last[i]] : 0.0f;
+    }
     for (int32_t i = 0; i < sampler->n_last; ++i) {
         const int32_t token = sampler->last[i];
         if (token < 0 || token >= n_vocab) { continue; }
@@ -3927,7 +4079,10 @@ static gcuda_status llmi_best(const float * logits, int32_t n, struct llmi_pick 
             best->token = i;
         }
     }
-    if (is_nan) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "logits are not numbers: the model's weights are damaged, or a value was too large"); }
+    if (is_nan) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
+            "logits are not numbers: the model's weights are damaged, or a value was too large");
+    }
     return best->token != LLMI_NONE ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "all logits are -infinity");
 }
 

@@ -97,7 +97,8 @@ static void write_arch(const char * arch, uint32_t n_layers) {
     add_weights(ctx, &r, "token_embd.weight", N_EMBD, N_VOCAB, false);
     add_weights(ctx, &r, "output_norm.weight", N_EMBD, 1, true);
     for (uint32_t i = 0; i < n_layers; ++i) { add_layer(ctx, &r, (int) i, strcmp(arch, "gemma3") == 0); }
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) { CHECK_OK(gcuda_gguf_add_tensor(g, t)); }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx,
+        t)) { CHECK_OK(gcuda_gguf_add_tensor(g, t)); }
     CHECK_OK(gcuda_gguf_write_to_file(g, model_path, false));
     gcuda_gguf_free(g);
     gcuda_free(ctx);
@@ -224,7 +225,8 @@ TEST(llm_sequences_beside_each_other) {
     CHECK_OK(llm_eval(f.s, &batch));
     CHECK_EQ_I(llm_n_outputs(f.s), 2);
     CHECK(distance(llm_seq_logits(f.s, 2), alone) < 1e-4f && distance(llm_seq_logits(f.s, 0), other) < 1e-4f && llm_seq_logits(f.s, 1) == NULL);
-    CHECK(llm_seq_length(f.s, 2) == N_SOME && llm_seq_length(f.s, 0) == 9 && llm_seq_token(f.s, 0, 8) == some_tokens[11] && llm_seq_token(f.s, 0, 9) == -1);
+    CHECK(llm_seq_length(f.s, 2) == N_SOME && llm_seq_length(f.s, 0) == 9 && llm_seq_token(f.s, 0,
+        8) == some_tokens[11] && llm_seq_token(f.s, 0, 9) == -1);
     close_model(&f);
 }
 
@@ -429,7 +431,8 @@ TEST(llm_states) {
     q.n_ctx = 40; // another size will do
     CHECK_OK(open_model(&g, &q));
     CHECK_OK(llm_state_restore(g.s, data, n));
-    CHECK(llm_seq_length(g.s, 0) == 11 && llm_seq_length(g.s, 1) == 13 && llm_n_free(g.s) == 40 - 13 && llm_seq_token(g.s, 1, 12) == some_tokens[12]);
+    CHECK(llm_seq_length(g.s, 0) == 11 && llm_seq_length(g.s, 1) == 13 && llm_n_free(g.s) == 40 - 13 && llm_seq_token(g.s, 1,
+        12) == some_tokens[12]);
     CHECK_OK(llm_eval_tokens(g.s, 0, some_tokens + 11, 5));
     CHECK(distance(llm_seq_logits(g.s, 0), want) == 0.0f);
     for (size_t at = 0; at < n && at < 700; ++at) { // damaged: refused or harmless, and the session lives
@@ -495,7 +498,8 @@ TEST(llm_sampling) {
         for (int i = 0; i < 4; ++i) { chi += (counts[i] - N_DRAWS * wanted[i]) * (counts[i] - N_DRAWS * wanted[i]) / (N_DRAWS * wanted[i]); }
         CHECK_MSG(chi < 16.3, "mode %d: chi-square %g of 3 degrees of freedom", mode, chi); // 0.1 %
     }
-    const struct { float top_p, min_p; int n; } filters[] = { { 0.49f, 0.0f, 1 }, { 0.51f, 0.0f, 2 }, { 0.0f, 0.28f, 3 }, { 0.0f, 0.9f, 1 }, { 0.8f, 0.45f, 2 } };
+    const struct { float top_p, min_p; int n; } filters[] = { { 0.49f, 0.0f, 1 }, { 0.51f, 0.0f, 2 }, { 0.0f, 0.28f, 3 }, { 0.0f, 0.9f,
+        1 }, { 0.8f, 0.45f, 2 } };
     for (size_t k = 0; k < sizeof filters / sizeof *filters; ++k) {
         int most = 0;
         p.top_k = 40;
