@@ -79,7 +79,7 @@ static const struct option_row {
     { "--backend", NULL, "NAME", TEXT, AT(backend), "CPU, CUDA0, ...; without it the first GPU, else the CPU" },
     { "--gpus", NULL, "N", INT, AT(gpus), "divide the weights among the first N GPUs; the rest of them stays on the CPU" },
     { "--ctx", NULL, "N", INT, AT(ctx), "tokens the model can look back on (4096, or what it was trained for)" },
-    { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, f32" },
+    { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, q4_0, f32" },
     { "--threads", "-t", "N", INT, AT(threads), "threads on the CPU (all processors)" },
     { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt computed at a time (256)" },
     { "--exact", NULL, NULL, FLAG, AT(exact), "products without rounding to 8 bits: slower, to compare with" },
@@ -280,6 +280,7 @@ static gcuda_status load_model(struct app * a) {
 static gcuda_status kv_type(const char * name, struct llm_session_params * p) {
     static const struct { const char * name; enum gcuda_type type; } rows[] = {
         { "f16", GCUDA_TYPE_F16 }, { "bf16", GCUDA_TYPE_BF16 }, { "f32", GCUDA_TYPE_F32 }, { "q8_0", GCUDA_TYPE_Q8_0 },
+        { "q4_0", GCUDA_TYPE_Q4_0 },
     };
     for (size_t i = 0; name != NULL && i < sizeof rows / sizeof *rows; ++i) {
         if (strcmp(name, rows[i].name) != 0) { continue; }
@@ -287,7 +288,7 @@ static gcuda_status kv_type(const char * name, struct llm_session_params * p) {
         p->kv_is_set = true;
         return GCUDA_STATUS_SUCCESS;
     }
-    return name == NULL ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_INVALID_ARGUMENT, "--kv %s: the cache can be f16, bf16, q8_0 or f32", name);
+    return name == NULL ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_INVALID_ARGUMENT, "--kv %s: the cache can be f16, bf16, q8_0, q4_0 or f32", name);
 }
 
 static gcuda_status make_session(struct app * a, int n_outputs) {

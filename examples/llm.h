@@ -175,7 +175,7 @@ struct llm_session_params {
     int32_t n_chunk;   // tokens computed at a time; 0: 256
     int32_t n_outputs; // tokens of a chunk whose logits can be kept; 0: n_seqs
     int32_t n_threads; // on the CPU; 0: gcuda's default
-    enum gcuda_type kv_type; // GCUDA_TYPE_F16 (1), BF16, Q8_0, F32 ...: see kv_is_set
+    enum gcuda_type kv_type; // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
     bool kv_is_set;    // false: F16
     bool exact;        // products with unrounded activations (GCUDA_PREC_F32): slower, for comparisons
     llm_progress progress; // of prompts longer than a chunk, and asked about every 10 ms on the CPU; NULL: none
@@ -2930,6 +2930,7 @@ struct llmi_build {
     struct gcuda_context * ctx;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor ** k_cache, ** v_cache; // of each layer: [head * n_kv, cells]
+    struct gcuda_tensor * rotation; // F32 [n, n], see llmi_turn; NULL: keys and values are stored as they are
     int window_cache; // the cache of layers with a window: 0 or 1
     struct llmi_inputs in;
     struct llmi_graph_key key;
@@ -3007,6 +3008,17 @@ static struct gcuda_tensor * llmi_rotate(struct llmi_build * b, int64_t layer, s
         (int) b->p->n_ctx_orig, r->base, r->scale, r->extrapolate, r->magnitude, r->beta_fast, r->beta_slow);
 }
 
+// Multiplies each n elements of x's heads by the Hadamard matrix, divided by sqrt(n): a rotation that spreads single large elements over
+// all n, and that undoes itself. Queries and keys turned alike have the same products.
+static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tensor * x) {
+    if (b->rotation == NULL || x == NULL) { return x; }
+    struct gcuda_tensor * rows = gcuda_is_contiguous(x) ? x : gcuda_cont(b->ctx, x);
+    rows = gcuda_reshape_2d(b->ctx, rows, b->rotation->ne[0], gcuda_nelements(x) / b->rotation->ne[0]);
+    struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, b->rotation, rows);
+    (void) gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+    return gcuda_reshape(b->ctx, y, x);
+}
+
 // The first n cells of a cache as [head, cells, heads].
 static struct gcuda_tensor * llmi_cache_view(struct llmi_build * b, struct gcuda_tensor * cache, int32_t n) {
     const size_t head_bytes = gcuda_row_size(cache->type, b->p->head);
@@ -3037,12 +3049,13 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     const int cache = has_window ? b->window_cache : 0;
     const int32_t n_kv = b->key.n_kv[cache];
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
-    a.q = llmi_rotate(b, layer, a.q);
-    a.k = llmi_rotate(b, layer, a.k);
+    a.q = llmi_turn(b, llmi_rotate(b, layer, a.q));
+    a.k = llmi_turn(b, llmi_rotate(b, layer, a.k));
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
-    llmi_store(b, b->v_cache[layer], a.v, b->in.cells[cache]);
-    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
+    llmi_store(b, b->v_cache[layer], llmi_turn(b, a.v), b->in.cells[cache]);
+    struct gcuda_tensor * y = llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
         b->in.mask[has_window], l->sinks);
+    return llmi_turn(b, y);
 }
 
 // ---- feed-forward ----
@@ -3177,7 +3190,7 @@ struct llmi_pick { // what the sampler may choose
     int32_t token;
 };
 
-enum { LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 };
+enum { LLMI_MAX_ROTATION = 256, LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 };
 
 struct llm_session {
     const struct llm_model * m;
@@ -3241,6 +3254,32 @@ static int llmi_backend_of(const struct llm_session * s, const struct gcuda_tens
     return i;
 }
 
+// Writes the Hadamard matrix of n rows: element (i, j) is negative if i and j have an odd number of ones in common.
+static gcuda_status llmi_set_rotation(struct llm_session * s) {
+    const int64_t n = s->build.rotation->ne[0];
+    float * row = s->logits; // long enough: set before anything is computed
+    for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+            int64_t common = i & j;
+            bool is_odd = false;
+            for (; common != 0; common &= common - 1) { is_odd = !is_odd; }
+            row[j] = (is_odd ? -1.0f : 1.0f) / sqrtf((float) n);
+        }
+        LLMI_TRY(gcuda_backend_tensor_set(s->build.rotation, row, (size_t) (i * n) * sizeof(float), (size_t) n * sizeof(float)));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Its size is the largest power of 2 that divides a head, at most LLMI_MAX_ROTATION.
+static gcuda_status llmi_make_rotation(struct llm_session * s) {
+    int64_t n = 1;
+    while (n < LLMI_MAX_ROTATION && s->m->params.head % (2 * n) == 0) { n *= 2; }
+    struct gcuda_context ** ctx = &s->cache[0];
+    if (*ctx == NULL) { LLMI_TRY(llmi_made(*ctx = llmi_arena(0))); }
+    s->build.rotation = gcuda_set_name(gcuda_new_tensor_2d(*ctx, GCUDA_TYPE_F32, n, n), "rotation");
+    return gcuda_context_status(*ctx);
+}
+
 static gcuda_status llmi_cache_layer(struct llm_session * s, int64_t i) {
     const struct llmi_layer * l = &s->m->layers[i];
     const int64_t size = s->m->params.head * s->m->params.n_kv, n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
@@ -3265,19 +3304,20 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
             gcuda_type_name(type), (long long) gcuda_blck_size(type), (long long) p->head);
     }
     for (int64_t i = 0; i < p->n_layers; ++i) { LLMI_TRY(llmi_cache_layer(s, i)); }
+    if (type == GCUDA_TYPE_Q4_0) { LLMI_TRY(llmi_make_rotation(s)); }
     for (int i = 0; i < s->m->n_backends; ++i) {
         if (s->cache[i] == NULL) { continue; }
         LLMI_TRY(llmi_made(s->cache_buffer[i] = gcuda_backend_alloc_ctx_tensors(s->cache[i], s->backends[i])));
         LLMI_TRY(gcuda_backend_buffer_clear(s->cache_buffer[i], 0));
     }
-    return GCUDA_STATUS_SUCCESS;
+    return s->build.rotation ? llmi_set_rotation(s) : GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status llmi_session_arrays(struct llm_session * s) {
     const struct llmi_params * p = &s->m->params;
     const struct llm_session_params * q = &s->params;
     const size_t n_outputs = (size_t) llmi_max(q->n_outputs, 1), n_chunk = (size_t) q->n_chunk;
-    const size_t logits = (size_t) llmi_max((int64_t) n_outputs * p->n_vocab, q->n_chunk * p->n_embd); // or hidden states
+    const size_t logits = (size_t) llmi_max((int64_t) n_outputs * p->n_vocab, q->n_chunk * p->n_embd) + LLMI_MAX_ROTATION; // or hidden states
     s->cells[0].n = q->n_ctx;
     s->cells[1].n = s->n_rows[1];
     for (int i = 0; i < s->n_caches; ++i) {
@@ -3364,8 +3404,8 @@ static void llmi_session_caches(struct llm_session * s) {
 static gcuda_status llmi_session_init(struct llm_session * s) {
     llmi_session_caches(s);
     LLMI_TRY(llmi_session_backends(s));
-    LLMI_TRY(llmi_session_cache(s));
     LLMI_TRY(llmi_session_arrays(s));
+    LLMI_TRY(llmi_session_cache(s));
     return llmi_session_reserve(s);
 }
 
@@ -3705,12 +3745,12 @@ gcuda_status llm_seq_copy(struct llm_session * s, int32_t from, int32_t to) {
 static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t layer) {
     struct llmi_rope r = b->p->rope[b->m->has_window[layer]];
     struct gcuda_tensor * cache = b->k_cache[layer];
-    struct gcuda_tensor * k = llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv);
+    struct gcuda_tensor * k = llmi_turn(b, llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv));
     const float magnitude = r.extrapolate != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / r.scale)) : 1.0f;
     k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope,
         (int) b->p->n_ctx_orig,
         r.base, r.scale, r.extrapolate, magnitude, r.beta_fast, r.beta_slow);
-    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
+    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, llmi_turn(b, k), b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
 }
 
 static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cells, const int32_t * by, int32_t n) {

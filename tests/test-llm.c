@@ -5,7 +5,7 @@
 #define LLM_IMPLEMENTATION
 #include "../examples/llm.h"
 
-enum { WINDOW = 8, N_EMBD = 32, N_HEADS = 4, N_KV = 2, HEAD = 8, N_FF = 48, N_MERGES = 3, N_SPECIAL = 3, N_VOCAB = 256 + N_MERGES + N_SPECIAL };
+enum { WINDOW = 8, N_EMBD = 64, N_HEADS = 2, N_KV = 1, HEAD = 32, N_FF = 48, N_MERGES = 3, N_SPECIAL = 3, N_VOCAB = 256 + N_MERGES + N_SPECIAL };
 
 // Names that no other run has; the second for changed files.
 static const char * path_of(int which) {
@@ -328,6 +328,47 @@ TEST(llm_windows) {
     close_model(&f);
 }
 
+// Rotated keys and values of 4 bits: the rotation undoes itself, in F32 exactly; a shift turns them back before it moves them.
+TEST(llm_rotated_cache) {
+    struct fixture f;
+    struct llm_session_params q = params_of(8, 1, 1);
+    float want[N_VOCAB], turned[N_VOCAB];
+    int32_t left[N_SOME];
+    write_model(1);
+    fresh_logits(some_tokens, N_SOME, 8, want);
+    CHECK_OK(open_model(&f, &q)); // an F32 cache, rotated
+    struct gcuda_context * ctx = f.s->cache[0];
+    f.s->cache[0] = NULL;
+    CHECK_OK(llmi_make_rotation(f.s));
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(f.s->cache[0], f.s->backends[0]);
+    CHECK_OK(llmi_set_rotation(f.s));
+    CHECK_EQ_I(f.s->build.rotation->ne[0], HEAD);
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, N_SOME));
+    memcpy(turned, llm_seq_logits(f.s, 0), sizeof turned);
+    CHECK_MSG(distance(turned, want) < 1e-4f, "%g", (double) distance(turned, want));
+    memcpy(left, some_tokens, 3 * sizeof *left);
+    memcpy(left + 3, some_tokens + 8, (N_SOME - 8) * sizeof *left);
+    fresh_logits(left, N_SOME - 5, 8, want);
+    CHECK_OK(llm_seq_truncate(f.s, 0, N_SOME - 1));
+    CHECK_OK(llm_seq_shift(f.s, 0, 3, 5));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + N_SOME - 1, 1));
+    CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "shifted: %g", (double) distance(llm_seq_logits(f.s, 0), want));
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    close_model(&f);
+    q.kv_type = GCUDA_TYPE_Q4_0;
+    double ab = 0.0, aa = 0.0, bb = 0.0;
+    CHECK_OK(open_model(&f, &q));
+    CHECK(f.s->build.rotation != NULL);
+    CHECK_OK(llm_eval_tokens(f.s, 0, left, N_SOME - 5));
+    for (int i = 0; i < N_VOCAB; ++i) {
+        const double a = (double) llm_seq_logits(f.s, 0)[i], b = (double) want[i];
+        ab += a * b, aa += a * a, bb += b * b;
+    }
+    CHECK_MSG(ab >= 0.98 * sqrt(aa * bb) && ab < (1.0 - 1e-9) * sqrt(aa * bb), "cosine %.9f", ab / sqrt(aa * bb));
+    close_model(&f);
+}
+
 TEST(llm_refuses_bad_batches) {
     struct fixture f;
     const struct llm_session_params q = params_of(8, 2, 1);
@@ -549,7 +590,7 @@ static gcuda_status use_all(void) {
     const struct llm_message message = { "user", "abc" };
     int32_t tokens[64], token = 0;
     size_t n = 0;
-    char state[40000];
+    static char state[80000];
     gcuda_status st = open_model(&f, &q);
     if (st == GCUDA_STATUS_SUCCESS) { st = llm_sampler_init(&s, NULL); }
     if (st == GCUDA_STATUS_SUCCESS) { st = llm_chat_tokenize(f.m, &message, 1, true, tokens, 64, &n); }
@@ -620,7 +661,7 @@ TEST(llm_refuses_files_by_name) {
     static const struct { const char * key; uint32_t value; const char * message; } wrong[] = {
         { "llama.block_count", 0, "block_count" }, { "llama.block_count", 513, "block_count" }, { "llama.block_count", 3, "blk.2.attn_norm.weight" },
         { "llama.attention.head_count_kv", 3, "share 3" }, { "llama.attention.head_count", 0, "head_count" }, { "llama.attention.head_count", 6, "divide" },
-        { "llama.embedding_length", 64, "token_embd.weight" }, { "llama.rope.dimension_count", 7, "odd" }, { "llama.expert_count", 4, "expert_used_count" },
+        { "llama.embedding_length", 128, "token_embd.weight" }, { "llama.rope.dimension_count", 7, "odd" }, { "llama.expert_count", 4, "expert_used_count" },
     };
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     write_model(2);
