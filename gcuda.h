@@ -4826,7 +4826,8 @@ GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps.
+// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps
+// (not on Windows, which refuses that: IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -6927,7 +6928,11 @@ static void gcudai_file_remove(const char * path) { (void) remove(path); }
 static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
     struct stat info;
     memset(map, 0, sizeof(*map));
-    const int fd = open(path, O_RDONLY | O_NONBLOCK); // opening a pipe does not wait for a writer
+#if defined(O_CLOEXEC)
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // opening a pipe does not wait for a writer
+#else
+    const int fd = open(path, O_RDONLY | O_NONBLOCK);
+#endif
     if (fd < 0) { return false; }
     bool is_ok = fstat(fd, &info) == 0;
     if (is_ok && !S_ISREG(info.st_mode)) {
@@ -38033,6 +38038,14 @@ static gcuda_status gcudai_gguf_make_context(struct gcuda_gguf_context * g, cons
 
 // ---- opening ----
 
+// A message may have a key of the file in it: without control characters, so that a terminal can show it.
+static gcuda_status gcudai_gguf_printable(gcuda_status st) {
+    for (char * c = gcudai_message; st != GCUDA_STATUS_SUCCESS && *c != '\0'; ++c) {
+        if ((unsigned char) *c < 32 || *c == 127) { *c = '?'; }
+    }
+    return st;
+}
+
 static void gcudai_gguf_begin(const struct gcuda_gguf_init_params * params) {
     if (params->ctx != NULL) { *params->ctx = NULL; }
 }
@@ -38042,7 +38055,7 @@ static struct gcuda_gguf_context * gcudai_gguf_finish(
     struct gcuda_gguf_context * g, const struct gcuda_gguf_init_params * params, gcuda_status st) {
     if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_gguf_make_context(g, params); }
     if (params->status != NULL) { *params->status = st; }
-    if (st == GCUDA_STATUS_SUCCESS) { return g; }
+    if (gcudai_gguf_printable(st) == GCUDA_STATUS_SUCCESS) { return g; }
     gcuda_gguf_free(g);
     return NULL;
 }
@@ -38142,9 +38155,9 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
             (unsigned long long) g->n_kv);
     }
     if (kv->element != type || (kv->type == GCUDA_GGUF_TYPE_ARRAY) != is_array) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
+        return gcudai_gguf_printable(gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
             kv->type == GCUDA_GGUF_TYPE_ARRAY ? "an array of " : "", gcuda_gguf_type_name(kv->element), is_array ? "an array of " : "",
-            gcuda_gguf_type_name(type));
+            gcuda_gguf_type_name(type)));
     }
     *found = kv;
     return GCUDA_STATUS_SUCCESS;
