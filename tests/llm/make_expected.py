@@ -2,6 +2,7 @@
 """Writes the expected results of the real models, tests/llm/expected/*.json, with the numpy references.
 
     make_expected.py smollm2    20 prompts: greedy continuations of 64 tokens and the largest logits (float64; some minutes)
+    make_expected.py perplexity the perplexity of SmolLM2 on the first 512 and 2000 tokens of corpus.txt (float64)
     make_expected.py minilm     50 sentences: their embeddings by the PyPI package sentence-transformers (it and torch must be importable; they
                                 are not among the packages of the tests), then as compare
     make_expected.py compare    how near the numpy forward pass is to those
@@ -114,9 +115,25 @@ def smollm2():
     write("smollm2.json", rows)
 
 
+def perplexity():
+    import oracles
+    import reference
+    path = models.smollm2()
+    with open(os.path.join(os.path.dirname(FOLDER), "corpus.txt"), encoding="utf-8") as f:
+        ids = oracles.Oracle(path).encode(f.read())[:2000]
+    model = reference.Model(path)
+    cache, surprises = reference.Cache(model.n_layers), []
+    for at in range(0, len(ids), 250):
+        logits = model.logits(ids[at:at + 250], cache=cache)
+        largest = logits.max(-1, keepdims=True)
+        log_sums = np.log(np.exp(logits - largest).sum(-1)) + largest[:, 0]
+        surprises += [log_sums[i] - logits[i, t] for i, t in enumerate(ids[at + 1:at + 251])]
+    write("perplexity.json", [{"tokens": n, "perplexity": round(float(np.exp(np.mean(surprises[:n - 1]))), 6)} for n in (512, len(ids))])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["smollm2", "minilm", "compare"])
+    parser.add_argument("what", choices=["smollm2", "perplexity", "minilm", "compare"])
     args = parser.parse_args()
     os.makedirs(FOLDER, exist_ok=True)
     globals()[args.what]()
