@@ -36,6 +36,7 @@
 #include "gcuda.h"
 #if defined(GCUDAI_SIM)
 #include "sim_mma.h"
+#include "sim_sm90.h"
 #endif
 
 // =====================================================================================================
@@ -16662,33 +16663,47 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 }
 #endif // part 14
 
-#if GCUDAI_PART(7) || GCUDAI_PART(13)
+#if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
 // =====================================================================================================
 // >>k-sm90   what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
 // =====================================================================================================
 // All of these instructions stand here and nowhere else; products, convolutions and attention are written with the functions below.
 // They compile to nothing where they are not called: only the bodies of kernels ask for D_SM90. Addresses in shared memory are numbers
 // (d_shared_address), as the instructions take them: an mbarrier is eight bytes at a multiple of eight.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
 #define D_SM90 1
 #else
 #define D_SM90 0
 #endif
 
-// Of a kernel whose blocks come in clusters of n along x; the grid is a multiple of it.
-#if D_SM90
+// An instruction; on the simulated device a call of tests/sim/include/sim_sm90.h.
+#ifdef __CUDACC__
+#define D_PTX(instruction, call) instruction
+#else
+#define D_PTX(instruction, call) call
+#endif
+
+// Of a kernel whose blocks come in clusters of n along x; the grid is a multiple of it. Its body begins with D_IN_CLUSTER(n).
+#if D_SM90 && defined(__CUDACC__)
 #define D_CLUSTER(n) __cluster_dims__(n, 1, 1)
 #else
 #define D_CLUSTER(n)
 #endif
+#define D_IN_CLUSTER(n) D_PTX((void) 0, sim_cluster(n))
 
+// n mbarriers of a kernel. On the simulated device blocks of a cluster would share what is declared otherwise.
 #ifdef __CUDACC__
-#define D_TENSOR_MAP_ALIGN alignas(64)
+#define D_SHARED_MBARRIERS(name, n) alignas(8) __shared__ uint64_t name[n]
 #else
-#define D_TENSOR_MAP_ALIGN
+#define D_SHARED_MBARRIERS(name, n)                                                                      \
+    uint64_t * const name = (uint64_t *) sim_block_shared([]() -> const void * {                         \
+        static char key;                                                                                 \
+        return &key;                                                                                     \
+    }(), 8 * (size_t) (n))
 #endif
+
 // What cuTensorMapEncodeTiled makes (tensor_map_of). A kernel takes it as D_GRID_CONSTANT const argument, never as a copy.
-struct D_TENSOR_MAP_ALIGN d_tensor_map {
+struct alignas(64) d_tensor_map {
     uint64_t words[16];
 };
 
@@ -16704,21 +16719,28 @@ template <int N> struct d_pipeline_state {
     }
 };
 
+// The address of dynamic shared memory or of D_SHARED_MBARRIERS.
+static inline __device__ uint32_t d_shared_address(const void * p) {
 #ifdef __CUDACC__
-static inline __device__ uint32_t d_shared_address(const void * p) { return (uint32_t) __cvta_generic_to_shared(p); }
+    return (uint32_t) __cvta_generic_to_shared(p);
+#else
+    return sim_shared_address(p);
+#endif
+}
 
 // ---- mbarrier ----
 // A phase is over when n_arrivals threads have arrived and as many bytes have landed as were expected; then the next one begins.
 
 // By one thread, which then calls d_mbarrier_fence_init; __syncthreads or d_cluster_sync before any other thread uses it.
 static inline __device__ void d_mbarrier_init(uint32_t bar, int n_arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_arrivals) : "memory");
+    D_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_arrivals) : "memory"), sim_mbarrier_init(bar, n_arrivals));
 }
 // The barriers of this thread's d_mbarrier_init are seen by TMA and by the other blocks of the cluster.
-static inline __device__ void d_mbarrier_fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+static inline __device__ void d_mbarrier_fence_init() { D_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), sim_mbarrier_fence_init()); }
 // Returns once the phase of this parity is over: 0 for a barrier's first, third, ... phase, 1 for the others and the one before the first.
 // Whoever waits must not fall two phases behind: parity would be that of a later one.
 static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
+#ifdef __CUDACC__
     uint32_t is_over;
     do {
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -16726,28 +16748,31 @@ static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
                      : "r"(bar), "r"(parity)
                      : "memory");
     } while (is_over == 0);
+#else
+    sim_mbarrier_wait(bar, parity);
+#endif
 }
 static inline __device__ void d_mbarrier_arrive(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+    D_PTX(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive(bar, -1));
 }
 // At the barrier of the same address in block `rank` of the cluster.
 static inline __device__ void d_mbarrier_arrive_at(uint32_t bar, int rank) {
-    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+    D_PTX(asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
                  "r"(rank)
-                 : "memory");
+                 : "memory"), sim_mbarrier_arrive(bar, rank));
 }
 // Arrives, and the phase waits for n_bytes more. Before the copies that bring them.
 static inline __device__ void d_mbarrier_arrive_expect(uint32_t bar, int n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory");
+    D_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), (sim_mbarrier_expect(bar, n_bytes), sim_mbarrier_arrive(bar, -1)));
 }
 // The same without arriving.
 static inline __device__ void d_mbarrier_expect(uint32_t bar, int n_bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory");
+    D_PTX(asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), sim_mbarrier_expect(bar, n_bytes));
 }
 // Arrives once this thread's d_copy_16 so far have landed; counts as one of n_arrivals.
 static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+    D_PTX(asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive_after_copies(bar));
 }
 
 // ---- TMA: asynchronous copies by one thread ----
@@ -16755,96 +16780,96 @@ static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
 // in a row, everything at multiples of 16. Multicast ones land at the same address in each block of the cluster whose bit is set in
 // `blocks`, and count at the barrier of the same address there.
 static inline __device__ void d_tma_load(uint32_t to, const void * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+    D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(n_bytes), "r"(bar)
-                 : "memory");
+                 : "memory"), sim_tma_load(to, from, n_bytes, bar, 0));
 }
 static inline __device__ void d_tma_load_multicast(uint32_t to, const void * from, int n_bytes, uint32_t bar, uint16_t blocks) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+    D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(n_bytes), "r"(bar), "h"(blocks)
-                 : "memory");
+                 : "memory"), sim_tma_load(to, from, n_bytes, bar, blocks));
 }
 // The box of a tensor map whose first element is at these coordinates (x along dimension 0); elements outside are zeros and count as
 // bytes. `to` at a multiple of 128 bytes, with 128-byte swizzle of 1024.
 static inline __device__ void d_tma_load_2d(uint32_t to, const d_tensor_map & map, int x, int y, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+    D_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(bar)
-                 : "memory");
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y));
 }
 static inline __device__ void d_tma_load_3d(uint32_t to, const d_tensor_map & map, int x, int y, int z, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+    D_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(bar)
-                 : "memory");
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z));
 }
 static inline __device__ void d_tma_load_4d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
-                 : "memory");
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w));
 }
 static inline __device__ void d_tma_load_5d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, int v, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+    D_PTX(asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
                  "[%7];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(bar)
-                 : "memory");
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w, v));
 }
 static inline __device__ void d_tma_load_4d_multicast(
     uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar, uint16_t blocks) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
                  "%4, %5}], [%6], %7;" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "h"(blocks)
-                 : "memory");
+                 : "memory"), sim_tma_load_box(to, &map, bar, blocks, x, y, z, w));
 }
 // Into the L2 cache alone the descriptor that a kernel is about to use.
 static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
 }
 
 // Stores read shared memory that was written before d_fence_async. Groups end with d_tma_commit and belong to the thread: after
 // d_tma_wait_read<N> all but its last N groups have read shared memory, after d_tma_wait<N> they have also written.
 static inline __device__ void d_tma_store(void * to, uint32_t from, int n_bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory");
+    D_PTX(asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory"), sim_tma_store(to, from, n_bytes));
 }
 // Elements of the box that are outside are not written.
 static inline __device__ void d_tma_store_2d(const d_tensor_map & map, int x, int y, uint32_t from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
-                 : "memory");
+    D_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y));
 }
 static inline __device__ void d_tma_store_3d(const d_tensor_map & map, int x, int y, int z, uint32_t from) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y), "r"(z),
+    D_PTX(asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y), "r"(z),
                  "r"(from)
-                 : "memory");
+                 : "memory"), sim_tma_store_box(&map, from, x, y, z));
 }
 static inline __device__ void d_tma_store_4d(const d_tensor_map & map, int x, int y, int z, int w, uint32_t from) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map), "r"(x), "r"(y),
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map), "r"(x), "r"(y),
                  "r"(z), "r"(w), "r"(from)
-                 : "memory");
+                 : "memory"), sim_tma_store_box(&map, from, x, y, z, w));
 }
-static inline __device__ void d_tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int N> static inline __device__ void d_tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-template <int N> static inline __device__ void d_tma_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
+static inline __device__ void d_tma_commit() { D_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), sim_tma_commit()); }
+template <int N> static inline __device__ void d_tma_wait_read() { D_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"), sim_tma_wait(N, true)); }
+template <int N> static inline __device__ void d_tma_wait() { D_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"), sim_tma_wait(N, false)); }
 
 // What this thread wrote to shared memory by itself is seen by wgmma and TMA that begin after a barrier which it arrives at from now on.
-static inline __device__ void d_fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+static inline __device__ void d_fence_async() { D_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), sim_fence_async()); }
 
 // ---- blocks of a cluster, named barriers, registers ----
 static inline __device__ int d_cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return (int) rank;
+    int rank;
+    D_PTX(asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)), rank = sim_cluster_rank());
+    return rank;
 }
 // By all threads of the cluster. Also last of all in a kernel to whose shared memory another block may still send.
 static inline __device__ void d_cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"), sim_cluster_sync());
 }
 // Barrier 1 .. 15 of a block (0 is that of __syncthreads): over when n_threads, a multiple of 32, have come with sync or arrive.
-static inline __device__ void d_named_sync(int id, int n_threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory"); }
+static inline __device__ void d_named_sync(int id, int n_threads) { D_PTX(asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, true)); }
 static inline __device__ void d_named_arrive(int id, int n_threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+    D_PTX(asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, false));
 }
 // By all four warps of a warpgroup: registers of a thread from now on, a multiple of 8 from 24 to 256. The kernel has __launch_bounds__
 // with blocks per multiprocessor; giving comes first in one branch, taking first in the other.
-template <int N> static inline __device__ void d_give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> static inline __device__ void d_take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> static inline __device__ void d_give_registers() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
+template <int N> static inline __device__ void d_take_registers() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
 
 // ---- wgmma: descriptors of operands in shared memory ----
 // A matrix of 16-bit elements (8-bit and 32-bit ones: the same bytes) is laid out in one of these ways, by rows of m or n:
@@ -16871,12 +16896,16 @@ static inline __device__ uint64_t d_desc_plain(uint32_t at, int plane) { return 
 // By all 128 threads: d_wgmma_fence, some products, d_wgmma_commit; d_wgmma_wait<N>: all but the last N groups are over. In between
 // operands in shared memory stay as they are, and nobody touches accumulators (the next products may) or a's registers.
 // d_wgmma_fence also comes after other instructions have written these.
-static inline __device__ void d_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static inline __device__ void d_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> static inline __device__ void d_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+static inline __device__ void d_wgmma_fence() { D_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), sim_wgmma_fence()); }
+static inline __device__ void d_wgmma_commit() { D_PTX(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), sim_wgmma_commit()); }
+template <int N> static inline __device__ void d_wgmma_wait() { D_PTX(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"), sim_wgmma_wait(N)); }
 // After a wait, for accumulators that are read next: the compiler moves no read to before it.
 template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
+#ifdef __CUDACC__
     UNROLL for (int i = 0; i < H; ++i) { asm volatile("" : "+f"(d[i])::"memory"); }
+#else
+    sim_wgmma_read(d, H);
+#endif
 }
 
 // d = a b + (adds != 0 ? d : 0), of F16, BF16 (16 elements of k) or F32 as TF32 (8), which the first argument says; 64 rows.
@@ -16885,6 +16914,15 @@ template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
 //   a    _ss: descriptor; _rs: four registers, as those of mma.m16n8k16 (TF32: m16n8k8)
 //   b    descriptor
 //   d_wgmma_rs<TRANS_B>, d_wgmma_ss<TRANS_B, TRANS_A>: true for an operand that is MN-major; 16-bit types only
+#ifndef __CUDACC__
+template <typename T>
+static inline void d_sim_wgmma(T, float * d, int n, const uint32_t * registers, uint64_t a, uint64_t b, int adds, bool trans_a, bool trans_b) {
+    sim_wgmma_op op = { sizeof(T) == 4 ? SIM_WGMMA_TF32 : std::is_same<T, __half>::value ? SIM_WGMMA_F16 : SIM_WGMMA_BF16, n, registers != nullptr,
+        trans_a, trans_b, adds, a, b, {} };
+    if (registers != nullptr) { memcpy(op.registers, registers, sizeof(op.registers)); }
+    sim_wgmma(op, d);
+}
+#endif
 #define D_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D_F8(i) D_F4(i), D_F4(i + 4)
 #define D_F16(i) D_F8(i), D_F8(i + 8)
@@ -16940,18 +16978,20 @@ template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
 
 #define D_WGMMA_RS(T, KIND, TAIL, N, H, a0, a1, a2, a3, b_, p_, tb)                                                          \
     template <bool TRANS_B = false> static inline __device__ void d_wgmma_rs(T, float (&d)[H], const uint32_t * a, uint64_t b, int adds) { \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
+        D_PTX(asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
                      " {" D_R_##H "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1" TAIL(", %" #tb) ";\n}"     \
                      : D_F_##H                                                                                               \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(TRANS_B ? 1 : 0));                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(TRANS_B ? 1 : 0)),                \
+            d_sim_wgmma(T(), d, N, a, 0, b, adds, false, TRANS_B));                                                                     \
     }
 #define D_WGMMA_SS(T, KIND, TAIL, N, H, a_, b_, p_, ta, tb, i5, i6)                                                          \
     template <bool TRANS_B = false, bool TRANS_A = false>                                                                   \
     static inline __device__ void d_wgmma_ss(T, float (&d)[H], uint64_t a, uint64_t b, int adds) {                           \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
+        D_PTX(asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
                      " {" D_R_##H "}, %" #a_ ", %" #b_ ", p, 1, 1" TAIL(", %" #ta ", %" #tb) ";\n}"                           \
                      : D_F_##H                                                                                               \
-                     : "l"(a), "l"(b), "r"(adds), "n"(TRANS_A ? 1 : 0), "n"(TRANS_B ? 1 : 0));                               \
+                     : "l"(a), "l"(b), "r"(adds), "n"(TRANS_A ? 1 : 0), "n"(TRANS_B ? 1 : 0)),                              \
+            d_sim_wgmma(T(), d, N, nullptr, a, b, adds, TRANS_A, TRANS_B));                                                             \
     }
 #define D_WITH_TRANS(s) s
 #define D_NO_TRANS(s) ""
@@ -16961,10 +17001,8 @@ D_WGMMA_SIZES(D_WGMMA_RS, __nv_bfloat16, "k16.f32.bf16.bf16", D_WITH_TRANS)
 D_WGMMA_SIZES(D_WGMMA_SS, __nv_bfloat16, "k16.f32.bf16.bf16", D_WITH_TRANS)
 D_WGMMA_SIZES(D_WGMMA_RS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
 D_WGMMA_SIZES(D_WGMMA_SS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
-#endif // __CUDACC__
 
 // ---- tensor maps, on the host ----
-#ifdef __CUDACC__
 typedef int (*tensor_map_encoder)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
     const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
 
@@ -16993,8 +17031,7 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
     // the numbers of the driver's errors are those of the runtime's
     return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
 }
-#endif // __CUDACC__
-#endif // parts 7 and 13
+#endif // parts 7, 13 and 90
 
 #if GCUDAI_PART(13)
 // =====================================================================================================
@@ -17505,7 +17542,6 @@ template <int TN> struct d_wg_gemm_shape {
     static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes);
 };
 
-#if D_SM90
 static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, int64_t item, int tn) {
     const int64_t n = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts, matrix = item / n;
     d_wg_gemm_item t;
@@ -17531,15 +17567,15 @@ template <typename A, typename S> struct d_wg_ring {
 template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank) {
     typedef d_wg_shape<A, TN> shape;
-    constexpr int steps = d_wg_unit<A>::steps, half = shape::stage_bytes / 2;
+    constexpr int steps = d_wg_unit<A>::steps, half_bytes = shape::stage_bytes / 2;
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
-        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half;
+        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
             d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
             d_mbarrier_arrive_expect(full, shape::stage_bytes);
-            d_tma_load_multicast(ring.stages + at.index * shape::stage_bytes + rank * half, from, half, full, 3);
+            d_tma_load_multicast(ring.stages + at.index * shape::stage_bytes + rank * half_bytes, from, half_bytes, full, 3);
             from += shape::stage_bytes;
             at.next();
         }
@@ -17662,11 +17698,11 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         uint32_t before = 0; // barrier of the stage that was read last
         int adds = 0;
         for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
-            const int half = s % (d_wg_unit<A>::k / 128);
+            const int part = s % (d_wg_unit<A>::k / 128);
             UNROLL for (int u = 0; u < 2; ++u) {
                 const char * from = ring.slabs + at_slab.index * shape::slab_bytes;
-                if (slab::k == WG_K || (u == 0 && half == 0)) { d_mbarrier_wait(ring.full_slab + 8 * at_slab.index, at_slab.phase); }
-                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, half, ring.table); }
+                if (slab::k == WG_K || (u == 0 && part == 0)) { d_mbarrier_wait(ring.full_slab + 8 * at_slab.index, at_slab.phase); }
+                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, part, ring.table); }
                 if (u == 0) {
                     w.template fragment<0>(a[0]);
                 } else {
@@ -17680,7 +17716,7 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
                     adds = 1;
                 }
                 d_wgmma_commit();
-                if (slab::k == WG_K || (u == 1 && half == slab::k / 128 - 1)) { // the slab is read
+                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab is read
                     d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane: racecheck does not see one that arrives for others
                     at_slab.next();
                 }
@@ -17747,9 +17783,6 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
         d_wg_store<TN>(y, t.wg, t.wg.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
-#endif // 9.0a
-
-#if D_SM90
 // A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
 template <typename A, typename S>
 static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
@@ -17777,9 +17810,7 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
         d_mbarrier_fence_init();
     }
 }
-#endif // 9.0a
 
-#if D_SM90
 // Registers, from the warps that fetch to those that multiply; with two blocks on a multiprocessor each has half of them.
 template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
     if constexpr (ARE_TWO) {
@@ -17795,15 +17826,15 @@ template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
         d_take_registers<232>();
     }
 }
-#endif // 9.0a
 
 // Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
 template <typename A, int TN>
 static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
 #if D_SM90
+    D_IN_CLUSTER(2);
     typedef d_wg_shape<A, TN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    D_SHARED_MBARRIERS(barriers, 2 * (shape::stages + shape::slabs));
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_job::cluster);
@@ -17831,7 +17862,7 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
 #if D_SM90
     typedef d_wg_id_shape<A> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    D_SHARED_MBARRIERS(barriers, 2 * (shape::stages + shape::slabs));
     const int thread = (int) threadIdx.x;
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_id_job::cluster);
@@ -17858,9 +17889,10 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
 template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, 1)
     k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b) {
 #if D_SM90
+    D_IN_CLUSTER(2);
     typedef d_wg_gemm_shape<TN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
     const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // the swizzle wants it
     const uint32_t full = d_shared_address(barriers), empty = full + 8 * shape::stages;
@@ -18217,16 +18249,12 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     return best;
 }
 
-#ifdef __CUDACC__
 // Boxes of 128 bytes of k and so many rows of a and b.
 static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_map * a, d_tensor_map * b) {
     const tensor_map_encoder encode = find_tensor_map_encoder();
     const uint32_t k = WG_K * 2 / (uint32_t) gcuda_type_size(p.a.type), a_box[4] = { k, WG_ROWS, 1, 1 }, b_box[4] = { k, b_rows, 1, 1 };
     return encode != nullptr && tensor_map_of(encode, p.a, a_box, a) && tensor_map_of(encode, p.b, b_box, b);
 }
-#else
-static bool wg_maps_of(const gcuda_mul_mat_args &, uint32_t, d_tensor_map *, d_tensor_map *) { return false; } // the simulated device has no use for them
-#endif
 
 static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
@@ -18617,7 +18645,6 @@ template <int BM, int BN> struct d_wg_conv {
 #define WG_CONV_SQUARE 30.0
 #define WG_CONV_FLAT 31.0
 
-#if D_SM90
 // Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
 static inline __device__ void d_wg_await_turn(int group) { d_named_sync(2 + group, 256); }
 static inline __device__ void d_wg_pass_turn(int group) { d_named_arrive(2 + group, 256); }
@@ -18721,14 +18748,13 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
         d_packed_store<TY, BN / 8>(p, q, oc, item / n_m * BN + lane % 4 * 2, d);
     }
 }
-#endif // 9.0a
 
 template <typename TY, int BM, int BN>
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
 #if D_SM90
     typedef d_wg_conv<BM, BN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x;
     d_wg_conv_ring ring;
     ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
@@ -18767,7 +18793,6 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
 // channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every second row of the result
 // each; a warp's channels go through shared memory, eight at a time, from where they are copied asynchronously.
 //   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
-#if D_SM90
 struct d_wg_rows {
     char * ring;
     float * raw;
@@ -18907,12 +18932,11 @@ static inline __device__ void d_wg_rows_multiply(
     }
     d_tma_wait_read<0>(); // shared memory stays until they have read it
 }
-#endif // 9.0a
 
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const gcuda_conv_args p, const d_packed q, const d_packed_rows s) {
 #if D_SM90
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * PACKED_RING + PACKED_RAWS + 1];
+    D_SHARED_MBARRIERS(barriers, 2 * PACKED_RING + PACKED_RAWS + 1);
     const int thread = (int) threadIdx.x, strip = (int) blockIdx.x % s.n_strips, rest = (int) blockIdx.x / s.n_strips;
     char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     d_wg_rows r;
