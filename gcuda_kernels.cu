@@ -19416,6 +19416,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
+//   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
@@ -19423,6 +19424,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
+//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512)
@@ -20989,7 +20991,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 #if D_SM90
     typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[4 * S::stages];
+    D_SHARED_MBARRIERS(barriers, 4 * S::stages);
     __shared__ int codes[2 * S::stages], exponents[S::rows];
     char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
@@ -21216,6 +21218,7 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
 }
 
+#define ATTN_WG_POSITIONS (1 << 28) // of d_attn_wg_ring::codes
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
 // Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
 static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
@@ -21252,9 +21255,15 @@ static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
 
+// How many units of row blocks, of n, are worked on together; with a mask, or all take equally long.
+static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
+    const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * (p.k.ne[1] > 0 ? p.k.ne[1] : 1));
+    return p.mask.data == nullptr || most < 1 ? 1 : (int) (n < most ? n : most);
+}
+
 static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
-    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p)) { return false; }
+    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
     if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
     if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
     cudaFuncAttributes attributes = {};
@@ -21262,8 +21271,6 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     w.mt = 1;
     w.per_sm = 1;
     a.n_steps = size / 16;
-    const int64_t unit_bytes = (p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1];
-    a.n_section = p.mask.data == nullptr || unit_bytes > ATTN_WG_SECTION ? 1 : (int) (ATTN_WG_SECTION / unit_bytes);
     const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
         w.n_warps = shape.threads / 32;
         w.block_rows = shape.rows;
@@ -21358,6 +21365,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
     a.n_splits = divisor_of(x.n_splits);
+    a.n_section = attn_wg_section(p, units / (n_row_blocks > 0 ? n_row_blocks : 1) * x.n_splits);
     if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
         x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
     }
@@ -21406,7 +21414,6 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     }
 }
 
-#ifdef __CUDACC__
 static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
     const tensor_map_encoder encode = find_tensor_map_encoder();
@@ -21414,9 +21421,6 @@ static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
     return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch(kernel, x, stream, k, v); });
 }
-#else
-static gcuda_status attn_launch_wg(const attn_plan &, gcuda_stream) { return device_lacks(); }
-#endif
 
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }
