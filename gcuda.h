@@ -21857,40 +21857,39 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
     return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
+// Gives the tensors of a graph that fits the plan their places.
+static gcuda_status gcudai_gallocr_assign_graph(gcuda_gallocr_t g, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    for (int i = 0; i < g->n_bufs; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_reset(g->buffers[i]));
+        if (g->buffers[i] != NULL) { g->buffers[i]->checker = g->checks ? g : NULL; }
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i])); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i]->src[k], &g->nodes[i].src[k]));
+        }
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i], &g->nodes[i].node));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i]));
+    }
+    g->is_watching = g->checks;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
     if (galloc == NULL || graph == NULL) {
         return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
-    if (!is_ok) {
-        if (galloc->n_bufs > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
-                galloc->n_bufs);
-        }
-        GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
-    } else {
-        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    if (!is_ok && galloc->n_bufs > 1) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first", galloc->n_bufs);
     }
-    for (int i = 0; i < galloc->n_bufs; ++i) {
-        GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
-        if (galloc->buffers[i] != NULL) { galloc->buffers[i]->checker = galloc->checks ? galloc : NULL; }
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i]->src[k], &galloc->nodes[i].src[k]));
-        }
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    galloc->is_watching = galloc->checks;
-    return GCUDA_STATUS_SUCCESS;
+    if (!is_ok) { GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph)); }
+    return gcudai_gallocr_assign_graph(galloc, graph);
 }
 
 size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id) {
@@ -36103,12 +36102,13 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     const bool is_same = s->n_old_nodes == s->n_alloc_nodes && s->n_old_leafs == s->n_alloc_leafs &&
                          gcudai_sched_same_memory(s, s->node_ids, s->old_ids, s->n_old_nodes) &&
                          gcudai_sched_same_memory(s, s->leaf_ids, s->old_ids + s->n_old_nodes, s->n_old_leafs);
-    if (s->n_backends == 1) { GCUDAI_TRY(gcudai_sched_sync(s)); } // an allocator with one buffer may move it by itself
-    if (!is_same || gcuda_gallocr_alloc_graph(s->galloc, &g) != GCUDA_STATUS_SUCCESS) {
+    bool fits = false;
+    if (is_same) { GCUDAI_TRY(gcudai_gallocr_plan_fits(s->galloc, &g, &fits)); }
+    if (!fits) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
-        GCUDAI_TRY(gcuda_gallocr_alloc_graph(s->galloc, &g));
     }
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
