@@ -2929,6 +2929,7 @@ struct gcuda_cgraph {
     struct gcuda_context * ctx;       // where it lives; errors kept there stop building
     void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
     bool no_fusion;                   // see gcuda_graph_set_fusion
+    int n_after;                      // of a slice (gcuda_graph_view): nodes of the graph after those of the slice
 };
 
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
@@ -2944,7 +2945,9 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
+// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
@@ -19832,7 +19835,8 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
     return GCUDA_STATUS_SUCCESS;
 }
 
-struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+// A slice for one who knows that its use counts are those of the nodes as they are: later nodes are not looked at.
+static struct gcuda_cgraph gcudai_graph_counted_view(struct gcuda_cgraph * graph, int i0, int i1) {
     struct gcuda_cgraph v;
     GCUDAI_ZERO(v);
     if (graph != NULL) {
@@ -19845,7 +19849,14 @@ struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1
         v.leafs = NULL;
         v.n_leafs = 0;
         v.ctx = NULL; // cannot grow
+        v.n_after = 0;
     }
+    return v;
+}
+
+struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+    struct gcuda_cgraph v = gcudai_graph_counted_view(graph, i0, i1);
+    if (graph != NULL) { v.n_after = (int) (graph->nodes + graph->n_nodes + graph->n_after - (v.nodes + v.n_nodes)); }
     return v;
 }
 
@@ -21811,7 +21822,7 @@ static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_c
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
     GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
         const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
         one.no_fusion = true;
         gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
@@ -29786,18 +29797,20 @@ struct gcudai_cuda_seen {
     bool has_changed; // since the steps were made
 };
 
+struct gcudai_cuda_index { // of tensors, by address
+    const struct gcuda_tensor ** keys;
+    int32_t * at;
+    size_t mask;
+};
+
 // The tensors of a graph: its nodes in their order, then whatever else they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
     uint64_t hash;  // of all shapes, and of that
-};
-
-struct gcudai_cuda_index { // of tensors, by address
-    const struct gcuda_tensor ** keys;
-    int32_t * at;
-    size_t mask;
+    struct gcudai_cuda_index index; // of a slice; else without keys
+    uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
 
 static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
@@ -29849,6 +29862,7 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
 
 static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     gcudai_free(look->seen);
+    gcudai_free((void *) look->index.keys);
     GCUDAI_ZERO(*look);
 }
 
@@ -29887,13 +29901,42 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
-// Counts the uses of tensor t, or of its owner if it is a view without an operation, where they are nodes.
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+// The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
+static void gcudai_cuda_used_nodes(const struct gcudai_cuda_index * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
         const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
-        if (read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < look->n_nodes) { look->seen[x->at[slot]].shape.n_uses++; }
+        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < n_nodes;
+        used[k] = is_node ? x->at[slot] : -1;
     }
+}
+
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    int32_t used[2];
+    gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
+    for (int k = 0; k < 2; ++k) {
+        if (used[k] >= 0) { look->seen[used[k]].shape.n_uses++; }
+    }
+}
+
+// Nodes of the graph after the slice that may read what it would not write. One node alone is never fused.
+static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
+    return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
+}
+
+// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
+static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            int32_t used[2] = { -1, -1 };
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k];
+            if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
+            if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
+            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? (hash + (uint64_t) used[j] + 1) * 0x9e3779b97f4a7c15u : hash; }
+        }
+    }
+    return hash;
 }
 
 static void gcudai_cuda_look_fill(
@@ -29913,6 +29956,7 @@ static void gcudai_cuda_look_fill(
             if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
     }
+    look->readers = gcudai_cuda_readers(x, graph, look);
     for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
         look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
@@ -29938,7 +29982,11 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
     look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
     if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    gcudai_free((void *) x.keys);
+    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
+        look->index = x;
+    } else {
+        gcudai_free((void *) x.keys);
+    }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
@@ -29991,6 +30039,12 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
     return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
 }
 
+// Whether later nodes of the graph use the nodes of a slice as they did.
+static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+    const bool is_slice = gcudai_cuda_n_after(graph) > 0;
+    return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+}
+
 // Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
 // graph NULL: the plan's own nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
@@ -30003,7 +30057,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
         is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
-    return is_same;
+    return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
 }
 
 // Takes over the values as they are now; whether any has changed.
@@ -31758,6 +31812,7 @@ static gcuda_status gcudai_cuda_plan_make(
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -35074,6 +35129,7 @@ struct gcuda_backend_sched {
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
     uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
@@ -35796,7 +35852,24 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
+// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
+        for (int k = 0; k < 2 * GCUDA_MAX_SRC; ++k) { // a source, then its owner if it is a view without an operation
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k / 2];
+            const bool is_owner = k % 2 != 0;
+            if (src == NULL || (is_owner && (src->op != GCUDA_OP_NONE || src->view_src == NULL))) { continue; }
+            const size_t item = gcudai_map_get(&s->map, is_owner ? src->view_src : src);
+            if (item == GCUDAI_NONE) { continue; }
+            if (g != NULL) { gcudai_graph_count_use(g, s->items[item].t); }
+            hash = (hash + (uint64_t) item + 1) * 0x9e3779b97f4a7c15u;
+        }
+    }
+    return hash;
+}
+
+static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
     s->graph = g;
@@ -35805,13 +35878,14 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
+    s->readers = gcudai_sched_readers(s, graph, g);
     for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
-        struct gcuda_cgraph view = gcuda_graph_view(g, s->splits[i].first, s->splits[i].end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(g, s->splits[i].first, s->splits[i].end);
         if (backend->iface.graph_optimize != NULL) { GCUDAI_TRY(backend->iface.graph_optimize(backend, &view)); }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -35971,7 +36045,7 @@ static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgra
     if (n_can > 0) { memset(s->can, 0, n_can); }
     gcudai_sched_group(s);
     GCUDAI_TRY(gcudai_sched_assign(s));
-    GCUDAI_TRY(gcudai_sched_divide(s));
+    GCUDAI_TRY(gcudai_sched_divide(s, graph));
     s->last_run = 0; // the patches name the first copies
     return gcudai_sched_list(s);
 }
@@ -36394,7 +36468,7 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
             node = s->items[s->graph->nodes[end++] - s->own].original;
             is_wanted = s->callback(node, true, s->callback_data);
         }
-        struct gcuda_cgraph view = gcuda_graph_view(s->graph, first, end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, first, end);
         s->backends[split->backend].given++;
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
@@ -36493,7 +36567,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     }
     GCUDAI_TRY(gcudai_sched_run_copies(s, split));
     if (s->callback != NULL) { return gcudai_sched_run_asking(s, split); }
-    struct gcuda_cgraph view = gcuda_graph_view(s->graph, split->first, split->end);
+    struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, split->first, split->end);
     b->given++;
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
@@ -36613,6 +36687,7 @@ static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
 static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
     for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
+    is_same = is_same && s->readers == gcudai_sched_readers(s, graph, NULL);
     return is_same && (!has_changed || gcudai_sched_can_follow(s));
 }
 
