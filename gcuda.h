@@ -6681,6 +6681,24 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #define gcudai_fail(status, ...) (status)
 #endif
 
+// One of four texts of this thread, of GCUDAI_LABEL_BYTES.
+enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 24 };
+static char * gcudai_label_text(void) {
+    static GCUDAI_THREAD_LOCAL char texts[4][GCUDAI_LABEL_BYTES];
+    static GCUDAI_THREAD_LOCAL int next = 0;
+    next = (next + 1) % 4;
+    return texts[next];
+}
+
+// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+static const char * gcudai_quoted(const char * name) {
+    if (name[0] == '\0') { return "an unnamed tensor"; }
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "'%s'", name);
+    return text;
+}
+static const char * gcudai_called(const struct gcuda_tensor * t) { return t != NULL ? gcudai_quoted(t->name) : "the tensor"; }
+
 // For an object that is NULL because an earlier call failed: its message is appended to the new one.
 static gcuda_status gcudai_null_fail(const char * function, const char * object) {
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is NULL%s%.800s", function, object,
@@ -8108,8 +8126,8 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
     }
     if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
         gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                              "context is full: %llu bytes wanted, %llu of %llu used", (unsigned long long) bytes,
-                              (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
+                              "context is full: %llu bytes wanted, %llu of %llu used: mem_size is too small (0: it grows as needed)",
+                              (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
         return NULL;
     }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
@@ -8205,8 +8223,8 @@ static struct gcuda_tensor * gcudai_tensor_new(
                            gcudai_add_size(offs, n_bytes, &end);
         if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
             st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
-                (unsigned long long) n_bytes, (unsigned long long) offs, root->name,
+                "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes",
+                (unsigned long long) n_bytes, (unsigned long long) offs, gcudai_called(root),
                 (unsigned long long) gcuda_nbytes(root));
         }
     }
@@ -8364,8 +8382,8 @@ void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: %s is NULL or computed by an operation",
+            gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
@@ -8374,7 +8392,7 @@ gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
         return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
+            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
@@ -8397,7 +8415,7 @@ static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' %s", what, gcuda_get_name(t),
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
             t == NULL               ? "is NULL"
             : t->data == NULL       ? "has no memory yet: allocate its context or its graph first"
             : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
@@ -8408,8 +8426,8 @@ static char * gcudai_element(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (i[d] < 0 || i[d] >= t->ne[d]) {
             gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what, (long long) i0,
-                (long long) i1, (long long) i2, (long long) i3, t->name, (long long) t->ne[0], (long long) t->ne[1],
+                "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
+                (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0], (long long) t->ne[1],
                 (long long) t->ne[2], (long long) t->ne[3]);
             return NULL;
         }
@@ -8570,7 +8588,7 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: '%s' is NULL or has no data", gcuda_get_name(tensor));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
         return NULL;
     }
     if (tensor->buffer != NULL) {
@@ -10958,21 +10976,16 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
 
 // What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
-    static GCUDAI_THREAD_LOCAL int next = 0;
-    char * text = texts[next = (next + 1) % 4];
-    if (t->name[0] != '\0') {
-        snprintf(text, sizeof(texts[0]), "'%s'", t->name);
-        return text;
-    }
+    if (t->name[0] != '\0') { return gcudai_called(t); }
+    char * text = gcudai_label_text();
     for (int k = 0; k < 2 * GCUDA_MAX_SRC && y != NULL; ++k) { // the sources first, then their owners
         const struct gcuda_tensor * src = y->src[k % GCUDA_MAX_SRC];
         if (src != NULL && (k < GCUDA_MAX_SRC ? src : src->view_src) == t) {
-            snprintf(text, sizeof(texts[0]), "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
+            snprintf(text, GCUDAI_LABEL_BYTES, "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
             return text;
         }
     }
-    return t == y ? "the result" : "an unnamed tensor";
+    return t == y ? "the result" : gcudai_quoted("");
 }
 
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
@@ -11088,8 +11101,8 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
         if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
             end > gcuda_nbytes(t->view_src)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
-                (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name,
+                "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes", gcudai_called(t),
+                (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
                 (unsigned long long) gcuda_nbytes(t->view_src));
         }
     }
@@ -11106,7 +11119,7 @@ static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const 
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
     if (info == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
     }
     GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
@@ -11213,7 +11226,7 @@ static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const cha
         gcudai_append(&wanted, "%s%s", i > 0 ? " or " : "", gcudai_op_lower(ops[i]));
     }
     return a == NULL ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is NULL, want %s", function, names)
-                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node '%s' is %s, want %s", function, a->name,
+                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node %s is %s, want %s", function, gcudai_called(a),
                            gcudai_op_lower(a->op), names);
 }
 
@@ -11359,9 +11372,9 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
-            "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
+            "[%lld, %lld, %lld, %lld] from %s [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
             "source contiguous",
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], gcudai_called(a), (long long) a->ne[0],
             (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
             gcuda_is_contiguous(a) ? "" : " with gaps");
     }
@@ -13029,8 +13042,8 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
-                d, a->name, (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -19694,8 +19707,8 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
     if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n,
-            is_leaf ? "leafs" : "nodes", g->size, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
+            is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
     }
     if (!is_leaf) {
         gcudai_graph_list_node(g, t);
@@ -19900,8 +19913,8 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
     const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
     const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
     if (graph == NULL || !is_view || offset < least) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: '%s' is no view, or %llu bytes lie before '%s', or no graph",
-            view ? view->name : "(NULL)", (unsigned long long) offset, of ? of->name : "(none)");
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
+            view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
     }
     GCUDAI_TRY(gcudai_view_fits_at(view, offset));
     for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
@@ -20680,7 +20693,7 @@ static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, stru
     const size_t slot = gcudai_graph_find(b->graph, y);
     if (acc != NULL && (acc->type != GCUDA_TYPE_F32 || !gcuda_are_same_shape(acc, y) || !gcuda_is_contiguous(acc))) {
         return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y,
-            "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
+            "gradient accumulator %s must be f32, contiguous and of the node's shape", gcudai_called(acc));
     }
     if (acc == NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
         acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
@@ -20965,8 +20978,8 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
     if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free",
-            tensor->name, (unsigned long long) size,
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free",
+            gcudai_called(tensor), (unsigned long long) size,
             (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
     }
     GCUDAI_TRY(gcuda_backend_tensor_alloc(
@@ -21140,8 +21153,8 @@ struct gcuda_gallocr {
 // ---- buffers without memory, for tensors that still name one ----
 
 static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory any more: its buffer (%s) has been replaced",
-        gcuda_get_name(tensor), gcuda_backend_buffer_name(buffer));
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory any more: its buffer (%s) has been replaced",
+        gcudai_called(tensor), gcuda_backend_buffer_name(buffer));
 }
 static gcuda_status gcudai_retired_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
@@ -22352,8 +22365,8 @@ static gcuda_status gcudai_want_same_layout(
     const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
     if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src),
-            gcuda_get_name(dst));
+            "%s: %s and %s are NULL or differ in type, shape or strides", what, gcudai_called(src),
+            gcudai_called(dst));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22420,8 +22433,8 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
     if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
         tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
+            gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
@@ -22446,7 +22459,7 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
     if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
+            "view_init: %s is NULL, no view or placed already, or its owner has no memory", gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
@@ -22712,7 +22725,7 @@ static gcuda_status gcudai_compare_has(const struct gcuda_cgraph * g, const stru
         if (g->nodes[i] == node) { return GCUDA_STATUS_SUCCESS; }
     }
     return gcudai_fail(
-        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: '%s' is no node of the graph", gcuda_get_name(node));
+        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: %s is no node of the graph", gcudai_called(node));
 }
 
 static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
@@ -26416,7 +26429,9 @@ static gcuda_status gcudai_cuda_send(
 
 // The status of a copy; what failed says of which tensor it was.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
-    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "copying '%s' from CUDA%d to CUDA%d: %s", name, from, to, gcudai_message);
+    return st == GCUDA_STATUS_SUCCESS
+               ? st
+               : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
 // The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
@@ -26511,7 +26526,7 @@ static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcuda
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
-            "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
+            "%s %llu bytes of %s", what[access], (unsigned long long) size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26549,8 +26564,8 @@ static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is
     err = err != cudaSuccess ? err : end;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
-        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of '%s'",
-            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, name);
+        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of %s",
+            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26596,7 +26611,7 @@ static gcuda_status gcudai_cuda_buffer_copy(
     err = err != cudaSuccess ? err : end;
     const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                                                : gcudai_cuda_fail(err, "cudaMemcpyAsync", device,
-                                                     "copying '%s' to '%s'", src->name, dst->name);
+                                                     "copying %s to %s", gcudai_called(src), gcudai_called(dst));
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -26608,7 +26623,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
     if (tensor->view_src != NULL) {
         if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
+                "view %s and its owner %s are in buffers of different types", gcudai_called(tensor), gcudai_called(tensor->view_src));
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -26617,8 +26632,8 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' (%s) on %s: nb[0] is %llu, want blocks side by side",
-            tensor->name, gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+            gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
     return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size,
@@ -28053,7 +28068,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     if (size == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
+    snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
     const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
@@ -28078,7 +28093,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
     if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
+            "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
     }
     struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
     if (s != NULL && s->is_placed) { // again
@@ -28125,11 +28140,11 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     int failed = 0;
     if (offset != 0 || size != gcuda_nbytes(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
+            "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor), t->name,
             (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
     }
     if (s == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory in its %s buffer", tensor->name, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
@@ -28152,8 +28167,8 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     }
     const gcuda_status st =
         err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of '%s'",
-                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", tensor->name);
+                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of %s",
+                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", gcudai_called(tensor));
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
@@ -28172,7 +28187,7 @@ static gcuda_status gcudai_cuda_split_get(
 static gcuda_status gcudai_cuda_split_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
-        "'%s' is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", tensor->name,
+        "%s is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", gcudai_called(tensor),
         gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
 }
 
@@ -28711,7 +28726,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
-    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
+    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
     const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
     if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
@@ -29632,14 +29647,14 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
     if (c->callback(c->data)) {
-        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before '%s' (%s)", y->name, gcudai_op_lower(y->op));
+        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)", gcudai_called(y), gcudai_op_lower(y->op));
     }
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
     k->factor = gcudai_cuda_factor(cu, y->op);
-    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
-        y->name, gcudai_op_lower(y->op));
+    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at %s (%s)",
+        gcudai_called(y), gcudai_op_lower(y->op));
     c->is_filling = true;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -32390,7 +32405,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
 // What a failed call on the backend's stream becomes.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
+                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -32442,7 +32457,7 @@ static gcuda_status gcudai_cuda_want_ours(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &cu->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is not on %s", what, gcudai_called(t), cu->device->name);
 }
 
 static gcuda_status gcudai_cuda_set_async(
@@ -33296,8 +33311,8 @@ static gcuda_status gcudai_piece_enqueue(
     char * in_slot = s->memory + p->in_slot;
     GCUDAI_CUDA_TRY(cudaMemcpyAsync(s->is_download ? in_slot : on_device, s->is_download ? on_device : in_slot, size,
                         s->is_download ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, up->stream),
-        up->device->index, "%s %llu bytes of '%s'", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
-        p->job->name);
+        up->device->index, "%s %llu bytes of %s", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
+        gcudai_quoted(p->job->name));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -33498,7 +33513,7 @@ static void gcudai_uploader_wait_for(struct gcuda_cuda_uploader * up, gcuda_cuda
 static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
     return job == NULL    ? GCUDA_STATUS_SUCCESS
            : job->message ? gcuda_set_last_error(job->status, job->message)
-                          : gcudai_fail(job->status, "the copy of '%s' failed", job->name);
+                          : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
 // Of a ticket that is done; 0: the first failure that has not been reported.
@@ -33514,8 +33529,8 @@ static gcuda_status gcudai_uploader_check(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &up->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is in %s, this uploader serves buffers of %s", what,
-                     t->name, buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is in %s, this uploader serves buffers of %s", what,
+                     gcudai_called(t), buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
 }
 
 static struct gcudai_upload_job * gcudai_uploader_new_job(struct gcuda_cuda_uploader * up) {
@@ -35547,7 +35562,7 @@ static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int 
             }
         }
     }
-    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s '%s' (%s)%s", what, s->items[i].original->name,
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s %s (%s)%s", what, gcudai_called(s->items[i].original),
         gcuda_op_desc(s->items[i].original), text);
 }
 
@@ -35561,7 +35576,7 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
         if (b < 0) { continue; }
         if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched: '%s' is to be on %s, and a tensor that shares its memory on %s", s->items[i].original->name,
+                "sched: %s is to be on %s, and a tensor that shares its memory on %s", gcudai_called(s->items[i].original),
                 gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
         }
         if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
@@ -36473,7 +36488,7 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
         if (is_wanted && !s->callback(node, false, s->callback_data)) {
-            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at '%s'", node->name);
+            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at %s", gcudai_called(node));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -36866,9 +36881,9 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
-        gcudai_append(out, " '%s'", s->own[rep->why_item].name);
+        gcudai_append(out, " %s", gcudai_called(&s->own[rep->why_item]));
     }
-    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", s->own[rep - s->items].name); }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with %s", gcudai_called(&s->own[rep - s->items])); }
 }
 
 static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
@@ -36880,10 +36895,11 @@ static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
 static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
     const int32_t i = (int32_t) (t - s->own);
     const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
-    gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
+    gcudai_append(out, "  %s %s %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), gcudai_called(t), gcuda_type_name(t->type),
         (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (sources[k] >= 0) { gcudai_append(out, " '%s' (%s)", s->own[sources[k]].name, gcudai_sched_name_of(s, sources[k])); }
+        const int32_t src = sources[k];
+        if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
     }
     gcudai_append(out, ": ");
     gcudai_sched_text_why(s, out, i);
@@ -36896,7 +36912,7 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         split->end - split->first, split->end_copy - split->first_copy);
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         const struct gcudai_sched_copy * copy = &s->copies[c];
-        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->own[copy->item].name,
+        gcudai_append(out, "  copy %s from %s: %llu bytes%s\n", gcudai_called(&s->own[copy->item]),
             gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(&s->own[copy->item]),
             copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
