@@ -4583,6 +4583,16 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
 #include <math.h>
 #include <string.h>
 
+// Query heads that read the same head of K and of V: for attention, in the CPU backend and in the launchers.
+static int64_t gcudai_gcd(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 // codebooks: written by tests/tools/gen_codebooks.py
 // clang-format off
 GCUDAI_TABLE int8_t gcudai_kvalues_iq4nl[16] = {
@@ -17219,15 +17229,6 @@ struct gcudai_attn {
     int64_t n_kv_part, n_parts;     // positions
     double cost;                    // of a position for a query, about two steps of gcudai_work
 };
-
-static int64_t gcudai_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
     struct gcudai_attn a;

@@ -20562,15 +20562,6 @@ struct attn_blocks {
     size_t n_bytes; // of shared memory
 };
 
-static int64_t attn_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 // Sizes that kernels are compiled for, by the larger of DK and DV; 0: the rows of k are longer, and their length is not known when compiling.
 static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
 static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
@@ -20682,7 +20673,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
     a.p = p;
-    const int64_t group = attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
+    const int64_t group = gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
     a.group = divisor_of(group);
     a.n_groups = divisor_of(p.q.ne[2] / group);
     a.n_queries = (int) (p.q.ne[1] * group);
