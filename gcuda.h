@@ -2752,7 +2752,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
-// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0.
+// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0. The largest of -inf alone is -inf; NaN is ignored, and
+// the result only if the window has no number.
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2775,7 +2776,8 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
+// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
+// first.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -18513,20 +18515,20 @@ static float gcudai_pool_mean(const struct gcuda_pool_args * p, const struct gcu
     return (float) (sum / n);
 }
 
-// The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
+// The largest value, and where in the plane its first occurrence is: y * width + x, or -1. NaN only if the window has no number.
 static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w, int64_t * at) {
-    float max = -FLT_MAX;
+    float max = (float) NAN;
     *at = -1;
     for (int64_t y = w->y0; y < w->y1; ++y) {
         for (int64_t x = w->x0; x < w->x1; ++x) {
             const float v = gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || v > max || (max != max && v == v)) {
                 max = v;
                 *at = y * p->x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -FLT_MAX : max;
 }
 
 static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {

@@ -8907,20 +8907,30 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
     return w;
 }
 
-// The largest value and where in the plane its first occurrence is, or -1.
+// Whether v is larger than the largest before it, where NaN is no number.
+static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
+
+// The largest value and where in the plane its first occurrence is; NaN if the window has no number, -FLT_MAX and -1 if it has no element.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
-    float max = -3.402823466e38f;
+    float max = NAN;
     *at = -1;
     for (int64_t y = w.y0; y < w.y1; ++y) {
         for (int64_t x = w.x0; x < w.x1; ++x) {
             const float v = d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || d_pool_is_larger(v, max)) {
                 max = v;
                 *at = y * p.x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -F32_MOST : max;
+}
+
+// A maximum that began as NaN: still NaN if the window has no number, which is -FLT_MAX if it has no element either.
+static inline __device__ float d_pool_max_of(const gcuda_pool_args & p, float max, int64_t ox, int64_t oy) {
+    if (!isnan(max)) { return max; }
+    const d_window w = d_window_of(p, ox, oy);
+    return w.x0 < w.x1 && w.y0 < w.y1 ? max : -F32_MOST;
 }
 
 // Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
@@ -8981,7 +8991,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
         const int64_t y0 = y > 0 ? y : 0, y1 = y + p.k1 < p.x.ne[1] ? y + p.k1 : p.x.ne[1];
         const T * row = (const T *) d_at(p.x, 0, y0, i.i2, i.i3) + x;
         float v[POOL_AHEAD];
-        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         const bool is_inside = x >= 0 && x + (POOL_AHEAD - 1) * step + K <= p.x.ne[0];
         for (int64_t at = y0; at < y1 && is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
             T raw[POOL_AHEAD][K];
@@ -8991,7 +9001,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
                 UNROLL for (int j = 0; j < K; ++j) {
                     const float u = d_f32(raw[k][j]);
-                    v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k];
+                    v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; // fmaxf ignores NaN
                 }
             }
         }
@@ -9007,7 +9017,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
                 UNROLL for (int j = 0; j < K; ++j) {
                     const int64_t from = x + k * step + j;
                     const float u = d_f32(raw[k][j]);
-                    if (from >= 0 && from < p.x.ne[0]) { v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k]; }
+                    if (from >= 0 && from < p.x.ne[0]) { v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; }
                 }
             }
         }
@@ -9015,7 +9025,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
             if (at < p.y.ne[0]) {
                 const float divisor = IS_MAX || is_inside ? whole : d_pool_divisor(p, at);
-                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
+                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) =
+                    IS_MAX ? d_pool_max_of(p, v[k], at, i.i1) : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
             }
         }
     }
@@ -9032,7 +9043,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
         const int n = p.y.ne[0] - i.i0 < N ? (int) (p.y.ne[0] - i.i0) : N;
         const char * row = d_at(p.x, i.i0 * K, y0, i.i2, i.i3);
         float v[N];
-        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         for (int64_t at = y0; at < y1 && n == N; at += K, row += K * (int64_t) p.x.nb[1]) {
             uint4 raw[K][K];
             UNROLL for (int r = 0; r < K; ++r) {
@@ -9044,18 +9055,19 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
                 float u[K * N];
                 UNROLL for (int j = 0; j < K; ++j) { d_unpack<T>(raw[r][j], u + j * N); }
                 UNROLL for (int j = 0; j < K * N; ++j) {
-                    if (at + r < y1) { v[j / K] = !IS_MAX ? v[j / K] + u[j] : u[j] > v[j / K] ? u[j] : v[j / K]; }
+                    if (at + r < y1) { v[j / K] = IS_MAX ? fmaxf(v[j / K], u[j]) : v[j / K] + u[j]; }
                 }
             }
         }
         for (int64_t at = y0; at < y1 && n < N; ++at, row += p.x.nb[1]) {
             UNROLL for (int j = 0; j < K * N; ++j) {
                 const float u = j < K * n ? d_f32(((const T *) row)[j]) : 0.0f;
-                v[j / K] = !IS_MAX ? v[j / K] + u : u > v[j / K] ? u : v[j / K];
+                v[j / K] = IS_MAX ? fmaxf(v[j / K], u) : v[j / K] + u;
             }
         }
         float * to = (float *) d_at(p.y, i.i0, i.i1, i.i2, i.i3);
         UNROLL for (int k = 0; k < N; ++k) {
+            if (IS_MAX) { v[k] = d_pool_max_of(p, v[k], i.i0 + k, i.i1); }
             if (!IS_MAX && k < n) { v[k] = d_pool_mean_of(p, v[k], divisor, i.i0 + k, i.i1, i.i2, i.i3); }
         }
         UNROLL for (int k = 0; k < N; k += 4) {
@@ -9189,11 +9201,12 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
 // Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
 static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
     const float v[4] = { top.x, top.y, low.x, low.y };
-    float max = -3.402823466e38f, y[4];
-    int winner = -1;
-    UNROLL for (int k = 0; k < 4; ++k) {
-        winner = v[k] > max ? k : winner;
-        max = v[k] > max ? v[k] : max;
+    float max = v[0], y[4];
+    int winner = 0;
+    UNROLL for (int k = 1; k < 4; ++k) {
+        const bool is_larger = d_pool_is_larger(v[k], max);
+        winner = is_larger ? k : winner;
+        max = is_larger ? v[k] : max;
     }
     UNROLL for (int k = 0; k < 4; ++k) { y[k] = !is_max || winner == k ? g : 0.0f; }
     *y_top = make_float2(y[0], y[1]);
