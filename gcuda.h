@@ -2273,6 +2273,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
+// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
+// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------

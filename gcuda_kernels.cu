@@ -6599,22 +6599,23 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
 // the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
-// device they are cut into parts, whose sums a launch before leaves in scratch.
+// device they are cut into parts, whose sums a launch before leaves in scratch. A stretch one of whose sums is not finite in F32 is
+// summed again in double.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 #define SCAN_THREADS 256
 
 // Inclusive within the warp.
-static inline __device__ float d_warp_scan(float v) {
+template <typename F> static inline __device__ F d_warp_scan(F v) {
     for (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, v, d);
-        v += (int) threadIdx.x % 32 >= d ? before : 0.0f;
+        const F before = __shfl_up_sync(0xffffffffu, v, d);
+        v += (int) threadIdx.x % 32 >= d ? before : (F) 0;
     }
     return v;
 }
 // Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before it.
-static inline __device__ float d_warp_before(float inclusive) {
-    const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
-    return threadIdx.x % 32 > 0 ? before : 0.0f;
+template <typename F> static inline __device__ F d_warp_before(F inclusive) {
+    const F before = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
 template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
@@ -6681,7 +6682,41 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             sum += (double) own;
         }
         sum = d_block_sum(sum);
+        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // the same on all threads
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
+    }
+
+    // Recomputes a part's sum in double, after a sum in F32 was not finite.
+    static NO_INLINE __device__ double find_double(const d_scan & q, const char * x, int64_t i0, int64_t end) {
+        double sum = 0.0;
+        for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) { sum += (double) d_f32(*(const T *) (x + i * (int64_t) q.p.x.nb[0])); }
+        return d_block_sum(sum);
+    }
+
+    // Recomputes and stores a stretch of n elements in double, after a sum in F32 was not finite. All threads of the block call it and
+    // get the sum up to the end of the stretch.
+    static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
+        __shared__ double sums[SCAN_THREADS / 32]; // of the warps
+        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+        stretch s;
+        s.load(q.p.x, x, n);
+        for (int k = 0; k < 4; ++k) {
+            double own = 0.0;
+            for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
+            const double scan = d_warp_scan(own);
+            __syncthreads(); // the last use of sums is over
+            if (lane == 31) { sums[warp] = scan; }
+            __syncthreads();
+            double left = before;
+            for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+                left += w < warp ? sums[w] : 0.0;
+                before += sums[w];
+            }
+            left += d_warp_before(scan);
+            for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
+        }
+        s.store(q.p.y, y, n);
+        return before;
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
@@ -6696,7 +6731,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         bool is_begin = q.n_parts > 1;
         for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
             stretch s;
-            float scan[4];
+            float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
                 if (!MAY_MISS) { d_wait_before(); }
@@ -6715,7 +6750,6 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
                 for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
                 scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
             }
-            __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
             }
@@ -6728,10 +6762,19 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
-                for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
+                for (int j = 0; j < stretch::N; ++j) {
+                    const float within = left + s.v[k][j];
+                    lost = fmaf(within, 0.0f, lost); // NaN from an infinite sum on, and from NaN
+                    s.v[k][j] = (float) (before + (double) within);
+                }
             }
-            s.template store<MAY_MISS>(q.p.y, y, n);
-            before += (double) total;
+            const double all = (double) total;
+            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; nothing of the stretch is in y, which may be x
+                before = finish_double(q, x, y, n, before);
+            } else {
+                s.template store<MAY_MISS>(q.p.y, y, n);
+                before += all;
+            }
             x += stretch::SIZE * (int64_t) q.p.x.nb[0];
             y += stretch::SIZE * (int64_t) q.p.y.nb[0];
         }

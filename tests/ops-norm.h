@@ -344,6 +344,43 @@ TEST(cumsum_large) { // no element reaches a sum before it
     op_test_run(&t);
 }
 
+// Sums of a vector, a warp, a block or a part leave F32 though no sum from the beginning of the row does; p: the length of runs.
+static void fill_returning(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const int64_t run = *(const int64_t *) c->p, n = a->ne[0];
+    const double large = c->types[k] == GCUDA_TYPE_BF16 ? 0x1.FEp127 : (double) FLT_MAX;
+    (void) r;
+    for (int64_t i = 0; i < arr_n(a); ++i) { // -large, 0 ..., large, large, 0 ..., -large: from -large to large and back
+        const int64_t at = i % n, turn = at / run % 2;
+        a->d[i] = at == 0 ? -large : at % run == 0 ? (turn ? large : -large) : at % run == 1 && at > run ? (turn ? large : -large) : 0.0;
+    }
+}
+static const char * judge_returning(const struct op_case * c, const struct arr * got) {
+    for (int64_t i = 0; i < arr_n(c->out); ++i) { // the sums are exact
+        const double want = c->out->d[i];
+        if (got->d[i] != want) { return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]); }
+    }
+    return NULL;
+}
+static void fill_report(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    static const double x[8] = { -1, 0, 0, 0, 1, 1, -1, 0 };
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = x[i % 8] * (double) FLT_MAX; }
+}
+TEST(cumsum_returns) { // to F32 from beyond it
+    static const int64_t runs[] = { 2, 3, 4, 33, 1023, 4099, 20000 };
+    const struct op_test report = { .types = "F32", .shapes = "8", .n_in = 1, .build = build_cumsum, .ref = ref_cumsum, .judge = judge_returning,
+        .tag = "report", .in = { { .fill = fill_report, .layouts = LAYOUT_ROWS } } };
+    op_test_run(&report);
+    for (int i = 0; i < 7; ++i) {
+        char tag[64];
+        snprintf(tag, sizeof tag, "runs of %d", (int) runs[i]);
+        const struct op_test t = { .types = "F32 BF16", .shapes = "33,2 1000,3 4096 20481,4 242004", .n_in = 1, .p = &runs[i],
+            .build = build_cumsum, .ref = ref_cumsum, .judge = judge_returning, .tag = tag,
+            .in = { { .fill = fill_returning, .layouts = LAYOUT_ROWS } } };
+        op_test_run(&t);
+    }
+}
+
 static void ref_argmax(const struct op_case * c) { // the last of equal ones; NaN only where there is nothing else
     const struct arr * a = c->in[0];
     arr_new(c->out, a->ne[1], 1, 1, 1);
