@@ -5842,7 +5842,24 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
 }
 
 // Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
-// leave the range of F32, a part stores minus the root of their mean instead of the sum.
+// leave the range of F32, a part stores minus the root of their mean instead of the sum. Of elements below 1 it stores both times
+// SMALL_PART, for in F32 they may be subnormal and have few digits.
+#define SMALL_PART 1.2676506002282294e30f // 2^100
+#define SMALL_PART_ROOT 9007199254740992.0f // 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
+static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // of elements times unit
+    const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
+    const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
+    return is_small ? make_float2(mean * (SMALL_PART / unit), -up) : make_float2(mean / unit, -root / unit);
+}
+struct d_norm_found {
+    double mean, squares;
+};
+static inline __device__ d_norm_found d_norm_found_of(const float2 & part, double n) {
+    if (part.y >= 0.0f) { return { (double) part.x, (double) part.y }; }
+    const double down = part.y > -SMALL_PART_ROOT ? 1.0 / (double) SMALL_PART : 1.0, root = (double) part.y * down;
+    return { (double) part.x * down, n * root * root };
+}
+
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
@@ -5852,13 +5869,14 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
         float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+        float2 part = make_float2(mean, sum);
         if (d_norm_is_beyond<KIND>(sum, q.n, p.eps)) {
             const float unit = d_unit(d_row_max<H::THREADS>(d_largest(x)));
             x.all([&](float & v) { v *= unit; });
-            sum = -sqrtf(d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean) / (float) q.n) / unit;
-            mean /= unit;
+            sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+            part = d_norm_part(mean, sum, q.n, unit);
         }
-        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, make_float2(mean, sum)); }
+        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, part); }
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
@@ -5870,13 +5888,15 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_wait_before(); }
         bool is_missing = false;
-        const double first = (double) d_found<float2>(found, &is_missing).x; // sums around it lose no digits
+        const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
             const float2 part = d_found<float2>(found + i, &is_missing);
-            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most), d = (double) part.x - first;
+            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most);
+            const d_norm_found own = d_norm_found_of(part, n);
+            const double d = own.mean - first;
             sum.x += n * d;
-            sum.y += n * d * d + (part.y < 0.0f ? n * (double) part.y * (double) part.y : (double) part.y);
+            sum.y += n * d * d + own.squares;
         }
         if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
         sum = d_block_sums(sum);
@@ -5886,7 +5906,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
             const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            unit = d_unit(fminf((float) (1.0 / right), F32_MOST)); // x * unit is of the order of 1
+            const double length = 1.0 / right; // below F32 where one element of a long row is the least subnormal number
+            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of the order of 1
             shift = (float) ((first + mean) * (double) unit);
             scale = (float) (right / (double) unit);
         }
