@@ -4536,6 +4536,16 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
 // target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
+// The end of the implementation restores what the including file had: gcc, and clang for x86, from a stack. Others have none: clang
+// goes back to its option, MSVC to what its macros say of the option (untested).
+#if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
+#define GCUDAI_HAS_FP_STACK 1
+#else
+#define GCUDAI_HAS_FP_STACK 0
+#endif
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(push)
+#endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -36952,10 +36962,14 @@ void gcuda_backend_sched_print(gcuda_backend_sched_t s) {
 } // extern "C"
 #endif
 
-#if defined(__clang__)
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(pop)
+#elif defined(__clang__)
 #pragma STDC FP_CONTRACT DEFAULT
 #elif defined(__GNUC__)
 #pragma GCC pop_options
+#elif defined(_M_FP_CONTRACT) || defined(_M_FP_FAST) || (defined(_MSC_VER) && _MSC_VER < 1930 && !defined(_M_FP_STRICT))
+#pragma fp_contract(on)
 #endif
 
 #endif // GCUDA_IMPLEMENTATION_DONE
