@@ -2273,6 +2273,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
+// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
+// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2753,7 +2755,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
-// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0.
+// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0. The largest of -inf alone is -inf; NaN is ignored, and
+// the result only if the window has no number.
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2776,7 +2779,8 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
+// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
+// first.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -2930,6 +2934,7 @@ struct gcuda_cgraph {
     struct gcuda_context * ctx;       // where it lives; errors kept there stop building
     void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
     bool no_fusion;                   // see gcuda_graph_set_fusion
+    int n_after;                      // of a slice (gcuda_graph_view): nodes of the graph after those of the slice
 };
 
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
@@ -2945,7 +2950,9 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
+// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
@@ -4533,6 +4540,16 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
 // target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
+// The end of the implementation restores what the including file had: gcc, and clang for x86, from a stack. Others have none: clang
+// goes back to its option, MSVC to what its macros say of the option (untested).
+#if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
+#define GCUDAI_HAS_FP_STACK 1
+#else
+#define GCUDAI_HAS_FP_STACK 0
+#endif
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(push)
+#endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -4583,6 +4600,16 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
 #include <float.h>
 #include <math.h>
 #include <string.h>
+
+// Query heads that read the same head of K and of V: for attention, in the CPU backend and in the launchers.
+static int64_t gcudai_gcd(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
 
 // codebooks: written by tests/tools/gen_codebooks.py
 // clang-format off
@@ -6682,6 +6709,24 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #define gcudai_fail(status, ...) (status)
 #endif
 
+// One of four texts of this thread, of GCUDAI_LABEL_BYTES.
+enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 24 };
+static char * gcudai_label_text(void) {
+    static GCUDAI_THREAD_LOCAL char texts[4][GCUDAI_LABEL_BYTES];
+    static GCUDAI_THREAD_LOCAL int next = 0;
+    next = (next + 1) % 4;
+    return texts[next];
+}
+
+// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+static const char * gcudai_quoted(const char * name) {
+    if (name[0] == '\0') { return "an unnamed tensor"; }
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "'%s'", name);
+    return text;
+}
+static const char * gcudai_called(const struct gcuda_tensor * t) { return t != NULL ? gcudai_quoted(t->name) : "the tensor"; }
+
 // For an object that is NULL because an earlier call failed: its message is appended to the new one.
 static gcuda_status gcudai_null_fail(const char * function, const char * object) {
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is NULL%s%.800s", function, object,
@@ -8109,8 +8154,8 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
     }
     if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
         gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                              "context is full: %llu bytes wanted, %llu of %llu used", (unsigned long long) bytes,
-                              (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
+                              "context is full: %llu bytes wanted, %llu of %llu used: mem_size is too small (0: it grows as needed)",
+                              (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
         return NULL;
     }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
@@ -8206,8 +8251,8 @@ static struct gcuda_tensor * gcudai_tensor_new(
                            gcudai_add_size(offs, n_bytes, &end);
         if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
             st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
-                (unsigned long long) n_bytes, (unsigned long long) offs, root->name,
+                "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes",
+                (unsigned long long) n_bytes, (unsigned long long) offs, gcudai_called(root),
                 (unsigned long long) gcuda_nbytes(root));
         }
     }
@@ -8365,8 +8410,8 @@ void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: %s is NULL or computed by an operation",
+            gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
@@ -8375,7 +8420,7 @@ gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
         return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
+            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
@@ -8398,7 +8443,7 @@ static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' %s", what, gcuda_get_name(t),
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
             t == NULL               ? "is NULL"
             : t->data == NULL       ? "has no memory yet: allocate its context or its graph first"
             : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
@@ -8409,8 +8454,8 @@ static char * gcudai_element(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (i[d] < 0 || i[d] >= t->ne[d]) {
             gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what, (long long) i0,
-                (long long) i1, (long long) i2, (long long) i3, t->name, (long long) t->ne[0], (long long) t->ne[1],
+                "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
+                (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0], (long long) t->ne[1],
                 (long long) t->ne[2], (long long) t->ne[3]);
             return NULL;
         }
@@ -8571,7 +8616,7 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: '%s' is NULL or has no data", gcuda_get_name(tensor));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
         return NULL;
     }
     if (tensor->buffer != NULL) {
@@ -10959,21 +11004,16 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
 
 // What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
-    static GCUDAI_THREAD_LOCAL int next = 0;
-    char * text = texts[next = (next + 1) % 4];
-    if (t->name[0] != '\0') {
-        snprintf(text, sizeof(texts[0]), "'%s'", t->name);
-        return text;
-    }
+    if (t->name[0] != '\0') { return gcudai_called(t); }
+    char * text = gcudai_label_text();
     for (int k = 0; k < 2 * GCUDA_MAX_SRC && y != NULL; ++k) { // the sources first, then their owners
         const struct gcuda_tensor * src = y->src[k % GCUDA_MAX_SRC];
         if (src != NULL && (k < GCUDA_MAX_SRC ? src : src->view_src) == t) {
-            snprintf(text, sizeof(texts[0]), "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
+            snprintf(text, GCUDAI_LABEL_BYTES, "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
             return text;
         }
     }
-    return t == y ? "the result" : "an unnamed tensor";
+    return t == y ? "the result" : gcudai_quoted("");
 }
 
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
@@ -11089,8 +11129,8 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
         if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
             end > gcuda_nbytes(t->view_src)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
-                (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name,
+                "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes", gcudai_called(t),
+                (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
                 (unsigned long long) gcuda_nbytes(t->view_src));
         }
     }
@@ -11107,7 +11147,7 @@ static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const 
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
     if (info == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
     }
     GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
@@ -11214,7 +11254,7 @@ static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const cha
         gcudai_append(&wanted, "%s%s", i > 0 ? " or " : "", gcudai_op_lower(ops[i]));
     }
     return a == NULL ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is NULL, want %s", function, names)
-                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node '%s' is %s, want %s", function, a->name,
+                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node %s is %s, want %s", function, gcudai_called(a),
                            gcudai_op_lower(a->op), names);
 }
 
@@ -11360,9 +11400,9 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
-            "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
+            "[%lld, %lld, %lld, %lld] from %s [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
             "source contiguous",
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], gcudai_called(a), (long long) a->ne[0],
             (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
             gcuda_is_contiguous(a) ? "" : " with gaps");
     }
@@ -13030,8 +13070,8 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
-                d, a->name, (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -17208,15 +17248,6 @@ struct gcudai_attn {
     double cost;                    // of a position for a query, about two steps of gcudai_work
 };
 
-static int64_t gcudai_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
     struct gcudai_attn a;
     a.dk = p->q.ne[0];
@@ -18500,20 +18531,20 @@ static float gcudai_pool_mean(const struct gcuda_pool_args * p, const struct gcu
     return (float) (sum / n);
 }
 
-// The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
+// The largest value, and where in the plane its first occurrence is: y * width + x, or -1. NaN only if the window has no number.
 static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w, int64_t * at) {
-    float max = -FLT_MAX;
+    float max = (float) NAN;
     *at = -1;
     for (int64_t y = w->y0; y < w->y1; ++y) {
         for (int64_t x = w->x0; x < w->x1; ++x) {
             const float v = gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || v > max || (max != max && v == v)) {
                 max = v;
                 *at = y * p->x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -FLT_MAX : max;
 }
 
 static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -19695,8 +19726,8 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
     if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n,
-            is_leaf ? "leafs" : "nodes", g->size, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
+            is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
     }
     if (!is_leaf) {
         gcudai_graph_list_node(g, t);
@@ -19836,7 +19867,8 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
     return GCUDA_STATUS_SUCCESS;
 }
 
-struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+// A slice for one who knows that its use counts are those of the nodes as they are: later nodes are not looked at.
+static struct gcuda_cgraph gcudai_graph_counted_view(struct gcuda_cgraph * graph, int i0, int i1) {
     struct gcuda_cgraph v;
     GCUDAI_ZERO(v);
     if (graph != NULL) {
@@ -19849,7 +19881,14 @@ struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1
         v.leafs = NULL;
         v.n_leafs = 0;
         v.ctx = NULL; // cannot grow
+        v.n_after = 0;
     }
+    return v;
+}
+
+struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+    struct gcuda_cgraph v = gcudai_graph_counted_view(graph, i0, i1);
+    if (graph != NULL) { v.n_after = (int) (graph->nodes + graph->n_nodes + graph->n_after - (v.nodes + v.n_nodes)); }
     return v;
 }
 
@@ -19893,8 +19932,8 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
     const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
     const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
     if (graph == NULL || !is_view || offset < least) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: '%s' is no view, or %llu bytes lie before '%s', or no graph",
-            view ? view->name : "(NULL)", (unsigned long long) offset, of ? of->name : "(none)");
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
+            view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
     }
     GCUDAI_TRY(gcudai_view_fits_at(view, offset));
     for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
@@ -20673,7 +20712,7 @@ static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, stru
     const size_t slot = gcudai_graph_find(b->graph, y);
     if (acc != NULL && (acc->type != GCUDA_TYPE_F32 || !gcuda_are_same_shape(acc, y) || !gcuda_is_contiguous(acc))) {
         return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y,
-            "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
+            "gradient accumulator %s must be f32, contiguous and of the node's shape", gcudai_called(acc));
     }
     if (acc == NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
         acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
@@ -20958,8 +20997,8 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
     if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free",
-            tensor->name, (unsigned long long) size,
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free",
+            gcudai_called(tensor), (unsigned long long) size,
             (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
     }
     GCUDAI_TRY(gcuda_backend_tensor_alloc(
@@ -21133,8 +21172,8 @@ struct gcuda_gallocr {
 // ---- buffers without memory, for tensors that still name one ----
 
 static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory any more: its buffer (%s) has been replaced",
-        gcuda_get_name(tensor), gcuda_backend_buffer_name(buffer));
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory any more: its buffer (%s) has been replaced",
+        gcudai_called(tensor), gcuda_backend_buffer_name(buffer));
 }
 static gcuda_status gcudai_retired_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
@@ -21815,7 +21854,7 @@ static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_c
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
     GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
         const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
         one.no_fusion = true;
         gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
@@ -21861,40 +21900,39 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
     return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
+// Gives the tensors of a graph that fits the plan their places.
+static gcuda_status gcudai_gallocr_assign_graph(gcuda_gallocr_t g, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    for (int i = 0; i < g->n_bufs; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_reset(g->buffers[i]));
+        if (g->buffers[i] != NULL) { g->buffers[i]->checker = g->checks ? g : NULL; }
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i])); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i]->src[k], &g->nodes[i].src[k]));
+        }
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i], &g->nodes[i].node));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i]));
+    }
+    g->is_watching = g->checks;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
     if (galloc == NULL || graph == NULL) {
         return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
-    if (!is_ok) {
-        if (galloc->n_bufs > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
-                galloc->n_bufs);
-        }
-        GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
-    } else {
-        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    if (!is_ok && galloc->n_bufs > 1) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first", galloc->n_bufs);
     }
-    for (int i = 0; i < galloc->n_bufs; ++i) {
-        GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
-        if (galloc->buffers[i] != NULL) { galloc->buffers[i]->checker = galloc->checks ? galloc : NULL; }
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i]->src[k], &galloc->nodes[i].src[k]));
-        }
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    galloc->is_watching = galloc->checks;
-    return GCUDA_STATUS_SUCCESS;
+    if (!is_ok) { GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph)); }
+    return gcudai_gallocr_assign_graph(galloc, graph);
 }
 
 size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id) {
@@ -22346,8 +22384,8 @@ static gcuda_status gcudai_want_same_layout(
     const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
     if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src),
-            gcuda_get_name(dst));
+            "%s: %s and %s are NULL or differ in type, shape or strides", what, gcudai_called(src),
+            gcudai_called(dst));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22414,8 +22452,8 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
     if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
         tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
+            gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
@@ -22440,7 +22478,7 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
     if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
+            "view_init: %s is NULL, no view or placed already, or its owner has no memory", gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
@@ -22706,7 +22744,7 @@ static gcuda_status gcudai_compare_has(const struct gcuda_cgraph * g, const stru
         if (g->nodes[i] == node) { return GCUDA_STATUS_SUCCESS; }
     }
     return gcudai_fail(
-        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: '%s' is no node of the graph", gcuda_get_name(node));
+        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: %s is no node of the graph", gcudai_called(node));
 }
 
 static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
@@ -26410,7 +26448,9 @@ static gcuda_status gcudai_cuda_send(
 
 // The status of a copy; what failed says of which tensor it was.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
-    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "copying '%s' from CUDA%d to CUDA%d: %s", name, from, to, gcudai_message);
+    return st == GCUDA_STATUS_SUCCESS
+               ? st
+               : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
 // The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
@@ -26505,7 +26545,7 @@ static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcuda
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
-            "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
+            "%s %llu bytes of %s", what[access], (unsigned long long) size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26543,8 +26583,8 @@ static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is
     err = err != cudaSuccess ? err : end;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
-        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of '%s'",
-            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, name);
+        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of %s",
+            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26590,7 +26630,7 @@ static gcuda_status gcudai_cuda_buffer_copy(
     err = err != cudaSuccess ? err : end;
     const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                                                : gcudai_cuda_fail(err, "cudaMemcpyAsync", device,
-                                                     "copying '%s' to '%s'", src->name, dst->name);
+                                                     "copying %s to %s", gcudai_called(src), gcudai_called(dst));
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -26602,7 +26642,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
     if (tensor->view_src != NULL) {
         if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
+                "view %s and its owner %s are in buffers of different types", gcudai_called(tensor), gcudai_called(tensor->view_src));
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -26611,8 +26651,8 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' (%s) on %s: nb[0] is %llu, want blocks side by side",
-            tensor->name, gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+            gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
     return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size,
@@ -28047,7 +28087,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     if (size == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
+    snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
     const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
@@ -28072,7 +28112,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
     if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
+            "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
     }
     struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
     if (s != NULL && s->is_placed) { // again
@@ -28119,11 +28159,11 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     int failed = 0;
     if (offset != 0 || size != gcuda_nbytes(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
+            "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor), t->name,
             (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
     }
     if (s == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory in its %s buffer", tensor->name, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
@@ -28146,8 +28186,8 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     }
     const gcuda_status st =
         err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of '%s'",
-                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", tensor->name);
+                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of %s",
+                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", gcudai_called(tensor));
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
@@ -28166,7 +28206,7 @@ static gcuda_status gcudai_cuda_split_get(
 static gcuda_status gcudai_cuda_split_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
-        "'%s' is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", tensor->name,
+        "%s is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", gcudai_called(tensor),
         gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
 }
 
@@ -28705,7 +28745,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
-    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
+    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
     const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
     if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
@@ -29626,14 +29666,14 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
     if (c->callback(c->data)) {
-        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before '%s' (%s)", y->name, gcudai_op_lower(y->op));
+        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)", gcudai_called(y), gcudai_op_lower(y->op));
     }
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
     k->factor = gcudai_cuda_factor(cu, y->op);
-    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
-        y->name, gcudai_op_lower(y->op));
+    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at %s (%s)",
+        gcudai_called(y), gcudai_op_lower(y->op));
     c->is_filling = true;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -29791,18 +29831,20 @@ struct gcudai_cuda_seen {
     bool has_changed; // since the steps were made
 };
 
+struct gcudai_cuda_index { // of tensors, by address
+    const struct gcuda_tensor ** keys;
+    int32_t * at;
+    size_t mask;
+};
+
 // The tensors of a graph: its nodes in their order, then whatever else they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
     uint64_t hash;  // of all shapes, and of that
-};
-
-struct gcudai_cuda_index { // of tensors, by address
-    const struct gcuda_tensor ** keys;
-    int32_t * at;
-    size_t mask;
+    struct gcudai_cuda_index index; // of a slice; else without keys
+    uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
 
 static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
@@ -29854,6 +29896,7 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
 
 static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     gcudai_free(look->seen);
+    gcudai_free((void *) look->index.keys);
     GCUDAI_ZERO(*look);
 }
 
@@ -29892,13 +29935,42 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
-// Counts the uses of tensor t, or of its owner if it is a view without an operation, where they are nodes.
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+// The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
+static void gcudai_cuda_used_nodes(const struct gcudai_cuda_index * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
         const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
-        if (read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < look->n_nodes) { look->seen[x->at[slot]].shape.n_uses++; }
+        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < n_nodes;
+        used[k] = is_node ? x->at[slot] : -1;
     }
+}
+
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    int32_t used[2];
+    gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
+    for (int k = 0; k < 2; ++k) {
+        if (used[k] >= 0) { look->seen[used[k]].shape.n_uses++; }
+    }
+}
+
+// Nodes of the graph after the slice that may read what it would not write. One node alone is never fused.
+static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
+    return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
+}
+
+// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
+static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            int32_t used[2] = { -1, -1 };
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k];
+            if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
+            if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
+            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? (hash + (uint64_t) used[j] + 1) * 0x9e3779b97f4a7c15u : hash; }
+        }
+    }
+    return hash;
 }
 
 static void gcudai_cuda_look_fill(
@@ -29918,6 +29990,7 @@ static void gcudai_cuda_look_fill(
             if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
     }
+    look->readers = gcudai_cuda_readers(x, graph, look);
     for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
         look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
@@ -29943,7 +30016,11 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
     look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
     if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    gcudai_free((void *) x.keys);
+    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
+        look->index = x;
+    } else {
+        gcudai_free((void *) x.keys);
+    }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
@@ -29996,6 +30073,12 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
     return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
 }
 
+// Whether later nodes of the graph use the nodes of a slice as they did.
+static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+    const bool is_slice = gcudai_cuda_n_after(graph) > 0;
+    return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+}
+
 // Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
 // graph NULL: the plan's own nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
@@ -30008,7 +30091,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
         is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
-    return is_same;
+    return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
 }
 
 // Takes over the values as they are now; whether any has changed.
@@ -31763,6 +31846,7 @@ static gcuda_status gcudai_cuda_plan_make(
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -32340,7 +32424,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
 // What a failed call on the backend's stream becomes.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
+                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -32392,7 +32476,7 @@ static gcuda_status gcudai_cuda_want_ours(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &cu->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is not on %s", what, gcudai_called(t), cu->device->name);
 }
 
 static gcuda_status gcudai_cuda_set_async(
@@ -33246,8 +33330,8 @@ static gcuda_status gcudai_piece_enqueue(
     char * in_slot = s->memory + p->in_slot;
     GCUDAI_CUDA_TRY(cudaMemcpyAsync(s->is_download ? in_slot : on_device, s->is_download ? on_device : in_slot, size,
                         s->is_download ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, up->stream),
-        up->device->index, "%s %llu bytes of '%s'", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
-        p->job->name);
+        up->device->index, "%s %llu bytes of %s", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
+        gcudai_quoted(p->job->name));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -33448,7 +33532,7 @@ static void gcudai_uploader_wait_for(struct gcuda_cuda_uploader * up, gcuda_cuda
 static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
     return job == NULL    ? GCUDA_STATUS_SUCCESS
            : job->message ? gcuda_set_last_error(job->status, job->message)
-                          : gcudai_fail(job->status, "the copy of '%s' failed", job->name);
+                          : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
 // Of a ticket that is done; 0: the first failure that has not been reported.
@@ -33464,8 +33548,8 @@ static gcuda_status gcudai_uploader_check(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &up->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is in %s, this uploader serves buffers of %s", what,
-                     t->name, buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is in %s, this uploader serves buffers of %s", what,
+                     gcudai_called(t), buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
 }
 
 static struct gcudai_upload_job * gcudai_uploader_new_job(struct gcuda_cuda_uploader * up) {
@@ -35079,6 +35163,7 @@ struct gcuda_backend_sched {
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
     uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
@@ -35496,7 +35581,7 @@ static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int 
             }
         }
     }
-    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s '%s' (%s)%s", what, s->items[i].original->name,
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s %s (%s)%s", what, gcudai_called(s->items[i].original),
         gcuda_op_desc(s->items[i].original), text);
 }
 
@@ -35510,7 +35595,7 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
         if (b < 0) { continue; }
         if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched: '%s' is to be on %s, and a tensor that shares its memory on %s", s->items[i].original->name,
+                "sched: %s is to be on %s, and a tensor that shares its memory on %s", gcudai_called(s->items[i].original),
                 gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
         }
         if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
@@ -35801,7 +35886,24 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
+// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
+        for (int k = 0; k < 2 * GCUDA_MAX_SRC; ++k) { // a source, then its owner if it is a view without an operation
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k / 2];
+            const bool is_owner = k % 2 != 0;
+            if (src == NULL || (is_owner && (src->op != GCUDA_OP_NONE || src->view_src == NULL))) { continue; }
+            const size_t item = gcudai_map_get(&s->map, is_owner ? src->view_src : src);
+            if (item == GCUDAI_NONE) { continue; }
+            if (g != NULL) { gcudai_graph_count_use(g, s->items[item].t); }
+            hash = (hash + (uint64_t) item + 1) * 0x9e3779b97f4a7c15u;
+        }
+    }
+    return hash;
+}
+
+static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
     s->graph = g;
@@ -35810,13 +35912,14 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
+    s->readers = gcudai_sched_readers(s, graph, g);
     for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
-        struct gcuda_cgraph view = gcuda_graph_view(g, s->splits[i].first, s->splits[i].end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(g, s->splits[i].first, s->splits[i].end);
         if (backend->iface.graph_optimize != NULL) { GCUDAI_TRY(backend->iface.graph_optimize(backend, &view)); }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -35976,7 +36079,7 @@ static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgra
     if (n_can > 0) { memset(s->can, 0, n_can); }
     gcudai_sched_group(s);
     GCUDAI_TRY(gcudai_sched_assign(s));
-    GCUDAI_TRY(gcudai_sched_divide(s));
+    GCUDAI_TRY(gcudai_sched_divide(s, graph));
     s->last_run = 0; // the patches name the first copies
     return gcudai_sched_list(s);
 }
@@ -36107,12 +36210,13 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     const bool is_same = s->n_old_nodes == s->n_alloc_nodes && s->n_old_leafs == s->n_alloc_leafs &&
                          gcudai_sched_same_memory(s, s->node_ids, s->old_ids, s->n_old_nodes) &&
                          gcudai_sched_same_memory(s, s->leaf_ids, s->old_ids + s->n_old_nodes, s->n_old_leafs);
-    if (s->n_backends == 1) { GCUDAI_TRY(gcudai_sched_sync(s)); } // an allocator with one buffer may move it by itself
-    if (!is_same || gcuda_gallocr_alloc_graph(s->galloc, &g) != GCUDA_STATUS_SUCCESS) {
+    bool fits = false;
+    if (is_same) { GCUDAI_TRY(gcudai_gallocr_plan_fits(s->galloc, &g, &fits)); }
+    if (!fits) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
-        GCUDAI_TRY(gcuda_gallocr_alloc_graph(s->galloc, &g));
     }
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
@@ -36398,12 +36502,12 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
             node = s->items[s->graph->nodes[end++] - s->own].original;
             is_wanted = s->callback(node, true, s->callback_data);
         }
-        struct gcuda_cgraph view = gcuda_graph_view(s->graph, first, end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, first, end);
         s->backends[split->backend].given++;
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
         if (is_wanted && !s->callback(node, false, s->callback_data)) {
-            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at '%s'", node->name);
+            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at %s", gcudai_called(node));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -36497,7 +36601,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     }
     GCUDAI_TRY(gcudai_sched_run_copies(s, split));
     if (s->callback != NULL) { return gcudai_sched_run_asking(s, split); }
-    struct gcuda_cgraph view = gcuda_graph_view(s->graph, split->first, split->end);
+    struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, split->first, split->end);
     b->given++;
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
@@ -36617,6 +36721,7 @@ static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
 static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
     for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
+    is_same = is_same && s->readers == gcudai_sched_readers(s, graph, NULL);
     return is_same && (!has_changed || gcudai_sched_can_follow(s));
 }
 
@@ -36795,9 +36900,9 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
-        gcudai_append(out, " '%s'", s->own[rep->why_item].name);
+        gcudai_append(out, " %s", gcudai_called(&s->own[rep->why_item]));
     }
-    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", s->own[rep - s->items].name); }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with %s", gcudai_called(&s->own[rep - s->items])); }
 }
 
 static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
@@ -36809,10 +36914,11 @@ static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
 static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
     const int32_t i = (int32_t) (t - s->own);
     const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
-    gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
+    gcudai_append(out, "  %s %s %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), gcudai_called(t), gcuda_type_name(t->type),
         (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (sources[k] >= 0) { gcudai_append(out, " '%s' (%s)", s->own[sources[k]].name, gcudai_sched_name_of(s, sources[k])); }
+        const int32_t src = sources[k];
+        if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
     }
     gcudai_append(out, ": ");
     gcudai_sched_text_why(s, out, i);
@@ -36825,7 +36931,7 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         split->end - split->first, split->end_copy - split->first_copy);
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         const struct gcudai_sched_copy * copy = &s->copies[c];
-        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->own[copy->item].name,
+        gcudai_append(out, "  copy %s from %s: %llu bytes%s\n", gcudai_called(&s->own[copy->item]),
             gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(&s->own[copy->item]),
             copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
@@ -36860,10 +36966,14 @@ void gcuda_backend_sched_print(gcuda_backend_sched_t s) {
 } // extern "C"
 #endif
 
-#if defined(__clang__)
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(pop)
+#elif defined(__clang__)
 #pragma STDC FP_CONTRACT DEFAULT
 #elif defined(__GNUC__)
 #pragma GCC pop_options
+#elif defined(_M_FP_CONTRACT) || defined(_M_FP_FAST) || (defined(_MSC_VER) && _MSC_VER < 1930 && !defined(_M_FP_STRICT))
+#pragma fp_contract(on)
 #endif
 
 #endif // GCUDA_IMPLEMENTATION_DONE
