@@ -405,7 +405,7 @@ def cases():
     prefixed = {"a": r"copy_a|^one_", "b": r"copy_b|^two_"}
     add("two prefixed copies gcc", "user", copies("gcc", "c99", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
     add("two prefixed copies g++", "full", copies("g++", "c++11", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
-    for macro in ("GCUDA_NO_CUDA", "GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD"):
+    for macro in ("GCUDA_NO_CUDA", "GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD", "GCUDA_NO_GGUF"):
         level = "full" if macro == "GCUDA_NO_CUBLAS" else "ci"
         add(f"{macro} gcc", level, with_flags("gcc", "c99", "impl.c", ["-O1", f"-D{macro}"]))
     # without threads it must link without a thread library
