@@ -19480,6 +19480,7 @@ struct d_attn_mma {
     int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
+    int n_section;         // WGMMA: units of row blocks that are worked on together
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
     float scale, cap;      // cap 0: none
 };
@@ -19559,7 +19560,7 @@ static inline __device__ uint2 d_attn_word_without_classes(const d_attn_mma & a,
     const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
     return make_uint2(n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1, n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1);
 }
-static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
@@ -19572,21 +19573,26 @@ static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, c
     }
     return all;
 }
-static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
-    return a.classes == nullptr                             ? d_attn_word_without_classes(a, word)
+static NO_INLINE __device__ uint2 d_attn_call_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return d_attn_word_of_several(a, b, word);
+}
+// CALLS: by calls of functions, not in a kernel with wgmma, whose registers they would move.
+template <bool CALLS> static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return a.classes == nullptr                       ? d_attn_word_without_classes(a, word)
            : b.n_planes == 1 && b.class0 == b.class1 ? b.classes[word]
-                                                            : d_attn_word_of_several(a, b, word);
+           : CALLS                                    ? d_attn_call_word_of_several(a, b, word)
+                                                      : d_attn_word_of_several(a, b, word);
 }
 
 // Goes over the visible tiles of a block. All lanes of a warp do the same.
-struct d_attn_walk {
+template <bool CALLS> struct d_attn_walk_of {
     int word, rank; // of the next tile: its word, its number among the visible ones
     uint32_t seen, full;
 
     inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
         while (true) {
             while (seen == 0) {
-                const uint2 w = d_attn_word(a, b, ++word);
+                const uint2 w = d_attn_word<CALLS>(a, b, ++word);
                 seen = w.x;
                 full = w.y;
             }
@@ -19615,14 +19621,14 @@ struct d_attn_walk {
         }
         const int lane = (int) threadIdx.x % 32;
         const uint2 none = { 0, 0 };
-        uint2 own = lane < a.n_words ? d_attn_word(a, b, lane) : none;
+        uint2 own = lane < a.n_words ? d_attn_word<CALLS>(a, b, lane) : none;
         int total = __popc(own.x);
-        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
+        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word<CALLS>(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
         const int first = first_of(total, a, split), n = first_of(total, a, split + 1) - first;
         rank = 0;
         NO_UNROLL for (int w0 = 0; n > 0; w0 += 32) {
-            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word(a, b, w0 + lane) : none; }
+            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word<CALLS>(a, b, w0 + lane) : none; }
             int upto = __popc(own.x); // and all lanes before
             for (int k = 1; k < 32; k *= 2) {
                 const int v = __shfl_up_sync(0xffffffffu, upto, k);
@@ -19643,6 +19649,7 @@ struct d_attn_walk {
         return n;
     }
 };
+typedef d_attn_walk_of<true> d_attn_walk;
 
 // ---- k and v in shared memory ----
 // Copies n_rows positions from j0 to shared memory, by `step` threads. A row begins there as far after a multiple of 16 as it does in
@@ -20648,6 +20655,400 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
     }
 }
 
+template <typename T> struct d_attn_wg_type { // of k and v
+    static constexpr bool is_bf16 = false;
+    typedef __half2 pair;
+    static inline __device__ pair pair_of(float v) { return __float2half2_rn(v); }
+};
+template <> struct d_attn_wg_type<__nv_bfloat16> {
+    static constexpr bool is_bf16 = true;
+    typedef __nv_bfloat162 pair;
+    static inline __device__ pair pair_of(float v) { return __float2bfloat162_rn(v); }
+};
+
+// ---- many rows on warpgroup matrix instructions (9.0a) ----
+// A block has 64 rows for each of its consumer warpgroups, and one warp that brings in k and v (>>k-sm90): a stage is TILES tiles of 64
+// positions, k and v with a full and an empty barrier of their own. A warpgroup starts the scores of the next stage and the values of
+// this one together, and makes the softmax of the next while its values are summed.
+//   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
+//   shared  q, and two stages of k and v
+template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
+    static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
+    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = 2;
+    static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
+    static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (PARTS * q_bytes + stages * (k_bytes + v_bytes)); // 1024: to align
+};
+
+#if D_SM90
+enum { ATTN_WG_FULL = 1, ATTN_WG_LAST = 2 }; // all rows see all of a tile; the item has no stage after this one
+template <int STAGES> struct d_attn_wg_ring { // shared memory: addresses
+    uint32_t q, k, v, k_full, k_empty, v_full, v_empty;
+    int * codes; // [stage][2]: of each tile its position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+};
+
+// Item number n. Where rows see different numbers of tiles the longest come first, over all heads of a section at once, so that blocks end
+// together; the k and v of a section stay in the L2 cache.
+static inline __device__ int d_attn_wg_item(const d_attn_mma & a, int n, int n_items) {
+    const int n_rows = (int) a.n_row_blocks.n, section = n / (a.n_section * n_rows), first = section * a.n_section * n_rows;
+    const int n_units = a.n_section * n_rows < n_items - first ? a.n_section : (n_items - first) / n_rows, row = (n - first) / n_units;
+    return first + (n - first - row * n_units) * n_rows + row;
+}
+
+// The warp that brings in k and v.
+template <typename S>
+static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S::stages> & ring) {
+    const int lane = (int) threadIdx.x % 32, n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    d_pipeline_state<S::stages> at = { 0, 1 };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
+        d_attn_walk_of<false> walk;
+        const int n_tiles = walk.begin(a, b, split), first = walk.rank;
+        for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
+            int j0[S::tiles];
+            bool is_full[S::tiles];
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                j0[i] = a.n_tiles * ATTN_TILE; // after the last position: zeros
+                is_full[i] = false;
+                if (n + i < n_tiles) {
+                    walk.go_to(a, b, first + n + i);
+                    j0[i] = walk.tile() * ATTN_TILE;
+                    is_full[i] = walk.is_full();
+                }
+            }
+            const uint32_t k_full = ring.k_full + 8 * at.index, v_full = ring.v_full + 8 * at.index;
+            d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
+            if (lane == 0) {
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    ring.codes[2 * at.index + i] = 4 * j0[i] + (is_full[i] ? ATTN_WG_FULL : 0) + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
+                }
+                d_mbarrier_arrive_expect(k_full, S::k_bytes);
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    UNROLL for (int panel = 0; panel < S::k_bytes / S::panel_bytes; ++panel) {
+                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, j0[i], k_head, b.s, k_full);
+                    }
+                }
+            }
+            d_mbarrier_wait(ring.v_empty + 8 * at.index, at.phase);
+            if (lane == 0) {
+                d_mbarrier_arrive_expect(v_full, S::v_bytes);
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    UNROLL for (int panel = 0; panel < S::v_bytes / S::panel_bytes; ++panel) {
+                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, j0[i], v_head, b.s, v_full);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The 16 rows of q of a warp, as T in panels of 64 elements of all rows with 128-byte swizzle, and the exponents that were taken out. Up to
+// 2048 elements of them arrive together. q is F32, its rows at multiples of 16 bytes.
+template <typename S, int DK, int PARTS>
+static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int * exponents, int row0) {
+    constexpr int quads = (DK + 127) / 128, n = 16 / quads; // of a lane and row; rows at a time
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
+    UNROLL for (int first = row0; first < row0 + 16; first += n) {
+        float4 v[n][quads];
+        UNROLL for (int i = 0; i < n; ++i) {
+            const char * x = first + i < b.n_rows ? d_attn_q_row(a, b, first + i) : nullptr;
+            UNROLL for (int k = 0; k < quads; ++k) {
+                const int d = 4 * lane + 128 * k;
+                v[i][k] = x != nullptr && d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        UNROLL for (int i = 0; i < n; ++i) {
+            const int row = first + i;
+            float max = 0.0f;
+            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+            const int exponent = S::is_bf16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
+            if (lane == 0) { exponents[row] = exponent; }
+            UNROLL for (int k = 0; k < quads; ++k) {
+                const int d = 4 * lane + 128 * k;
+                float x[4] = { v[i][k].x, v[i][k].y, v[i][k].z, v[i][k].w };
+                if (exponent != 0) {
+                    UNROLL for (int e = 0; e < 4; ++e) { x[e] = ldexpf(x[e], -exponent); }
+                }
+                UNROLL for (int part = 0; part < PARTS; ++part) {
+                    if (d < (DK + 63) / 64 * 64) {
+                        *(uint2 *) (q + part * S::q_bytes + d / 64 * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
+                            make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
+                    }
+                    UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
+                }
+            }
+        }
+    }
+}
+
+// s = q k: elements of 64 rows and of the positions of a stage.
+template <typename S, typename T, int DK>
+static inline __device__ void d_attn_wg_scores(float (&s)[S::positions / 2], uint32_t q, uint32_t k, int n_parts) {
+    const uint64_t b = d_desc_k_128(k);
+    UNROLL for (int part = 0; part < 2; ++part) {
+        if (part < n_parts) {
+            const uint64_t a = d_desc_k_128(q + part * S::q_bytes);
+            UNROLL for (int i = 0; i < DK / 16; ++i) {
+                d_wgmma_ss(T(), s, a + i / 4 * (S::q_panel_bytes / 16) + i % 4 * 2, b + i / 4 * (S::panel_bytes / 16) + i % 4 * 2, part + i > 0 ? 1 : 0);
+            }
+        }
+    }
+}
+// o += w v
+template <typename S, typename T, int DV>
+static inline __device__ void d_attn_wg_values(float (&o)[DV / 2], const uint32_t (&w)[S::positions / 4], uint32_t v) {
+    const uint64_t b = d_desc_mn_128(v, S::panel_bytes);
+    UNROLL for (int i = 0; i < S::positions / 16; ++i) { d_wgmma_rs<true>(T(), o, w + 4 * i, b + 128 * i, 1); }
+}
+
+// Biases of this lane's positions of a tile with some of which not every row sees, as pairs of F16: word 2 i + r of the columns 8 i + 2 t and
+// the next (t = lane % 4), row 8 r + lane / 4.
+static inline __device__ void d_attn_wg_biases(uint32_t (&bias)[16], const char * const (&mask)[2], int j0, int n_kv) {
+    j0 += (int) threadIdx.x % 4 * 2;
+    if (j0 + 58 <= n_kv) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { bias[2 * i + r] = mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0; }
+        }
+        return;
+    }
+    UNROLL for (int i = 0; i < 8; ++i) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int n = n_kv - j0 - 8 * i; // a mask has an even number of positions
+            bias[2 * i + r] = n < 2 ? (n < 1 ? 0xfc00fc00u : 0xfc000000u) : mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0;
+        }
+    }
+}
+// Scores of a tile that is not full.
+template <int DT> static inline __device__ void d_attn_wg_mask(float * s, const d_attn_state<DT, 1> & st, const uint32_t (&bias)[16]) {
+    UNROLL for (int i = 0; i < 32; ++i) {
+        const float x = d_low(bias[i / 4 * 2 + i / 2 % 2] >> 16 * (i % 2));
+        s[i] = x == -INFINITY ? -INFINITY : s[i] + st.slope[0][i / 2 % 2] * x;
+    }
+}
+
+// Positions of a tile that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite. So a row of v that
+// no row of this warp sees, and that is not finite, becomes zeros: a warp looks at 16 of the 64 positions, two lanes at one.
+template <typename S, int DV, int DT>
+static inline __device__ void d_attn_wg_clean(char * v, const d_attn_state<DT, 1> & st, int j0, int n_kv) {
+    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 % 4 * 16, row = row0 + lane / 2;
+    typedef typename S::pair pair;
+    pair nans = S::pair_of(0.0f); // 0 * x is 0, or NaN
+    UNROLL for (int i = lane % 2; i < DV / 8; i += 2) {
+        const uint4 x = *(const uint4 *) (v + i / 8 * S::panel_bytes + row * 128 + (i % 8 ^ row % 8) * 16);
+        const uint32_t w[4] = { x.x, x.y, x.z, x.w };
+        UNROLL for (int k = 0; k < 4; ++k) {
+            pair p;
+            memcpy(&p, w + k, 4);
+            nans = __hfma2(p, S::pair_of(0.0f), nans);
+        }
+    }
+    const bool is_bad = __low2float(nans) != 0.0f || __high2float(nans) != 0.0f; // also of NaN
+    uint32_t bad = __ballot_sync(0xffffffffu, is_bad);
+    NO_UNROLL for (bad = (bad | bad >> 1) & 0x55555555u; bad != 0; bad &= bad - 1) { // rare
+        const int k = (__ffs((int) bad) - 1) / 2, j = j0 + row0 + k;
+        bool sees = false;
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const uint32_t bias = st.mask[0][r] != nullptr && j < n_kv ? *(const uint16_t *) (st.mask[0][r] + 2 * (int64_t) j) : 0;
+            sees = sees || (st.is_row[0][r] && j < n_kv && bias != 0xfc00u);
+        }
+        if (__any_sync(0xffffffffu, sees)) { continue; }
+        for (int i = lane; i < DV / 8; i += 32) {
+            *(uint4 *) (v + i / 8 * S::panel_bytes + (row0 + k) * 128 + (i % 8 ^ (row0 + k) % 8) * 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with.
+template <int H, int DT>
+static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_state<DT, 1> & st, const float (&unit)[2], float (&factor)[2]) {
+    UNROLL for (int r = 0; r < 2; ++r) {
+        float max = -INFINITY, sum = 0.0f;
+        UNROLL for (int i = 0; i < H; i += 4) { max = fmaxf(max, fmaxf(s[i + 2 * r], s[i + 2 * r + 1])); }
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+        max = fmaxf(st.max[0][r], max * unit[r]);
+        const float base = max == -INFINITY ? 0.0f : max;
+        factor[r] = d_exp2(st.max[0][r] - base);
+        st.max[0][r] = max;
+        UNROLL for (int i = 2 * r; i < H; i += 4) {
+            s[i] = d_exp2(s[i] * unit[r] - base);
+            s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
+            sum += s[i] + s[i + 1];
+        }
+        st.sum[0][r] = st.sum[0][r] * factor[r] + sum;
+    }
+}
+
+template <int DT> static inline __device__ float (&d_attn_wg_out(d_attn_state<DT, 1> & st))[4 * DT] { return *(float (*)[4 * DT]) st.o; }
+
+// Within 2e-7; without a call, which would move registers that wgmma uses.
+static inline __device__ float d_attn_wg_tanh(float x) { return 1.0f - __fdividef(2.0f, d_exp2(2.0f * ATTN_LOG2E * x) + 1.0f); }
+
+// The stage whose values are summed next.
+template <typename S> struct d_attn_wg_step {
+    int code[S::tiles];
+};
+
+// Scores of a stage, which are on their way, to weights.
+template <typename S, int DT>
+static inline __device__ void d_attn_wg_finish(float (&s)[S::positions / 2], d_attn_wg_step<S> & step, const d_attn_mma & a, d_attn_state<DT, 1> & st,
+    const uint32_t (&bias)[S::tiles][16], float (&factor)[2]) {
+    int all = step.code[0];
+    UNROLL for (int i = 1; i < S::tiles; ++i) { all &= step.code[i]; }
+    float unit[2] = { st.unit[0][0], st.unit[0][1] };
+    if ((all & ATTN_WG_FULL) == 0 || a.cap != 0.0f || a.scale < 0.0f) { // the largest score is not that of the largest product
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] *= unit[i / 2 % 2]; }
+        unit[0] = unit[1] = 1.0f;
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i]); }
+    }
+    UNROLL for (int i = 0; i < S::tiles; ++i) {
+        if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_mask(s + 32 * i, st, bias[i]); }
+    }
+    d_attn_wg_soften(s, st, unit, factor);
+}
+
+// A consumer warpgroup: 64 rows of each item.
+template <typename S, typename T, int DK, int DV, int PARTS>
+static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S::stages> & ring, char * q_rows, char * v_rows, int * exponents) {
+    constexpr bool is_bf16 = S::is_bf16;
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, row0 = (int) threadIdx.x / 32 * 16;
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    d_pipeline_state<S::stages> k_at = { 0, 0 }, v_at = { 0, 0 };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        d_attn_wg_put_q<S, DK, PARTS>(a, b, q_rows, exponents, row0);
+        d_fence_async();
+        d_named_sync(1 + group, 128);
+        d_attn_state<DV / 8, 1> st;
+        d_attn_begin(st, a, b, row0, exponents);
+        float (&o)[DV / 2] = d_attn_wg_out(st);
+        float s[S::positions / 2], factor[2];
+        uint32_t w[S::positions / 4], bias[S::tiles][16];
+        d_attn_wg_step<S> step;
+        // scores of the next stage begin
+        auto begin = [&]() {
+            d_mbarrier_wait(ring.k_full + 8 * k_at.index, k_at.phase);
+            UNROLL for (int i = 0; i < S::tiles; ++i) { step.code[i] = ring.codes[2 * k_at.index + i]; }
+            d_wgmma_fence();
+            d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
+            d_wgmma_commit();
+        };
+        auto fetch_biases = [&]() {
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_biases(bias[i], st.mask[0], step.code[i] / 4, a.n_kv); }
+            }
+        };
+        auto free_k = [&]() {
+            if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
+            k_at.next();
+        };
+        auto round = [&]() {
+            UNROLL for (int i = 0; i < S::positions / 4; ++i) { w[i] = d_attn_pair<is_bf16>(s[2 * i], s[2 * i + 1]); }
+        };
+        // values of the stage whose weights are in w begin
+        auto add_values = [&](const d_attn_wg_step<S> & at) {
+            d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
+            bool is_mixed = false;
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                if ((at.code[i] & ATTN_WG_FULL) == 0) {
+                    d_attn_wg_clean<S, DV>(v_rows + v_at.index * S::v_bytes + i * (ATTN_TILE * 128), st, at.code[i] / 4, a.n_kv);
+                    is_mixed = true;
+                }
+            }
+            if (is_mixed) {
+                d_fence_async();
+                d_named_sync(1 + group, 128);
+            }
+            d_wgmma_fence();
+            d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
+            d_wgmma_commit();
+        };
+        auto free_v = [&]() {
+            if (lane == 0) { d_mbarrier_arrive(ring.v_empty + 8 * v_at.index); }
+            v_at.next();
+        };
+        begin();
+        fetch_biases();
+        d_wgmma_wait<0>();
+        d_wgmma_read(s);
+        free_k();
+        d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+        round();
+        NO_UNROLL while ((step.code[0] & ATTN_WG_LAST) == 0) {
+            const d_attn_wg_step<S> last = step;
+            begin();
+            add_values(last);
+            fetch_biases();
+            d_wgmma_wait<1>();
+            d_wgmma_read(s);
+            free_k();
+            d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+            d_wgmma_wait<0>();
+            d_wgmma_read(o);
+            free_v();
+            UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] *= factor[i / 2 % 2]; }
+            round();
+        }
+        add_values(step);
+        d_wgmma_wait<0>();
+        d_wgmma_read(o);
+        free_v();
+        UNROLL for (int r = 0; r < 2; ++r) {
+            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 1);
+            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 2);
+        }
+        d_attn_store<DV / 8, 1>(st, a, b, row0, split);
+    }
+}
+#endif // D_SM90
+
+// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_has_wg)
+template <typename T, int DK, int DV, int PARTS>
+static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
+#if D_SM90
+    typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[4 * S::stages];
+    __shared__ int codes[2 * S::stages], exponents[S::rows];
+    char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
+    d_attn_wg_ring<S::stages> ring;
+    ring.q = d_shared_address(q_rows);
+    ring.k = ring.q + PARTS * S::q_bytes;
+    ring.v = ring.k + S::stages * S::k_bytes;
+    ring.k_full = d_shared_address(barriers);
+    ring.k_empty = ring.k_full + 8 * S::stages;
+    ring.v_full = ring.k_empty + 8 * S::stages;
+    ring.v_empty = ring.v_full + 8 * S::stages;
+    ring.codes = codes;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::stages; ++i) {
+            d_mbarrier_init(ring.k_full + 8 * i, 1);
+            d_mbarrier_init(ring.v_full + 8 * i, 1);
+            d_mbarrier_init(ring.k_empty + 8 * i, 4 * S::consumers); // a lane of each consumer warp
+            d_mbarrier_init(ring.v_empty + 8 * i, 4 * S::consumers);
+        }
+        d_mbarrier_fence_init();
+    }
+    d_take_turn();
+    __syncthreads();
+    if ((int) threadIdx.x >= 128 * S::consumers) {
+        d_give_registers<40>();
+        if ((int) threadIdx.x / 32 == 4 * S::consumers) { d_attn_wg_fetch<S>(a, k_map, v_map, ring); }
+    } else {
+        d_take_registers<232>();
+        d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring, q_rows, v_rows, exponents);
+    }
+#else
+    (void) a, (void) k_map, (void) v_map;
+#endif
+}
+
 // ---- adding splits ----
 // Adds the splits of a row: a block has 128 elements of it, a lane four, a warp every fourth split; then the warps are added in order. Every
 // warp finds the largest score and the sum of weights for itself, while the first eight of its splits arrive.
@@ -20721,6 +21122,7 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 256) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
     const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type);
+    if (c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
     if (!has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     return c->fits_split ? GCUDA_FLASH_ATTN_SPLIT : GCUDA_FLASH_ATTN_PLAIN;
 }
@@ -20838,6 +21240,64 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
 }
 
+#define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
+// Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
+static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
+    static const int sizes[] = { 64, 80, 96, 128, 256 };
+    const int64_t d = p.k.ne[0] > p.v.ne[0] ? p.k.ne[0] : p.v.ne[0];
+    for (int size : sizes) {
+        if (d <= size) { return size; }
+    }
+    return 0;
+}
+// f(kernel, shape) of type and size, where there is one.
+template <typename T, int D, int PARTS, typename F> static gcuda_status attn_with_wg_of(F f) { return f(k_attn_wg<T, D, D, PARTS>, d_attn_wg_shape<T, D, D, PARTS>()); }
+template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size, F f) {
+    if (type == GCUDA_TYPE_BF16) {
+        return size == 64    ? attn_with_wg_of<__nv_bfloat16, 64, 2>(f)
+               : size == 128 ? attn_with_wg_of<__nv_bfloat16, 128, 2>(f)
+                             : GCUDA_STATUS_UNSUPPORTED;
+    }
+    switch (size) {
+        case 64: return attn_with_wg_of<__half, 64, 1>(f);
+        case 80: return attn_with_wg_of<__half, 80, 1>(f);
+        case 96: return attn_with_wg_of<__half, 96, 1>(f);
+        case 128: return attn_with_wg_of<__half, 128, 1>(f);
+        case 256: return attn_with_wg_of<__half, 256, 1>(f);
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+static bool attn_is_wide_q(const gcuda_flash_attn_ext_args & p) {
+    return p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+}
+// Biases can be read in pairs.
+static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
+    return p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
+}
+static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
+
+static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
+    const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
+    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p)) { return false; }
+    if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
+    if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
+    cudaFuncAttributes attributes = {};
+    w.has_pair = false;
+    w.mt = 1;
+    w.per_sm = 1;
+    a.n_steps = size / 16;
+    const int64_t unit_bytes = (p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1];
+    a.n_section = p.mask.data == nullptr || unit_bytes > ATTN_WG_SECTION ? 1 : (int) (ATTN_WG_SECTION / unit_bytes);
+    const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
+        w.n_warps = shape.threads / 32;
+        w.block_rows = shape.rows;
+        w.n_bytes = shape.shared_bytes;
+        // without code for 9.0a a kernel has no static shared memory
+        return asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
+    });
+    return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes, p.max_shared);
+}
+
 // What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
 struct attn_plan {
     d_attn_mma a;
@@ -20875,8 +21335,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a.v.stride = a.k.stride;
         a.v.tile_bytes = a.k.tile_bytes;
     }
-    d_attn_mma rows = a;
-    attn_blocks rows_w = x.w;
+    d_attn_mma rows = a, wg = a;
+    attn_blocks rows_w = x.w, wg_w = x.w;
     gcuda_flash_attn_case c;
     memset(&c, 0, sizeof(c));
     c.capability = capability_major() * 100 + device_attribute(cudaDevAttrComputeCapabilityMinor) * 10;
@@ -20886,16 +21346,22 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.dv = p.v.ne[0];
     c.n_rows = a.n_queries;
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
+    c.fits_wgmma = attn_set_wg(p, wg, wg_w);
     c.fits_rows = attn_set_rows(p, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
     x.path = gcuda_flash_attn_choose(&c);
     if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT ? c.fits_split : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
+        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT   ? c.fits_split
+                         : p.plan.path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma
+                                                                 : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
         x.path = can ? p.plan.path : x.path;
     }
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
         x.w = rows_w;
+    } else if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
+        a = wg;
+        x.w = wg_w;
     }
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
     a.n_row_blocks = divisor_of(n_row_blocks);
@@ -20904,8 +21370,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
     a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
-    a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
-    a.is_wide_q = p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+    a.is_wide_mask = attn_is_wide_mask(p);
+    a.is_wide_q = attn_is_wide_q(p);
     a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
     a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
@@ -20939,11 +21405,13 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) {
-    const int64_t n = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
+template <typename... P, typename... A> static gcuda_status attn_launch(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... more) {
+    const int64_t n_items = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+    // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
+    const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
+    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a, more...)
+                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a, more...);
 }
 
 template <int KT, int DT, bool HAS_CODES> static gcuda_status attn_launch_eights(const attn_plan & x, gcuda_stream stream) {
@@ -20962,7 +21430,20 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     }
 }
 
+#ifdef __CUDACC__
+static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
+    const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    d_tensor_map k, v;
+    if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
+    return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch(kernel, x, stream, k, v); });
+}
+#else
+static gcuda_status attn_launch_wg(const attn_plan &, gcuda_stream) { return device_lacks(); }
+#endif
+
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
+    if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }
     if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
         const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
         return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
