@@ -21013,7 +21013,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 #if D_SM90
     typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[4 * S::stages];
+    D_SHARED_MBARRIERS(barriers, 4 * S::stages);
     __shared__ int codes[2 * S::stages], exponents[S::rows];
     char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
@@ -21430,7 +21430,6 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     }
 }
 
-#ifdef __CUDACC__
 static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
     const tensor_map_encoder encode = find_tensor_map_encoder();
@@ -21438,9 +21437,6 @@ static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
     return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch(kernel, x, stream, k, v); });
 }
-#else
-static gcuda_status attn_launch_wg(const attn_plan &, gcuda_stream) { return device_lacks(); }
-#endif
 
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }
