@@ -16747,6 +16747,30 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 // All of these instructions stand here and nowhere else; products, convolutions and attention are written with the functions below.
 // They compile to nothing where they are not called: only the bodies of kernels ask for D_SM90. Addresses in shared memory are numbers
 // (d_shared_address), as the instructions take them: an mbarrier is eight bytes at a multiple of eight.
+//
+// HOW A KERNEL IS WRITTEN. Copies and products run by themselves; threads start them and wait for them. So that both always have something
+// to do, different threads of a block do the two, and a ring of stages in shared memory lies between them.
+//   roles      a warpgroup is four warps. One is the producer: a single thread of it starts copies. The others are consumers, which
+//              multiply. Each role is one branch of one if, and begins with d_give_registers or d_take_registers
+//   stage      a place in shared memory for one step of both operands, with two mbarriers. `full`: its phase is over when the producer has
+//              arrived once and the bytes that it expects have landed. `empty`: when each consumer warp has arrived once, in a cluster those
+//              of all blocks that the copy lands in
+//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes); d_tma_load...(full); next stage
+//   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_... ; d_wgmma_commit; d_wgmma_wait<0>; one lane of each warp
+//              calls d_mbarrier_arrive(empty); next stage. With d_wgmma_wait<1> the tensor cores never run dry: what is over then are the
+//              products of the step before, and its stage is the one to give back
+//   phases     a stage is used again and again, and a wait names only the parity of the phase: d_pipeline_state counts both. A producer
+//              begins with parity 1, so that its first round of waits for `empty` returns at once
+//   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init, then all meet: __syncthreads, in clusters d_cluster_sync
+//   end        no copy may be under way to a block that has ended: every phase that copies belong to is waited for, and a cluster's
+//              blocks end together (d_cluster_sync)
+// Rules that compilers do not check and hardware answers with wrong numbers or a hang:
+//   1. the producer expects exactly the bytes that its copies bring, before them    2. a stage is given back after d_wgmma_wait, not before
+//   3. descriptor and tensor map say the same swizzle, from a multiple of 1024 on   4. a barrier's count is the arrivals that really come
+//   5. operands written by threads: d_fence_async by each of them before they arrive at a barrier    6. d_wgmma_fence before the first wgmma
+//   after a wait; nobody touches accumulators between    7. all four warps of a warpgroup execute the same wgmmas
+// k_example of tests/sim/test-sm90.cpp is a whole small kernel; the test breaks each of these rules in it, and the simulated device, which
+// runs the same code (tests/sim/sim-sm90.h), says which.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
 #define D_SM90 1
 #else
@@ -17114,8 +17138,8 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 // =====================================================================================================
 // >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
 // =====================================================================================================
-// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90; bodies under D_SM90 do not run on the
-// simulated device: tests/sim/test-fragments.cpp covers what is around them, and tests/hw/test-warp-groups.c the whole on a device.
+// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90. tests/hw/test-warp-groups.c covers the
+// whole, on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1); tests/sim/test-fragments.cpp what is around the instructions.
 //
 // A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
 // warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
