@@ -247,7 +247,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
 //   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
 //   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
-//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
+//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext and its gradient; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
 //                                gated_linear_attn. In the same way
 
 #ifndef GCUDA_ASSERT
@@ -596,6 +596,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
 #define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
 #define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
+#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
@@ -749,6 +750,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
 #define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
@@ -4395,6 +4397,9 @@ struct gcuda_flash_attn_case {
     bool fits_rows, fits_split;      // two stages fit in the shared memory that a block may have
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
+    const struct gcuda_flash_attn_ext_back_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcuda_flash_attn_ext_back_args * args);
 
 // =====================================================================================================
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
@@ -29292,7 +29297,8 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
+        case GCUDA_OP_FLASH_ATTN_EXT:
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_IM2COL_3D:
@@ -29422,7 +29428,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes))
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
+    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
 // clang-format on
 
 // The launchers take their own struct, these take the union.
@@ -29601,6 +29608,7 @@ static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op 
         case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
         case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
         case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: args->flash_attn_ext_back.max_shared = cu->max_shared; break;
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_CONV_2D:
@@ -29766,8 +29774,8 @@ struct gcudai_cuda_cut {
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
+// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
