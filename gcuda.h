@@ -2641,7 +2641,7 @@ struct gcuda_flash_attn_ext_back_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    void * scratch;    // launchers: gcuda_flash_attn_ext_back_scratch_bytes
+    void * scratch;    // launchers: gcuda_flash_attn_ext_back_scratch_bytes; with tensor cores q, dy, k and v in BF16 as well
 };
 enum gcuda_flash_attn_grad { GCUDA_FLASH_ATTN_GRAD_Q, GCUDA_FLASH_ATTN_GRAD_K, GCUDA_FLASH_ATTN_GRAD_V, GCUDA_FLASH_ATTN_GRAD_SINKS };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
@@ -17668,7 +17668,7 @@ static void gcudai_flash_attn_back_work(const struct gcuda_tensor * y, struct gc
     const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(p);
     const size_t row = (size_t) (p->q.ne[0] + p->v.ne[0]), n_floats = (GCUDAI_ATTN_BLOCK + GCUDAI_ATTN_TILE) * row;
     const int64_t n_bytes = gcudai_product(p->q.ne[1], p->q.ne[2], p->q.ne[3], (int64_t) sizeof(struct gcudai_attn_query));
-    w->n_phases = p->sinks.data != NULL || y->src[6] != NULL ? 3 : 2;
+    w->n_phases = y->src[6] != NULL ? 3 : 2;
     w->n_items[0] = p->q.ne[3] * p->q.ne[2] * a.n_blocks;
     w->item_cost[0] = 200.0 + (double) a.block * (80.0 + a.cost * (double) p->k.ne[1]);
     w->n_items[1] = p->q.ne[3] * a.n_units * a.n_tiles;
