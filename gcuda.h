@@ -2589,6 +2589,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
+    GCUDA_FLASH_ATTN_WGMMA, // the same on warpgroup matrix instructions and TMA, 128 rows a block
 };
 struct gcuda_flash_attn_plan {
     enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
@@ -4387,6 +4388,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
 // What the path is chosen by, and the choice:
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned;
 //             DK or DV not a multiple of 8; DK above 640 or DV above 256; too little shared memory
+//     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    more than 32 rows, k and v F16 or BF16, and shared memory for it
 //     SPLIT   otherwise
 struct gcuda_flash_attn_case {
@@ -4395,6 +4397,8 @@ struct gcuda_flash_attn_case {
     int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of Q8_0 and Q4_0 of 2; elements of a row next to each other
     bool fits_rows, fits_split;      // two stages fit in the shared memory that a block may have
+    bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, strides at multiples of 16 bytes, and sizes
+                                     // up to 256 (BF16: 128)
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(

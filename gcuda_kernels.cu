@@ -18,6 +18,7 @@
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
 //   >>k-mul-mat-vec  products of block formats with up to 8 columns, on tensor cores 16
 //   >>k-mul-mat-vec-float  products of float weights with up to 8 columns
+//   >>k-sm90      what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
 //   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
 //   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
 //   >>k-attention attention in one pass
@@ -35,6 +36,7 @@
 #include "gcuda.h"
 #if defined(GCUDAI_SIM)
 #include "sim_mma.h"
+#include "sim_sm90.h"
 #endif
 
 // =====================================================================================================
@@ -16661,13 +16663,382 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 }
 #endif // part 14
 
+#if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
+// =====================================================================================================
+// >>k-sm90   what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+// =====================================================================================================
+// All of these instructions stand here and nowhere else; products, convolutions and attention are written with the functions below.
+// They compile to nothing where they are not called: only the bodies of kernels ask for D_SM90. Addresses in shared memory are numbers
+// (d_shared_address), as the instructions take them: an mbarrier is eight bytes at a multiple of eight.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
+#define D_SM90 1
+#else
+#define D_SM90 0
+#endif
+
+// An instruction; on the simulated device a call of tests/sim/include/sim_sm90.h.
+#ifdef __CUDACC__
+#define D_PTX(instruction, call) instruction
+#else
+#define D_PTX(instruction, call) call
+#endif
+
+// Of a kernel whose blocks come in clusters of n along x; the grid is a multiple of it. Its body begins with D_IN_CLUSTER(n).
+#if D_SM90 && defined(__CUDACC__)
+#define D_CLUSTER(n) __cluster_dims__(n, 1, 1)
+#else
+#define D_CLUSTER(n)
+#endif
+#define D_IN_CLUSTER(n) D_PTX((void) 0, sim_cluster(n))
+
+// n mbarriers of a kernel. On the simulated device blocks of a cluster would share what is declared otherwise.
+#ifdef __CUDACC__
+#define D_SHARED_MBARRIERS(name, n) alignas(8) __shared__ uint64_t name[n]
+#else
+#define D_SHARED_MBARRIERS(name, n)                                                                      \
+    uint64_t * const name = (uint64_t *) sim_block_shared([]() -> const void * {                         \
+        static char key;                                                                                 \
+        return &key;                                                                                     \
+    }(), 8 * (size_t) (n))
+#endif
+
+// What cuTensorMapEncodeTiled makes (tensor_map_of). A kernel takes it as D_GRID_CONSTANT const argument, never as a copy.
+struct alignas(64) d_tensor_map {
+    uint64_t words[16];
+};
+
+// Stage of a ring of N, and the parity of its phase. A consumer waits on the stages' full barriers and begins with { 0, 0 }. A producer
+// waits on their empty barriers and begins with { 0, 1 }: the phase before a barrier's first counts as over, so that no wait blocks in
+// the first round.
+template <int N> struct d_pipeline_state {
+    int index;
+    uint32_t phase;
+    inline __device__ void next() {
+        index = index + 1 == N ? 0 : index + 1;
+        phase ^= index == 0 ? 1u : 0u;
+    }
+};
+
+// The address of dynamic shared memory or of D_SHARED_MBARRIERS.
+static inline __device__ uint32_t d_shared_address(const void * p) {
+#ifdef __CUDACC__
+    return (uint32_t) __cvta_generic_to_shared(p);
+#else
+    return sim_shared_address(p);
+#endif
+}
+
+// ---- mbarrier ----
+// A phase is over when n_arrivals threads have arrived and as many bytes have landed as were expected; then the next one begins.
+
+// By one thread, which then calls d_mbarrier_fence_init; __syncthreads or d_cluster_sync before any other thread uses it.
+static inline __device__ void d_mbarrier_init(uint32_t bar, int n_arrivals) {
+    D_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_arrivals) : "memory"), sim_mbarrier_init(bar, n_arrivals));
+}
+// The barriers of this thread's d_mbarrier_init are seen by TMA and by the other blocks of the cluster.
+static inline __device__ void d_mbarrier_fence_init() { D_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), sim_mbarrier_fence_init()); }
+// Returns once the phase of this parity is over: 0 for a barrier's first, third, ... phase, 1 for the others and the one before the first.
+// Whoever waits must not fall two phases behind: parity would be that of a later one.
+static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
+#ifdef __CUDACC__
+    uint32_t is_over;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(is_over)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    } while (is_over == 0);
+#else
+    sim_mbarrier_wait(bar, parity);
+#endif
+}
+static inline __device__ void d_mbarrier_arrive(uint32_t bar) {
+    D_PTX(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive(bar, -1));
+}
+// At the barrier of the same address in block `rank` of the cluster.
+static inline __device__ void d_mbarrier_arrive_at(uint32_t bar, int rank) {
+    D_PTX(asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+                 "r"(rank)
+                 : "memory"), sim_mbarrier_arrive(bar, rank));
+}
+// Arrives, and the phase waits for n_bytes more. Before the copies that bring them.
+static inline __device__ void d_mbarrier_arrive_expect(uint32_t bar, int n_bytes) {
+    D_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), (sim_mbarrier_expect(bar, n_bytes), sim_mbarrier_arrive(bar, -1)));
+}
+// The same without arriving.
+static inline __device__ void d_mbarrier_expect(uint32_t bar, int n_bytes) {
+    D_PTX(asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), sim_mbarrier_expect(bar, n_bytes));
+}
+// Arrives once this thread's d_copy_16 so far have landed; counts as one of n_arrivals.
+static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
+    D_PTX(asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive_after_copies(bar));
+}
+
+// ---- TMA: asynchronous copies by one thread ----
+// Loads land in shared memory at some time before the phase of `bar` is over that was told to expect their bytes. Plain ones are n_bytes
+// in a row, everything at multiples of 16. Multicast ones land at the same address in each block of the cluster whose bit is set in
+// `blocks`, and count at the barrier of the same address there.
+static inline __device__ void d_tma_load(uint32_t to, const void * from, int n_bytes, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(n_bytes), "r"(bar)
+                 : "memory"), sim_tma_load(to, from, n_bytes, bar, 0));
+}
+static inline __device__ void d_tma_load_multicast(uint32_t to, const void * from, int n_bytes, uint32_t bar, uint16_t blocks) {
+    D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(bar), "h"(blocks)
+                 : "memory"), sim_tma_load(to, from, n_bytes, bar, blocks));
+}
+// The box of a tensor map whose first element is at these coordinates (x along dimension 0); elements outside are zeros and count as
+// bytes. `to` at a multiple of 128 bytes, with 128-byte swizzle of 1024.
+static inline __device__ void d_tma_load_2d(uint32_t to, const d_tensor_map & map, int x, int y, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y));
+}
+static inline __device__ void d_tma_load_3d(uint32_t to, const d_tensor_map & map, int x, int y, int z, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z));
+}
+static inline __device__ void d_tma_load_4d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w));
+}
+static inline __device__ void d_tma_load_5d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, int v, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+                 "[%7];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w, v));
+}
+static inline __device__ void d_tma_load_4d_multicast(
+    uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar, uint16_t blocks) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
+                 "%4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "h"(blocks)
+                 : "memory"), sim_tma_load_box(to, &map, bar, blocks, x, y, z, w));
+}
+// Into the L2 cache alone the descriptor that a kernel is about to use.
+static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
+    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
+}
+
+// Stores read shared memory that was written before d_fence_async. Groups end with d_tma_commit and belong to the thread: after
+// d_tma_wait_read<N> all but its last N groups have read shared memory, after d_tma_wait<N> they have also written.
+static inline __device__ void d_tma_store(void * to, uint32_t from, int n_bytes) {
+    D_PTX(asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory"), sim_tma_store(to, from, n_bytes));
+}
+// Elements of the box that are outside are not written.
+static inline __device__ void d_tma_store_2d(const d_tensor_map & map, int x, int y, uint32_t from) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y));
+}
+static inline __device__ void d_tma_store_3d(const d_tensor_map & map, int x, int y, int z, uint32_t from) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y), "r"(z),
+                 "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y, z));
+}
+static inline __device__ void d_tma_store_4d(const d_tensor_map & map, int x, int y, int z, int w, uint32_t from) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map), "r"(x), "r"(y),
+                 "r"(z), "r"(w), "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y, z, w));
+}
+static inline __device__ void d_tma_commit() { D_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), sim_tma_commit()); }
+template <int N> static inline __device__ void d_tma_wait_read() { D_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"), sim_tma_wait(N, true)); }
+template <int N> static inline __device__ void d_tma_wait() { D_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"), sim_tma_wait(N, false)); }
+
+// What this thread wrote to shared memory by itself is seen by wgmma and TMA that begin after a barrier which it arrives at from now on.
+static inline __device__ void d_fence_async() { D_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), sim_fence_async()); }
+
+// ---- blocks of a cluster, named barriers, registers ----
+static inline __device__ int d_cluster_rank() {
+    int rank;
+    D_PTX(asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)), rank = sim_cluster_rank());
+    return rank;
+}
+// By all threads of the cluster. Also last of all in a kernel to whose shared memory another block may still send.
+static inline __device__ void d_cluster_sync() {
+    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"), sim_cluster_sync());
+}
+// Barrier 1 .. 15 of a block (0 is that of __syncthreads): over when n_threads, a multiple of 32, have come with sync or arrive.
+static inline __device__ void d_named_sync(int id, int n_threads) { D_PTX(asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, true)); }
+static inline __device__ void d_named_arrive(int id, int n_threads) {
+    D_PTX(asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, false));
+}
+// By all four warps of a warpgroup: registers of a thread from now on, a multiple of 8 from 24 to 256. The kernel has __launch_bounds__
+// with blocks per multiprocessor; giving comes first in one branch, taking first in the other.
+template <int N> static inline __device__ void d_give_registers() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
+template <int N> static inline __device__ void d_take_registers() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
+
+// ---- wgmma: descriptors of operands in shared memory ----
+// A matrix of 16-bit elements (8-bit and 32-bit ones: the same bytes) is laid out in one of these ways, by rows of m or n:
+//   d_desc_k_128(at)             K-major, 128-byte swizzle: a row's 64 elements of k are 128 bytes, rows follow each other, `at` is a
+//                                multiple of 1024. The next 16 elements of k: + 2. What a tensor map with boxes of 128 bytes makes.
+//   d_desc_mn_128(at, panel)     MN-major, 128-byte swizzle, with TRANS: 64 elements of m or n for one k are 128 bytes, the next k
+//                                follows; the next 64 elements of m or n are `panel` bytes further (a multiple of 1024), if there
+//                                are more. The next 16 k: + 128. What the same map makes of a matrix whose rows are k.
+//   d_desc_plain(at, plane)      K-major without swizzle: a row's eight elements of k are 16 bytes, rows follow each other, the next
+//                                eight elements of k are `plane` bytes further. Any row, at a multiple of 16, may be the first.
+// With 128-byte swizzle the 16 bytes c of row r of 128 bytes are at c ^ (r % 8), counted from a multiple of 1024.
+enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // as in bits 62 and 63
+
+// leading, stride: bytes. K-major: stride to the next eight rows; leading only without swizzle, to the next eight elements of k.
+// MN-major: leading to the next 128 (64, 32) bytes of m or n, stride to the next eight k.
+template <int SWIZZLE> static inline __device__ uint64_t d_desc(uint32_t at, uint32_t leading, uint32_t stride) {
+    return (uint64_t) ((at & 0x3ffffu) >> 4) | (uint64_t) (leading >> 4) << 16 | (uint64_t) (stride >> 4) << 32 | (uint64_t) SWIZZLE << 62;
+}
+static inline __device__ uint64_t d_desc_k_128(uint32_t at) { return d_desc<SWIZZLE_128>(at, 16, 1024); }
+static inline __device__ uint64_t d_desc_mn_128(uint32_t at, uint32_t panel) { return d_desc<SWIZZLE_128>(at, panel, 1024); }
+static inline __device__ uint64_t d_desc_plain(uint32_t at, int plane) { return d_desc<SWIZZLE_NONE>(at, (uint32_t) plane, 128); }
+
+// ---- wgmma: products of a warpgroup ----
+// By all 128 threads: d_wgmma_fence, some products, d_wgmma_commit; d_wgmma_wait<N>: all but the last N groups are over. In between
+// operands in shared memory stay as they are, and nobody touches accumulators (the next products may) or a's registers.
+// d_wgmma_fence also comes after other instructions have written these.
+static inline __device__ void d_wgmma_fence() { D_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), sim_wgmma_fence()); }
+static inline __device__ void d_wgmma_commit() { D_PTX(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), sim_wgmma_commit()); }
+template <int N> static inline __device__ void d_wgmma_wait() { D_PTX(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"), sim_wgmma_wait(N)); }
+// After a wait, for accumulators that are read next: the compiler moves no read to before it.
+template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
+#ifdef __CUDACC__
+    UNROLL for (int i = 0; i < H; ++i) { asm volatile("" : "+f"(d[i])::"memory"); }
+#else
+    sim_wgmma_read(d, H);
+#endif
+}
+
+// d = a b + (adds != 0 ? d : 0), of F16, BF16 (16 elements of k) or F32 as TF32 (8), which the first argument says; 64 rows.
+//   d    float[N / 2] for N columns: warp w of the group has rows 16 w .. 16 w + 15, registers 4 j .. 4 j + 3 of a lane its two elements of
+//        columns 8 j .. 8 j + 7 as those of mma.m16n8: row lane / 4 columns 2 (lane % 4) and the next, then row lane / 4 + 8
+//   a    _ss: descriptor; _rs: four registers, as those of mma.m16n8k16 (TF32: m16n8k8)
+//   b    descriptor
+//   d_wgmma_rs<TRANS_B>, d_wgmma_ss<TRANS_B, TRANS_A>: true for an operand that is MN-major; 16-bit types only
+#ifndef __CUDACC__
+template <typename T>
+static inline void d_sim_wgmma(T, float * d, int n, const uint32_t * registers, uint64_t a, uint64_t b, int adds, bool trans_a, bool trans_b) {
+    sim_wgmma_op op = { sizeof(T) == 4 ? SIM_WGMMA_TF32 : std::is_same<T, __half>::value ? SIM_WGMMA_F16 : SIM_WGMMA_BF16, n, registers != nullptr,
+        trans_a, trans_b, adds, a, b, {} };
+    if (registers != nullptr) { memcpy(op.registers, registers, sizeof(op.registers)); }
+    sim_wgmma(op, d);
+}
+#endif
+#define D_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D_F8(i) D_F4(i), D_F4(i + 4)
+#define D_F16(i) D_F8(i), D_F8(i + 8)
+#define D_F_8 D_F8(0)
+#define D_F_16 D_F16(0)
+#define D_F_20 D_F_16, D_F4(16)
+#define D_F_24 D_F_16, D_F8(16)
+#define D_F_32 D_F_16, D_F16(16)
+#define D_F_36 D_F_32, D_F4(32)
+#define D_F_40 D_F_32, D_F8(32)
+#define D_F_48 D_F_32, D_F16(32)
+#define D_F_56 D_F_48, D_F8(48)
+#define D_F_64 D_F_48, D_F16(48)
+#define D_F_80 D_F_64, D_F16(64)
+#define D_F_96 D_F_80, D_F16(80)
+#define D_F_128 D_F_96, D_F16(96), D_F16(112)
+
+#define D_R10(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
+#define D_R_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define D_R_16 D_R10() ", %10, %11, %12, %13, %14, %15"
+#define D_R_20 D_R10() ", " D_R10(1)
+#define D_R_24 D_R_20 ", %20, %21, %22, %23"
+#define D_R_30 D_R_20 ", " D_R10(2)
+#define D_R_32 D_R_30 ", %30, %31"
+#define D_R_36 D_R_32 ", %32, %33, %34, %35"
+#define D_R_40 D_R_30 ", " D_R10(3)
+#define D_R_48 D_R_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define D_R_50 D_R_40 ", " D_R10(4)
+#define D_R_56 D_R_50 ", %50, %51, %52, %53, %54, %55"
+#define D_R_60 D_R_50 ", " D_R10(5)
+#define D_R_64 D_R_60 ", %60, %61, %62, %63"
+#define D_R_80 D_R_60 ", " D_R10(6) ", " D_R10(7)
+#define D_R_90 D_R_80 ", " D_R10(8)
+#define D_R_96 D_R_90 ", %90, %91, %92, %93, %94, %95"
+#define D_R_120 D_R_90 ", " D_R10(9) ", " D_R10(10) ", " D_R10(11)
+#define D_R_128 D_R_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+
+// Columns, accumulators, and the numbers of the operands after them.
+#define D_WGMMA_SIZES(X, T, KIND, TAIL)                   \
+    X(T, KIND, TAIL, 16, 8, 8, 9, 10, 11, 12, 13, 14)            \
+    X(T, KIND, TAIL, 32, 16, 16, 17, 18, 19, 20, 21, 22)         \
+    X(T, KIND, TAIL, 40, 20, 20, 21, 22, 23, 24, 25, 26)         \
+    X(T, KIND, TAIL, 48, 24, 24, 25, 26, 27, 28, 29, 30)         \
+    X(T, KIND, TAIL, 64, 32, 32, 33, 34, 35, 36, 37, 38)         \
+    X(T, KIND, TAIL, 72, 36, 36, 37, 38, 39, 40, 41, 42)         \
+    X(T, KIND, TAIL, 80, 40, 40, 41, 42, 43, 44, 45, 46)         \
+    X(T, KIND, TAIL, 96, 48, 48, 49, 50, 51, 52, 53, 54)         \
+    X(T, KIND, TAIL, 112, 56, 56, 57, 58, 59, 60, 61, 62)        \
+    X(T, KIND, TAIL, 128, 64, 64, 65, 66, 67, 68, 69, 70)        \
+    X(T, KIND, TAIL, 160, 80, 80, 81, 82, 83, 84, 85, 86)        \
+    X(T, KIND, TAIL, 192, 96, 96, 97, 98, 99, 100, 101, 102)     \
+    X(T, KIND, TAIL, 256, 128, 128, 129, 130, 131, 132, 133, 134)
+
+#define D_WGMMA_RS(T, KIND, TAIL, N, H, a0, a1, a2, a3, b_, p_, tb)                                                          \
+    template <bool TRANS_B = false> static inline __device__ void d_wgmma_rs(T, float (&d)[H], const uint32_t * a, uint64_t b, int adds) { \
+        D_PTX(asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
+                     " {" D_R_##H "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1" TAIL(", %" #tb) ";\n}"     \
+                     : D_F_##H                                                                                               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(TRANS_B ? 1 : 0)),                \
+            d_sim_wgmma(T(), d, N, a, 0, b, adds, false, TRANS_B));                                                                     \
+    }
+#define D_WGMMA_SS(T, KIND, TAIL, N, H, a_, b_, p_, ta, tb, i5, i6)                                                          \
+    template <bool TRANS_B = false, bool TRANS_A = false>                                                                   \
+    static inline __device__ void d_wgmma_ss(T, float (&d)[H], uint64_t a, uint64_t b, int adds) {                           \
+        D_PTX(asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
+                     " {" D_R_##H "}, %" #a_ ", %" #b_ ", p, 1, 1" TAIL(", %" #ta ", %" #tb) ";\n}"                           \
+                     : D_F_##H                                                                                               \
+                     : "l"(a), "l"(b), "r"(adds), "n"(TRANS_A ? 1 : 0), "n"(TRANS_B ? 1 : 0)),                              \
+            d_sim_wgmma(T(), d, N, nullptr, a, b, adds, TRANS_A, TRANS_B));                                                             \
+    }
+#define D_WITH_TRANS(s) s
+#define D_NO_TRANS(s) ""
+D_WGMMA_SIZES(D_WGMMA_RS, __half, "k16.f32.f16.f16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_SS, __half, "k16.f32.f16.f16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_RS, __nv_bfloat16, "k16.f32.bf16.bf16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_SS, __nv_bfloat16, "k16.f32.bf16.bf16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_RS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
+D_WGMMA_SIZES(D_WGMMA_SS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
+
+// ---- tensor maps, on the host ----
+typedef int (*tensor_map_encoder)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
+    const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
+
+// The driver's function; NULL where it has none, or could not be asked.
+static tensor_map_encoder find_tensor_map_encoder() {
+    void * found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
+    return asked(err) && result == cudaDriverEntryPointSuccess ? (tensor_map_encoder) found : nullptr;
+}
+
+// Of an array of F16, BF16 or F32 (rounded to TF32 on the way): boxes of box[0] x box[1] x box[2] x box[3] elements in 128-byte swizzle,
+// box[0] of them 128 bytes at most, the others 256 at most. Elements of a row are adjacent; data and the other strides are multiples of 16
+// bytes, those of dimensions of size 1 are not read. False: the driver refuses, and the error is noted (asked).
+static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, const uint32_t (&box)[4], d_tensor_map * map) {
+    uint64_t ne[4], nb[3];
+    const uint32_t size = (uint32_t) gcuda_type_size(x.type), steps[4] = { 1, 1, 1, 1 };
+    for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
+    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * size + 15) / 16 * 16; }
+    enum { FLOAT16 = 6, BFLOAT16 = 9, TFLOAT32 = 11, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
+    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : x.type == GCUDA_TYPE_BF16 ? BFLOAT16 : TFLOAT32;
+    // the numbers of the driver's errors are those of the runtime's
+    return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
+}
+#endif // parts 7, 13 and 90
+
 #if GCUDAI_PART(13)
 // =====================================================================================================
 // >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
 // =====================================================================================================
-// Elsewhere there is no code and gcuda_has_warp_groups says so. What stands between the words __CUDA_ARCH_FEAT_SM90_ALL and
-// 9.0a is all in this file that the simulated device cannot run; tests/sim/test-fragments.cpp covers what is around it, and
-// tests/hw/test-warp-groups.c the whole on a device.
+// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90; bodies under D_SM90 do not run on the
+// simulated device: tests/sim/test-fragments.cpp covers what is around them, and tests/hw/test-warp-groups.c the whole on a device.
 //
 // A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
 // warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
@@ -17152,11 +17523,6 @@ template <int TN> static inline __device__ void d_wg_store(
 }
 
 // ---- both sides from memory: F16, BF16, or F32 as TF32, any number of matrices ----
-#ifdef __CUDACC__
-#define D_WG_MAP_ALIGN alignas(64)
-#else
-#define D_WG_MAP_ALIGN
-#endif
 struct d_wg_gemm {
     d_wg_job wg; // of it m, n, tiles, parts and y
     int ne2, a2, a3, b2, b3; // matrices of y in dimension 2; how many of them share one of a and of b
@@ -17176,12 +17542,6 @@ template <int TN> struct d_wg_gemm_shape {
     static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes);
 };
 
-struct D_WG_MAP_ALIGN d_wg_map { // what cuTensorMapEncodeTiled makes
-    uint64_t words[16];
-};
-
-// What follows, up to the end of the condition, is all that the simulated device cannot run.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, int64_t item, int tn) {
     const int64_t n = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts, matrix = item / n;
     d_wg_gemm_item t;
@@ -17189,148 +17549,6 @@ static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, i
     t.i2 = (int) (matrix % p.ne2);
     t.i3 = (int) (matrix / p.ne2);
     return t;
-}
-
-// ---- barriers of shared memory, asynchronous copies ----
-static inline __device__ uint32_t d_shared_address(const void * p) { return (uint32_t) __cvta_generic_to_shared(p); }
-
-static inline __device__ void d_barrier_init(uint32_t bar, int n) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n) : "memory");
-}
-static inline __device__ void d_barrier_wait(uint32_t bar, uint32_t parity) {
-    uint32_t is_over;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(is_over)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    } while (is_over == 0);
-}
-static inline __device__ void d_barrier_arrive(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-// At the barrier of the same address in block `rank` of the cluster.
-static inline __device__ void d_barrier_arrive_at(uint32_t bar, int rank) {
-    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-                 "r"(rank)
-                 : "memory");
-}
-static inline __device__ void d_barrier_expect(uint32_t bar, int n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory");
-}
-// Once this thread's asynchronous copies so far have arrived.
-static inline __device__ void d_barrier_arrive_after_copies(uint32_t bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-// To the same address in both blocks of the cluster, whose barriers at one address count the bytes.
-static inline __device__ void d_copy_to_both(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(n_bytes), "r"(bar), "h"((uint16_t) 3)
-                 : "memory");
-}
-// A box of a tensor map (coordinates in elements, along k, rows, and the two dimensions of matrices), here or to both blocks.
-static inline __device__ void d_copy_box(uint32_t to, const d_wg_map & map, int k, int row, int i2, int i3, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-                 "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar)
-                 : "memory");
-}
-static inline __device__ void d_copy_box_to_both(uint32_t to, const d_wg_map & map, int k, int row, int i2, int i3, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
-                 "%4, %5}], [%6], %7;" ::"r"(to),
-                 "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar), "h"((uint16_t) 3)
-                 : "memory");
-}
-static inline __device__ void d_copy_bulk(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(n_bytes), "r"(bar)
-                 : "memory");
-}
-static inline __device__ int d_cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return (int) rank;
-}
-static inline __device__ void d_cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// ---- warp-group products ----
-static inline __device__ void d_wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static inline __device__ void d_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> static inline __device__ void d_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-
-// Columns at a multiple of 1024 bytes, rows of 128 bytes swizzled; sixteen elements of k further is 32 bytes further.
-static inline __device__ uint64_t d_wg_columns(uint32_t address) {
-    return (uint64_t) ((address & 0x3ffffu) >> 4) | (uint64_t) 1 << 16 | (uint64_t) 64 << 32 | (uint64_t) 1 << 62;
-}
-
-#define D_F8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define D_F32(i) D_F8(i), D_F8(i + 8), D_F8(i + 16), D_F8(i + 24)
-#define D_R10(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define D_R30 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " D_R10(1) D_R10(2)
-#define D_R60 D_R30 D_R10(3) D_R10(4) D_R10(5)
-#define D_R120 D_R60 D_R10(6) D_R10(7) D_R10(8) D_R10(9) D_R10(10) D_R10(11)
-
-// d += a b, or d = a b: 64 rows in registers, as for d_mma, a warp 16 of them; sixteen k; TN columns in shared memory.
-#define D_WG_MMA(NAME, K_AND_TYPES, FLAGS)                                                                                                      \
-    static inline __device__ void NAME(float (&d)[128], const uint32_t * a, uint64_t b, int adds) {                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256" K_AND_TYPES                 \
-                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, " FLAGS ";\n}"  \
-                     : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
-    }                                                                                                                             \
-    static inline __device__ void NAME(float (&d)[64], const uint32_t * a, uint64_t b, int adds) {                               \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
-                     " {" D_R60 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, " FLAGS ";\n}"                                   \
-                     : D_F32(0), D_F32(32)                                                                                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
-    }                                                                                                                             \
-    static inline __device__ void NAME(float (&d)[32], const uint32_t * a, uint64_t b, int adds) {                               \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64" K_AND_TYPES                   \
-                     " {" D_R30 "%30, %31}, {%32, %33, %34, %35}, %36, p, " FLAGS ";\n}"                                            \
-                     : D_F32(0)                                                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
-    }
-D_WG_MMA(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0")
-D_WG_MMA(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0")
-D_WG_MMA(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
-
-// The same with a in shared memory, as b.
-#define D_WG_MMA_SHARED(NAME, K_AND_TYPES, FLAGS)                                                                                 \
-    static inline __device__ void NAME(float (&d)[128], uint64_t a, uint64_t b, int adds) {                                       \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256" K_AND_TYPES                 \
-                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, " FLAGS ";\n}"                     \
-                     : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                                                \
-    }                                                                                                                             \
-    static inline __device__ void NAME(float (&d)[64], uint64_t a, uint64_t b, int adds) {                                        \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
-                     " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, " FLAGS ";\n}"                                                   \
-                     : D_F32(0), D_F32(32)                                                                                        \
-                     : "l"(a), "l"(b), "r"(adds));                                                                                \
-    }
-D_WG_MMA_SHARED(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0, 0")
-D_WG_MMA_SHARED(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0, 0")
-D_WG_MMA_SHARED(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
-
-template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], uint64_t a, uint64_t b, int adds) {
-    d_wg_mma_f16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], uint64_t a, uint64_t b, int adds) {
-    d_wg_mma_bf16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], uint64_t a, uint64_t b, int adds) {
-    d_wg_mma_tf32(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
-    d_wg_mma_f16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
-    d_wg_mma_bf16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
-    d_wg_mma_tf32(d, a, b, adds);
 }
 
 // ---- the kernel ----
@@ -17342,16 +17560,6 @@ template <typename A, typename S> struct d_wg_ring {
     uint32_t full_stage, empty_stage, full_slab, empty_slab; // barriers, eight bytes each
 };
 
-// Place in a ring and how often it has been round.
-template <int N> struct d_wg_place {
-    int slot;
-    uint32_t parity;
-    inline __device__ void next() {
-        slot = slot + 1 == N ? 0 : slot + 1;
-        parity ^= slot == 0 ? 1u : 0u;
-    }
-};
-
 #define FOR_WG_ITEMS(t, p, J, TN)                                                                            \
     for (int i_ = (int) blockIdx.x / J::cluster, n_ = d_wg_items(p); i_ < n_; i_ += (int) gridDim.x / J::cluster) \
         for (auto t = d_wg_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
@@ -17359,15 +17567,15 @@ template <int N> struct d_wg_place {
 template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank) {
     typedef d_wg_shape<A, TN> shape;
-    constexpr int steps = d_wg_unit<A>::steps, half = shape::stage_bytes / 2;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    constexpr int steps = d_wg_unit<A>::steps, half_bytes = shape::stage_bytes / 2;
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
-        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half;
+        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
-            const uint32_t full = ring.full_stage + 8 * at.slot;
-            d_barrier_wait(ring.empty_stage + 8 * at.slot, at.parity);
-            d_barrier_expect(full, shape::stage_bytes);
-            d_copy_to_both(ring.stages + at.slot * shape::stage_bytes + rank * half, from, half, full);
+            const uint32_t full = ring.full_stage + 8 * at.index;
+            d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
+            d_mbarrier_arrive_expect(full, shape::stage_bytes);
+            d_tma_load_multicast(ring.stages + at.index * shape::stage_bytes + rank * half_bytes, from, half_bytes, full, 3);
             from += shape::stage_bytes;
             at.next();
         }
@@ -17385,7 +17593,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     constexpr int ROWS = WG_FETCHERS / slab::pieces, N = (WG_ROWS + ROWS - 1) / ROWS;
     const int row = thread / slab::pieces, piece = thread % slab::pieces;
     const int64_t step = ROWS * p.a_stride;
-    d_wg_place<shape::slabs> at = { 0, 1 };
+    d_pipeline_state<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
         const int m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
         const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // rows behind this one
@@ -17394,8 +17602,8 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
             const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
             const int n_rows = byte < p.row_bytes ? left : 0;
             const char * from = n_rows > 0 ? a + byte : p.a;
-            char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + 16 * piece;
-            d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
+            char * to = ring.slabs + at.index * shape::slab_bytes + row * slab::stride + 16 * piece;
+            d_mbarrier_wait(ring.empty_slab + 8 * at.index, at.phase);
             if (row < ROWS) {
                 UNROLL for (int i = 0; i < N; ++i) {
                     if ((i + 1) * ROWS <= WG_ROWS || row + i * ROWS < WG_ROWS) {
@@ -17406,7 +17614,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
                     }
                 }
             }
-            d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
+            d_mbarrier_arrive_after_copies(ring.full_slab + 8 * at.index);
             at.next();
         }
     }
@@ -17418,15 +17626,15 @@ template <typename A>
 static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_wg_ring<A, d_wg_id_shape<A>> & ring, int) {
     typedef d_wg_id_shape<A> shape;
     constexpr int steps = d_wg_unit<A>::steps;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // the other columns of a stage are whatever is there
         const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
-            const uint32_t full = ring.full_stage + 8 * at.slot;
-            d_barrier_wait(ring.empty_stage + 8 * at.slot, at.parity);
-            d_barrier_expect(full, n_bytes);
-            d_copy_bulk(ring.stages + at.slot * shape::stage_bytes, from, n_bytes, full);
+            const uint32_t full = ring.full_stage + 8 * at.index;
+            d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
+            d_mbarrier_arrive_expect(full, n_bytes);
+            d_tma_load(ring.stages + at.index * shape::stage_bytes, from, n_bytes, full);
             from += n_bytes;
             at.next();
         }
@@ -17439,15 +17647,15 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
     typedef d_wg_id_shape<A> shape;
     constexpr int ROWS = WG_FETCHERS / slab::pieces;
     const int row = thread / slab::pieces, piece = 16 * (thread % slab::pieces);
-    d_wg_place<shape::slabs> at = { 0, 1 };
+    d_pipeline_state<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int left = p.m - t.m0, n_rows = row >= ROWS ? 0 : left < WG_ROWS ? left : WG_ROWS;
         const char * a = d_wg_id_row(p, t, row) + piece;
         for (int s = t.first; s < t.end; ++s) {
             const char * from = a + (int64_t) s * slab::bytes;
-            char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + piece;
+            char * to = ring.slabs + at.index * shape::slab_bytes + row * slab::stride + piece;
             const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // of a row
-            d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
+            d_mbarrier_wait(ring.empty_slab + 8 * at.index, at.phase);
             if (left_bytes >= 16 * slab::pieces) {
                 UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
                     d_copy_16(to, (const char *) ((uintptr_t) from & ~(uintptr_t) 15), 16);
@@ -17462,17 +17670,17 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
                     to += ROWS * slab::stride;
                 }
             }
-            d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
+            d_mbarrier_arrive_after_copies(ring.full_slab + 8 * at.index);
             at.next();
         }
     }
 }
 
 static inline __device__ void d_wg_release(const d_wg_job &, uint32_t bar, int lane) { // a stage, by a warp that has read it
-    if (lane < 2) { d_barrier_arrive_at(bar, lane); }
+    if (lane < 2) { d_mbarrier_arrive_at(bar, lane); }
 }
 static inline __device__ void d_wg_release(const d_wg_id_job &, uint32_t bar, int lane) {
-    if (lane == 0) { d_barrier_arrive(bar); }
+    if (lane == 0) { d_mbarrier_arrive(bar); }
 }
 
 template <typename A, typename S, typename J>
@@ -17481,8 +17689,8 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
     typedef S shape;
     constexpr int TN = S::tn;
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // of the block's 128
-    d_wg_place<shape::slabs> at_slab = { 0, 0 };
-    d_wg_place<shape::stages> at = { 0, 0 };
+    d_pipeline_state<shape::slabs> at_slab = { 0, 0 };
+    d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     uint32_t a[2][16];
     d_wg_weights<A> w;
@@ -17490,36 +17698,36 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         uint32_t before = 0; // barrier of the stage that was read last
         int adds = 0;
         for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
-            const int half = s % (d_wg_unit<A>::k / 128);
+            const int part = s % (d_wg_unit<A>::k / 128);
             UNROLL for (int u = 0; u < 2; ++u) {
-                const char * from = ring.slabs + at_slab.slot * shape::slab_bytes;
-                if (slab::k == WG_K || (u == 0 && half == 0)) { d_barrier_wait(ring.full_slab + 8 * at_slab.slot, at_slab.parity); }
-                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, half, ring.table); }
+                const char * from = ring.slabs + at_slab.index * shape::slab_bytes;
+                if (slab::k == WG_K || (u == 0 && part == 0)) { d_mbarrier_wait(ring.full_slab + 8 * at_slab.index, at_slab.phase); }
+                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, part, ring.table); }
                 if (u == 0) {
                     w.template fragment<0>(a[0]);
                 } else {
                     w.template fragment<1>(a[1]);
                 }
-                const uint64_t b = d_wg_columns(ring.stages + at.slot * shape::stage_bytes);
-                d_barrier_wait(ring.full_stage + 8 * at.slot, at.parity);
-                d_wg_fence();
+                const uint64_t b = d_desc_k_128(ring.stages + at.index * shape::stage_bytes);
+                d_mbarrier_wait(ring.full_stage + 8 * at.index, at.phase);
+                d_wgmma_fence();
                 UNROLL for (int i = 0; i < 4; ++i) {
-                    d_wg_mma(typename d_wg_operand<A>::type(), d, a[u] + 4 * i, b + 2 * i, adds);
+                    d_wgmma_rs(typename d_wg_operand<A>::type(), d, a[u] + 4 * i, b + 2 * i, adds);
                     adds = 1;
                 }
-                d_wg_commit();
-                if (slab::k == WG_K || (u == 1 && half == slab::k / 128 - 1)) { // the slab is read
-                    d_barrier_arrive(ring.empty_slab + 8 * at_slab.slot); // every lane: racecheck does not see one that arrives for others
+                d_wgmma_commit();
+                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab is read
+                    d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane: racecheck does not see one that arrives for others
                     at_slab.next();
                 }
-                d_wg_wait<1>(); // the step before
+                d_wgmma_wait<1>(); // the step before
                 if (before != 0) { d_wg_release(p, before, lane); }
-                before = ring.empty_stage + 8 * at.slot;
+                before = ring.empty_stage + 8 * at.index;
                 at.next();
             }
         }
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
         if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // without units: of experts alone
         d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
     }
@@ -17531,17 +17739,17 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         for (d_wg_gemm_item t = d_wg_gemm_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
 
 template <typename T, int TN> static inline __device__ void d_wg_gemm_fetch(
-    const d_wg_gemm & p, const d_wg_map & a, const d_wg_map & b, uint32_t stages, uint32_t full, uint32_t empty, int rank) {
+    const d_wg_gemm & p, const d_tensor_map & a, const d_tensor_map & b, uint32_t stages, uint32_t full, uint32_t empty, int rank) {
     typedef d_wg_gemm_shape<TN> shape;
     constexpr int step = d_wg_gemm_step<T>;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_GEMM_ITEMS(t, p, TN) {
         for (int s = t.wg.first; s < t.wg.end; ++s) {
-            const uint32_t to = stages + at.slot * shape::stage_bytes, bar = full + 8 * at.slot;
-            d_barrier_wait(empty + 8 * at.slot, at.parity);
-            d_barrier_expect(bar, shape::stage_bytes);
-            d_copy_box(to, a, s * step, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
-            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * step, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar);
+            const uint32_t to = stages + at.index * shape::stage_bytes, bar = full + 8 * at.index;
+            d_mbarrier_wait(empty + 8 * at.index, at.phase);
+            d_mbarrier_arrive_expect(bar, shape::stage_bytes);
+            d_tma_load_4d(to, a, s * step, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
+            d_tma_load_4d_multicast(to + shape::a_bytes + rank * (TN * WG_K), b, s * step, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar, 3);
             at.next();
         }
     }
@@ -17551,36 +17759,30 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
     const d_wg_gemm & p, uint32_t stages, uint32_t full, uint32_t empty, int rank, int thread) {
     typedef d_wg_gemm_shape<TN> shape;
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    d_wg_place<shape::stages> at = { 0, 0 };
+    d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     FOR_GEMM_ITEMS(t, p, TN) {
         uint32_t before = 0; // barrier of the stage that was read last
         for (int s = t.wg.first; s < t.wg.end; ++s) {
-            const uint32_t from = stages + at.slot * shape::stage_bytes;
-            const uint64_t a = d_wg_columns(from + thread / 128 * (64 * WG_K * 2)), b = d_wg_columns(from + shape::a_bytes);
-            d_barrier_wait(full + 8 * at.slot, at.parity);
-            d_wg_fence();
-            UNROLL for (int i = 0; i < 4; ++i) { d_wg_mma(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
-            d_wg_commit();
-            d_wg_wait<1>(); // the step before
-            if (before != 0 && lane < 2) { d_barrier_arrive_at(before, lane); }
-            before = empty + 8 * at.slot;
+            const uint32_t from = stages + at.index * shape::stage_bytes;
+            const uint64_t a = d_desc_k_128(from + thread / 128 * (64 * WG_K * 2)), b = d_desc_k_128(from + shape::a_bytes);
+            d_mbarrier_wait(full + 8 * at.index, at.phase);
+            d_wgmma_fence();
+            UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
+            d_wgmma_commit();
+            d_wgmma_wait<1>(); // the step before
+            if (before != 0 && lane < 2) { d_mbarrier_arrive_at(before, lane); }
+            before = empty + 8 * at.index;
             at.next();
         }
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
-        if (lane < 2) { d_barrier_arrive_at(before, lane); }
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
+        if (lane < 2) { d_mbarrier_arrive_at(before, lane); }
         d_wg_job y = p.wg;
         y.y += t.i2 * p.y_nb2 + t.i3 * p.y_nb3;
         d_wg_store<TN>(y, t.wg, t.wg.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
-#define D_WG_CLUSTER __cluster_dims__(2, 1, 1)
-#else
-#define D_WG_CLUSTER
-#endif // 9.0a
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
 template <typename A, typename S>
 static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
@@ -17598,43 +17800,41 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
     ring.empty_slab = ring.full_slab + 8 * shape::slabs;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_barrier_init(ring.full_stage + 8 * i, 1);
-            d_barrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
+            d_mbarrier_init(ring.full_stage + 8 * i, 1);
+            d_mbarrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
         }
         for (int i = 0; i < shape::slabs; ++i) {
-            d_barrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
-            d_barrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
+            d_mbarrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
+            d_mbarrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        d_mbarrier_fence_init();
     }
 }
-#endif // 9.0a
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Registers, from the warps that fetch to those that multiply; with two blocks on a multiprocessor each has half of them.
 template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
     if constexpr (ARE_TWO) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        d_give_registers<32>();
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        d_give_registers<40>();
     }
 }
 template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
     if constexpr (ARE_TWO) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        d_take_registers<104>();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        d_take_registers<232>();
     }
 }
-#endif // 9.0a
 
 // Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
 template <typename A, int TN>
-static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
+#if D_SM90
+    D_IN_CLUSTER(2);
     typedef d_wg_shape<A, TN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    D_SHARED_MBARRIERS(barriers, 2 * (shape::stages + shape::slabs));
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_job::cluster);
@@ -17659,10 +17859,10 @@ static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, TN == WG_FEW ?
 
 // The same for experts, two blocks on a multiprocessor, without clusters.
 template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_mul_mat_id_wg(const D_GRID_CONSTANT d_wg_id_job p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if D_SM90
     typedef d_wg_id_shape<A> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    D_SHARED_MBARRIERS(barriers, 2 * (shape::stages + shape::slabs));
     const int thread = (int) threadIdx.x;
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_id_job::cluster);
@@ -17686,21 +17886,22 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
 
 // A block has 128 rows of a and TN columns of b, each of two warp groups 64 rows; the two blocks of a cluster have the same columns,
 // of which each fetches half for both. One thread fetches, by the tensor maps: they also make zeros of what is outside.
-template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1)
-    k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_wg_map a, const D_GRID_CONSTANT d_wg_map b) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, 1)
+    k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b) {
+#if D_SM90
+    D_IN_CLUSTER(2);
     typedef d_wg_gemm_shape<TN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
     const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // the swizzle wants it
     const uint32_t full = d_shared_address(barriers), empty = full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_barrier_init(full + 8 * i, 1);
-            d_barrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
+            d_mbarrier_init(full + 8 * i, 1);
+            d_mbarrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        d_mbarrier_fence_init();
     }
     d_cluster_sync();
     d_take_turn();
@@ -18048,41 +18249,12 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     return best;
 }
 
-#ifdef __CUDACC__
-typedef int (*wg_encode)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb, const uint32_t * box,
-    const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
-
-// The driver's function; NULL where it has none, or could not be asked.
-static wg_encode wg_encode_found() {
-    void * found = nullptr;
-    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-    const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-#else
-    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
-#endif
-    return asked(err) && result == cudaDriverEntryPointSuccess ? (wg_encode) found : nullptr;
+// Boxes of 128 bytes of k and so many rows of a and b.
+static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_map * a, d_tensor_map * b) {
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    const uint32_t k = WG_K * 2 / (uint32_t) gcuda_type_size(p.a.type), a_box[4] = { k, WG_ROWS, 1, 1 }, b_box[4] = { k, b_rows, 1, 1 };
+    return encode != nullptr && tensor_map_of(encode, p.a, a_box, a) && tensor_map_of(encode, p.b, b_box, b);
 }
-
-// Boxes of 128 bytes of k and `rows` rows, swizzled as the instructions read them; F32 is rounded to TF32 on the way.
-static bool wg_map_of(wg_encode encode, const gcuda_array & x, int rows, d_wg_map * map) {
-    uint64_t ne[4], nb[3];
-    const uint32_t size = (uint32_t) gcuda_type_size(x.type), box[4] = { WG_K * 2 / size, (uint32_t) rows, 1, 1 }, steps[4] = { 1, 1, 1, 1 };
-    for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
-    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * size + 15) / 16 * 16; }
-    enum { FLOAT16 = 6, BFLOAT16 = 9, TFLOAT32 = 11, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
-    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : x.type == GCUDA_TYPE_BF16 ? BFLOAT16 : TFLOAT32;
-    // a failure is remembered: the numbers of the driver's errors are those of the runtime's
-    return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
-}
-
-static bool wg_maps_of(const gcuda_mul_mat_args & p, int b_rows, d_wg_map * a, d_wg_map * b) {
-    const wg_encode encode = wg_encode_found();
-    return encode != nullptr && wg_map_of(encode, p.a, WG_ROWS, a) && wg_map_of(encode, p.b, b_rows, b);
-}
-#else
-static bool wg_maps_of(const gcuda_mul_mat_args &, int, d_wg_map *, d_wg_map *) { return false; } // the simulated device has no use for them
-#endif
 
 static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
@@ -18097,7 +18269,7 @@ static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array 
 template <typename T, int TN> static gcuda_status launch_wg_gemm(
     const d_wg_gemm & p, const gcuda_mul_mat_args & args, gcuda_stream stream) {
     const int64_t n_clusters = wg_clusters(TN), n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
-    d_wg_map a, b;
+    d_tensor_map a, b;
     return wg_maps_of(args, TN / 2, &a, &b)
                ? launch_overlapped(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
                      p, a, b)
@@ -18473,19 +18645,9 @@ template <int BM, int BN> struct d_wg_conv {
 #define WG_CONV_SQUARE 30.0
 #define WG_CONV_FLAT 31.0
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What this thread wrote to shared memory is seen by warp-group products that begin after a barrier.
-static inline __device__ void d_wg_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-static inline __device__ void d_wg_copy(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(n_bytes),
-                 "r"(bar)
-                 : "memory");
-}
-
 // Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
-static inline __device__ void d_wg_await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
-static inline __device__ void d_wg_pass_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 + group) : "memory"); }
+static inline __device__ void d_wg_await_turn(int group) { d_named_sync(2 + group, 256); }
+static inline __device__ void d_wg_pass_turn(int group) { d_named_arrive(2 + group, 256); }
 
 struct d_wg_conv_ring {
     char * stages;
@@ -18498,32 +18660,32 @@ template <int BM, int BN>
 static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
     typedef d_wg_conv<BM, BN> shape;
     const int piece = thread % 8, row = thread / 8, n_m = (q.n_oc + BM - 1) / BM;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     int n_behind = 0, slot_behind = 0;
     uint32_t * firsts = ring.firsts;
     auto announce = [&] { // the oldest step not yet announced, whose copies have arrived
-        d_wg_publish();
+        d_fence_async();
         __syncwarp();
-        if (thread % 32 == 0) { d_barrier_arrive(ring.full + 8 * slot_behind); }
+        if (thread % 32 == 0) { d_mbarrier_arrive(ring.full + 8 * slot_behind); }
         slot_behind = slot_behind + 1 == shape::stages ? 0 : slot_behind + 1;
         --n_behind;
     };
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         const int pixel0 = item / n_m * BN, tile = item % n_m * (BM / 64);
         UNROLL for (int i = 0; i < BN / 128; ++i) { firsts[thread + 128 * i] = d_packed_first(p, q, pixel0 + thread + 128 * i); }
-        asm volatile("bar.sync 1, 128;" ::: "memory");
+        d_named_sync(1, 128);
         const char * from[BN / 16];
         UNROLL for (int i = 0; i < BN / 16; ++i) { from[i] = q.x + (uint64_t) firsts[row + 16 * i] * 16; }
         firsts = firsts == ring.firsts ? ring.firsts + BN : ring.firsts;
         d_packed_walk walk(p, q, piece);
         for (int step = 0; step < q.n_steps; ++step) {
-            char * to = ring.stages + at.slot * shape::stage_bytes;
-            d_barrier_wait(ring.empty + 8 * at.slot, at.parity);
+            char * to = ring.stages + at.index * shape::stage_bytes;
+            d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
             if (thread == 0) {
-                d_barrier_expect(ring.full + 8 * at.slot, shape::a_bytes);
+                d_mbarrier_arrive_expect(ring.full + 8 * at.index, shape::a_bytes);
                 UNROLL for (int i = 0; i < BM / 64; ++i) {
-                    d_wg_copy(d_shared_address(to) + i * PACKED_TILE, q.w + ((int64_t) (tile + i) * q.n_steps + step) * PACKED_TILE,
-                        PACKED_TILE, ring.full + 8 * at.slot);
+                    d_tma_load(d_shared_address(to) + i * PACKED_TILE, q.w + ((int64_t) (tile + i) * q.n_steps + step) * PACKED_TILE,
+                        PACKED_TILE, ring.full + 8 * at.index);
                 }
             }
             const uint64_t place = (uint64_t) walk.place() * 16;
@@ -18549,51 +18711,50 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
     typedef d_wg_conv<BM, BN> shape;
     const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128, n_m = (q.n_oc + BM - 1) / BM;
     const uint32_t stages = d_shared_address(ring.stages), own = shape::in_turns ? 0 : (uint32_t) (group * PACKED_TILE);
-    d_wg_place<shape::stages> at = { 0, 0 };
+    d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[BN / 2];
     int turn = 0;
     if (shape::in_turns && group == 1) { d_wg_pass_turn(0); }
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x, turn ^= 1) {
         if (shape::in_turns && turn != group) { // the other group's
-            const int to = at.slot + q.n_steps;
-            at.parity ^= (uint32_t) (to / shape::stages & 1);
-            at.slot = to % shape::stages;
+            const int to = at.index + q.n_steps;
+            at.phase ^= (uint32_t) (to / shape::stages & 1);
+            at.index = to % shape::stages;
             continue;
         }
         uint32_t before = 0; // barrier of the stage that was read last
         int adds = 0;
         if (shape::in_turns) { d_wg_await_turn(group); }
         for (int step = 0; step < q.n_steps; ++step) {
-            const uint32_t stage = stages + (uint32_t) (at.slot * shape::stage_bytes);
-            const uint64_t a = d_wg_columns(stage + own), b = d_wg_columns(stage + shape::a_bytes);
-            d_barrier_wait(ring.full + 8 * at.slot, at.parity);
-            d_wg_fence();
+            const uint32_t stage = stages + (uint32_t) (at.index * shape::stage_bytes);
+            const uint64_t a = d_desc_k_128(stage + own), b = d_desc_k_128(stage + shape::a_bytes);
+            d_mbarrier_wait(ring.full + 8 * at.index, at.phase);
+            d_wgmma_fence();
             UNROLL for (int i = 0; i < 4; ++i) {
-                d_wg_mma_f16(d, a + 2 * i, b + 2 * i, adds);
+                d_wgmma_ss(__half(), d, a + 2 * i, b + 2 * i, adds);
                 adds = 1;
             }
-            d_wg_commit();
-            d_wg_wait<1>(); // the step before
-            if (before != 0 && lane == 0) { d_barrier_arrive(before); }
-            before = ring.empty + 8 * at.slot;
+            d_wgmma_commit();
+            d_wgmma_wait<1>(); // the step before
+            if (before != 0 && lane == 0) { d_mbarrier_arrive(before); }
+            before = ring.empty + 8 * at.index;
             at.next();
         }
         if (shape::in_turns) { d_wg_pass_turn(group ^ 1); }
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < BN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
-        if (lane == 0) { d_barrier_arrive(before); }
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
+        if (lane == 0) { d_mbarrier_arrive(before); }
         const int oc = item % n_m * BM + (shape::in_turns ? 0 : group * 64) + warp * 16 + lane / 4;
         d_packed_store<TY, BN / 8>(p, q, oc, item / n_m * BN + lane % 4 * 2, d);
     }
 }
-#endif // 9.0a
 
 template <typename TY, int BM, int BN>
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if D_SM90
     typedef d_wg_conv<BM, BN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x;
     d_wg_conv_ring ring;
     ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
@@ -18602,17 +18763,17 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda
     ring.empty = ring.full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_barrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
-            d_barrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
+            d_mbarrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
+            d_mbarrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
         }
-        d_wg_publish();
+        d_fence_async();
     }
     __syncthreads();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_give_registers<72>();
         d_wg_conv_fetch<BM, BN>(p, q, ring, n_items, thread);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        d_take_registers<216>();
         d_wg_conv_multiply<TY, BM, BN>(p, q, ring, n_items, thread - 128);
     }
 #else
@@ -18632,20 +18793,6 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
 // channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every second row of the result
 // each; a warp's channels go through shared memory, eight at a time, from where they are copied asynchronously.
 //   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A matrix without swizzle: eight rows of 16 bytes follow each other, the next eight 128 bytes further, the second half of sixteen k a
-// plane further.
-static inline __device__ uint64_t d_wg_plain(uint32_t address, int plane) {
-    return (uint64_t) ((address & 0x3ffffu) >> 4) | (uint64_t) (uint32_t) (plane >> 4) << 16 | (uint64_t) 8 << 32;
-}
-
-// To global memory; both at multiples of 16 bytes, and so is n_bytes. What was copied may be overwritten after d_wg_await_stores.
-static inline __device__ void d_wg_copy_out(float * to, uint32_t from, int n_bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory");
-}
-static inline __device__ void d_wg_commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-static inline __device__ void d_wg_await_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
 struct d_wg_rows {
     char * ring;
     float * raw;
@@ -18665,10 +18812,10 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
         const int end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide;
         const int n_bytes = y >= 0 && y < high && end > from ? (end - from) * 4 : 0;
         const int n = n_in - rest / 2 * 8 < 8 ? n_in - rest / 2 * 8 : 8;
-        if (lane == 0) { d_barrier_expect(r.arrived + 8 * slot, n * n_bytes); }
+        if (lane == 0) { d_mbarrier_arrive_expect(r.arrived + 8 * slot, n * n_bytes); }
         __syncwarp();
         if (lane < n && n_bytes > 0) {
-            d_wg_copy(d_shared_address(r.raw + (slot * 8 + lane) * PACKED_RAW + from - first),
+            d_tma_load(d_shared_address(r.raw + (slot * 8 + lane) * PACKED_RAW + from - first),
                 image + c * (int64_t) p.x.nb[2] + y * (int64_t) p.x.nb[1] + from * (int64_t) 4, n_bytes, r.arrived + 8 * slot);
         }
     };
@@ -18684,9 +18831,9 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
             const int first = i % 2 * (PACKED_STRIP / 2);
             const float * raw = r.raw + at * 8 * PACKED_RAW + skip;
             char * to = r.ring + (slot * q.n_c + c) * s.plane + first * 16;
-            d_barrier_wait(r.arrived + 8 * at, arrived >> (at / 4) & 1);
+            d_mbarrier_wait(r.arrived + 8 * at, arrived >> (at / 4) & 1);
             arrived ^= 1u << at / 4;
-            if (i == warp) { d_barrier_wait(r.empty + 8 * slot, parity); }
+            if (i == warp) { d_mbarrier_wait(r.empty + 8 * slot, parity); }
             auto convert = [&](int j) {
                 float u[8];
                 UNROLL for (int k = 0; k < 8; ++k) { u[k] = raw[k * PACKED_RAW + j]; }
@@ -18703,9 +18850,9 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
             __syncwarp(); // all have read it
             if (unit + PACKED_RAWS < n_units) { request(unit + PACKED_RAWS, at); }
         }
-        d_wg_publish();
+        d_fence_async();
         __syncwarp();
-        if (lane == 0) { d_barrier_arrive(r.full + 8 * slot); }
+        if (lane == 0) { d_mbarrier_arrive(r.full + 8 * slot); }
         slot = slot + 1 == s.ring ? 0 : slot + 1;
         parity ^= slot == 0 ? 1u : 0u;
     }
@@ -18717,7 +18864,7 @@ static inline __device__ void d_wg_rows_store(
     const uint32_t plane = (uint32_t) q.image_pixels, start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first);
     const bool is_pair = (plane | (uint32_t) p.y.ne[0] | start) % 2 == 0;
     float * y = (float *) p.y.data + first;
-    if (lane < 8) { d_wg_await_stores(); }
+    if (lane < 8) { d_tma_wait_read<0>(); }
     __syncwarp();
     float * own = stage + lane / 4 * PACKED_OUT + ((start + (uint32_t) (lane / 4) * plane) & 7) + lane % 4 * 2;
     UNROLL for (int j = 0; j < PACKED_STRIP / 8; ++j) {
@@ -18728,7 +18875,7 @@ static inline __device__ void d_wg_rows_store(
             own[8 * j + 1] = d[4 * j + 1];
         }
     }
-    d_wg_publish();
+    d_fence_async();
     __syncwarp();
     auto head_of = [&](int row) { // floats before the first multiple of 32 bytes
         const int ahead = (int) (0u - start - (uint32_t) row * plane) & 7;
@@ -18737,8 +18884,8 @@ static inline __device__ void d_wg_rows_store(
     if (lane < 8) {
         const int head = head_of(lane), body = (n - head) & ~7;
         const float * from = stage + lane * PACKED_OUT + ((start + (uint32_t) lane * plane) & 7);
-        if (oc + lane < q.n_oc && body > 0) { d_wg_copy_out(y + lane * (int64_t) plane + head, d_shared_address(from + head), body * 4); }
-        d_wg_commit_stores();
+        if (oc + lane < q.n_oc && body > 0) { d_tma_store(y + lane * (int64_t) plane + head, d_shared_address(from + head), body * 4); }
+        d_tma_commit();
     }
     UNROLL for (int i = 0; i < 8; i += 4) {
         const int row = i + lane / 8, e = lane % 8, head = head_of(row), tail = head + ((n - head) & ~7) + e;
@@ -18756,41 +18903,40 @@ static inline __device__ void d_wg_rows_multiply(
     const uint32_t ring = d_shared_address(at.ring);
     float * stage = out + thread / 32 * 8 * PACKED_OUT;
     float d[PACKED_STRIP / 2];
-    if (group == 1 && lane == 0) { d_barrier_arrive(at.empty); } // no row before the first uses its place
+    if (group == 1 && lane == 0) { d_mbarrier_arrive(at.empty); } // no row before the first uses its place
     for (int r = group; r < at.n_rows; r += 2) {
         const int last = r + s.below;
-        d_barrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
-        d_wg_fence();
+        d_mbarrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
+        d_wgmma_fence();
         int piece = 0;
         for (int ky = 0; ky < (int) p.kernel.ne[1]; ++ky) {
             const uint32_t row = ring + (uint32_t) ((r + ky * p.d1) % s.ring * q.n_c * s.plane);
             for (int kx = 0; kx < (int) p.kernel.ne[0]; ++kx) {
                 for (int c = 0; c < q.n_c; c += 2, piece += 2) {
-                    d_wg_mma_f16(d, d_wg_columns(w + (uint32_t) (piece / 8 * PACKED_TILE)) + (uint64_t) (piece % 8),
-                        d_wg_plain(row + (uint32_t) (c * s.plane + kx * p.d0 * 16), s.plane), piece > 0 ? 1 : 0);
+                    d_wgmma_ss(__half(), d, d_desc_k_128(w + (uint32_t) (piece / 8 * PACKED_TILE)) + (uint64_t) (piece % 8),
+                        d_desc_plain(row + (uint32_t) (c * s.plane + kx * p.d0 * 16), s.plane), piece > 0 ? 1 : 0);
                 }
             }
         }
-        d_wg_commit();
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < PACKED_STRIP / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        d_wgmma_commit();
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
         if (lane == 0) { // the first row of this result is used by the one before too, which is the other group's
-            d_barrier_arrive(at.empty + 8 * (r % s.ring));
-            d_barrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
+            d_mbarrier_arrive(at.empty + 8 * (r % s.ring));
+            d_mbarrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
         }
         const int64_t first = ((int64_t) at.image * q.n_oc + warp * 16) * q.image_pixels + (at.y0 + r) * p.y.ne[0] + at.x0;
         UNROLL for (int h = 0; h < 2; ++h) {
             d_wg_rows_store(p, q, first + 8 * h * (int64_t) q.image_pixels, warp * 16 + 8 * h, left, stage, lane, d + 2 * h);
         }
     }
-    d_wg_await_stores(); // shared memory stays until they have read it
+    d_tma_wait_read<0>(); // shared memory stays until they have read it
 }
-#endif // 9.0a
 
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const gcuda_conv_args p, const d_packed q, const d_packed_rows s) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if D_SM90
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * PACKED_RING + PACKED_RAWS + 1];
+    D_SHARED_MBARRIERS(barriers, 2 * PACKED_RING + PACKED_RAWS + 1);
     const int thread = (int) threadIdx.x, strip = (int) blockIdx.x % s.n_strips, rest = (int) blockIdx.x / s.n_strips;
     char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     d_wg_rows r;
@@ -18807,22 +18953,22 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
     const uint32_t weights = r.arrived + 8 * PACKED_RAWS;
     if (thread == 0) {
         for (int i = 0; i < s.ring; ++i) {
-            d_barrier_init(r.full + 8 * i, 4);
-            d_barrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
+            d_mbarrier_init(r.full + 8 * i, 4);
+            d_mbarrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
         }
-        for (int i = 0; i < PACKED_RAWS; ++i) { d_barrier_init(r.arrived + 8 * i, 1); }
-        d_barrier_init(weights, 1);
-        d_wg_publish();
-        d_barrier_expect(weights, q.n_steps * PACKED_TILE);
-        for (int i = 0; i < q.n_steps; ++i) { d_wg_copy(d_shared_address(w) + i * PACKED_TILE, q.w + (int64_t) i * PACKED_TILE, PACKED_TILE, weights); }
+        for (int i = 0; i < PACKED_RAWS; ++i) { d_mbarrier_init(r.arrived + 8 * i, 1); }
+        d_mbarrier_init(weights, 1);
+        d_fence_async();
+        d_mbarrier_arrive_expect(weights, q.n_steps * PACKED_TILE);
+        for (int i = 0; i < q.n_steps; ++i) { d_tma_load(d_shared_address(w) + i * PACKED_TILE, q.w + (int64_t) i * PACKED_TILE, PACKED_TILE, weights); }
     }
     __syncthreads();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_give_registers<72>();
         d_wg_rows_fetch(p, q, s, r, thread);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-        d_barrier_wait(weights, 0);
+        d_take_registers<216>();
+        d_mbarrier_wait(weights, 0);
         d_wg_rows_multiply(p, q, s, r, d_shared_address(w), out, thread - 128);
     }
 #else
@@ -19310,6 +19456,7 @@ struct d_attn_mma {
     int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
+    int n_section;         // WGMMA: units of row blocks that are worked on together
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
     float scale, cap;      // cap 0: none
 };
@@ -19389,7 +19536,7 @@ static inline __device__ uint2 d_attn_word_without_classes(const d_attn_mma & a,
     const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
     return make_uint2(n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1, n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1);
 }
-static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
@@ -19402,21 +19549,26 @@ static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, c
     }
     return all;
 }
-static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
-    return a.classes == nullptr                             ? d_attn_word_without_classes(a, word)
+static NO_INLINE __device__ uint2 d_attn_call_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return d_attn_word_of_several(a, b, word);
+}
+// CALLS: by calls of functions, not in a kernel with wgmma, whose registers they would move.
+template <bool CALLS> static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return a.classes == nullptr                       ? d_attn_word_without_classes(a, word)
            : b.n_planes == 1 && b.class0 == b.class1 ? b.classes[word]
-                                                            : d_attn_word_of_several(a, b, word);
+           : CALLS                                    ? d_attn_call_word_of_several(a, b, word)
+                                                      : d_attn_word_of_several(a, b, word);
 }
 
 // Goes over the visible tiles of a block. All lanes of a warp do the same.
-struct d_attn_walk {
+template <bool CALLS> struct d_attn_walk_of {
     int word, rank; // of the next tile: its word, its number among the visible ones
     uint32_t seen, full;
 
     inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
         while (true) {
             while (seen == 0) {
-                const uint2 w = d_attn_word(a, b, ++word);
+                const uint2 w = d_attn_word<CALLS>(a, b, ++word);
                 seen = w.x;
                 full = w.y;
             }
@@ -19445,14 +19597,14 @@ struct d_attn_walk {
         }
         const int lane = (int) threadIdx.x % 32;
         const uint2 none = { 0, 0 };
-        uint2 own = lane < a.n_words ? d_attn_word(a, b, lane) : none;
+        uint2 own = lane < a.n_words ? d_attn_word<CALLS>(a, b, lane) : none;
         int total = __popc(own.x);
-        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
+        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word<CALLS>(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
         const int first = first_of(total, a, split), n = first_of(total, a, split + 1) - first;
         rank = 0;
         NO_UNROLL for (int w0 = 0; n > 0; w0 += 32) {
-            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word(a, b, w0 + lane) : none; }
+            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word<CALLS>(a, b, w0 + lane) : none; }
             int upto = __popc(own.x); // and all lanes before
             for (int k = 1; k < 32; k *= 2) {
                 const int v = __shfl_up_sync(0xffffffffu, upto, k);
@@ -19473,6 +19625,7 @@ struct d_attn_walk {
         return n;
     }
 };
+typedef d_attn_walk_of<true> d_attn_walk;
 
 // ---- k and v in shared memory ----
 // Copies n_rows positions from j0 to shared memory, by `step` threads. A row begins there as far after a multiple of 16 as it does in
@@ -20478,6 +20631,400 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
     }
 }
 
+template <typename T> struct d_attn_wg_type { // of k and v
+    static constexpr bool is_bf16 = false;
+    typedef __half2 pair;
+    static inline __device__ pair pair_of(float v) { return __float2half2_rn(v); }
+};
+template <> struct d_attn_wg_type<__nv_bfloat16> {
+    static constexpr bool is_bf16 = true;
+    typedef __nv_bfloat162 pair;
+    static inline __device__ pair pair_of(float v) { return __float2bfloat162_rn(v); }
+};
+
+// ---- many rows on warpgroup matrix instructions (9.0a) ----
+// A block has 64 rows for each of its consumer warpgroups, and one warp that brings in k and v (>>k-sm90): a stage is TILES tiles of 64
+// positions, k and v with a full and an empty barrier of their own. A warpgroup starts the scores of the next stage and the values of
+// this one together, and makes the softmax of the next while its values are summed.
+//   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
+//   shared  q, and two stages of k and v
+template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
+    static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
+    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = 2;
+    static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
+    static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (PARTS * q_bytes + stages * (k_bytes + v_bytes)); // 1024: to align
+};
+
+#if D_SM90
+enum { ATTN_WG_FULL = 1, ATTN_WG_LAST = 2 }; // all rows see all of a tile; the item has no stage after this one
+template <int STAGES> struct d_attn_wg_ring { // shared memory: addresses
+    uint32_t q, k, v, k_full, k_empty, v_full, v_empty;
+    int * codes; // [stage][2]: of each tile its position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+};
+
+// Item number n. Where rows see different numbers of tiles the longest come first, over all heads of a section at once, so that blocks end
+// together; the k and v of a section stay in the L2 cache.
+static inline __device__ int d_attn_wg_item(const d_attn_mma & a, int n, int n_items) {
+    const int n_rows = (int) a.n_row_blocks.n, section = n / (a.n_section * n_rows), first = section * a.n_section * n_rows;
+    const int n_units = a.n_section * n_rows < n_items - first ? a.n_section : (n_items - first) / n_rows, row = (n - first) / n_units;
+    return first + (n - first - row * n_units) * n_rows + row;
+}
+
+// The warp that brings in k and v.
+template <typename S>
+static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S::stages> & ring) {
+    const int lane = (int) threadIdx.x % 32, n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    d_pipeline_state<S::stages> at = { 0, 1 };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
+        d_attn_walk_of<false> walk;
+        const int n_tiles = walk.begin(a, b, split), first = walk.rank;
+        for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
+            int j0[S::tiles];
+            bool is_full[S::tiles];
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                j0[i] = a.n_tiles * ATTN_TILE; // after the last position: zeros
+                is_full[i] = false;
+                if (n + i < n_tiles) {
+                    walk.go_to(a, b, first + n + i);
+                    j0[i] = walk.tile() * ATTN_TILE;
+                    is_full[i] = walk.is_full();
+                }
+            }
+            const uint32_t k_full = ring.k_full + 8 * at.index, v_full = ring.v_full + 8 * at.index;
+            d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
+            if (lane == 0) {
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    ring.codes[2 * at.index + i] = 4 * j0[i] + (is_full[i] ? ATTN_WG_FULL : 0) + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
+                }
+                d_mbarrier_arrive_expect(k_full, S::k_bytes);
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    UNROLL for (int panel = 0; panel < S::k_bytes / S::panel_bytes; ++panel) {
+                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, j0[i], k_head, b.s, k_full);
+                    }
+                }
+            }
+            d_mbarrier_wait(ring.v_empty + 8 * at.index, at.phase);
+            if (lane == 0) {
+                d_mbarrier_arrive_expect(v_full, S::v_bytes);
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    UNROLL for (int panel = 0; panel < S::v_bytes / S::panel_bytes; ++panel) {
+                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, j0[i], v_head, b.s, v_full);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The 16 rows of q of a warp, as T in panels of 64 elements of all rows with 128-byte swizzle, and the exponents that were taken out. Up to
+// 2048 elements of them arrive together. q is F32, its rows at multiples of 16 bytes.
+template <typename S, int DK, int PARTS>
+static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int * exponents, int row0) {
+    constexpr int quads = (DK + 127) / 128, n = 16 / quads; // of a lane and row; rows at a time
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
+    UNROLL for (int first = row0; first < row0 + 16; first += n) {
+        float4 v[n][quads];
+        UNROLL for (int i = 0; i < n; ++i) {
+            const char * x = first + i < b.n_rows ? d_attn_q_row(a, b, first + i) : nullptr;
+            UNROLL for (int k = 0; k < quads; ++k) {
+                const int d = 4 * lane + 128 * k;
+                v[i][k] = x != nullptr && d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        UNROLL for (int i = 0; i < n; ++i) {
+            const int row = first + i;
+            float max = 0.0f;
+            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+            const int exponent = S::is_bf16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
+            if (lane == 0) { exponents[row] = exponent; }
+            UNROLL for (int k = 0; k < quads; ++k) {
+                const int d = 4 * lane + 128 * k;
+                float x[4] = { v[i][k].x, v[i][k].y, v[i][k].z, v[i][k].w };
+                if (exponent != 0) {
+                    UNROLL for (int e = 0; e < 4; ++e) { x[e] = ldexpf(x[e], -exponent); }
+                }
+                UNROLL for (int part = 0; part < PARTS; ++part) {
+                    if (d < (DK + 63) / 64 * 64) {
+                        *(uint2 *) (q + part * S::q_bytes + d / 64 * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
+                            make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
+                    }
+                    UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
+                }
+            }
+        }
+    }
+}
+
+// s = q k: elements of 64 rows and of the positions of a stage.
+template <typename S, typename T, int DK>
+static inline __device__ void d_attn_wg_scores(float (&s)[S::positions / 2], uint32_t q, uint32_t k, int n_parts) {
+    const uint64_t b = d_desc_k_128(k);
+    UNROLL for (int part = 0; part < 2; ++part) {
+        if (part < n_parts) {
+            const uint64_t a = d_desc_k_128(q + part * S::q_bytes);
+            UNROLL for (int i = 0; i < DK / 16; ++i) {
+                d_wgmma_ss(T(), s, a + i / 4 * (S::q_panel_bytes / 16) + i % 4 * 2, b + i / 4 * (S::panel_bytes / 16) + i % 4 * 2, part + i > 0 ? 1 : 0);
+            }
+        }
+    }
+}
+// o += w v
+template <typename S, typename T, int DV>
+static inline __device__ void d_attn_wg_values(float (&o)[DV / 2], const uint32_t (&w)[S::positions / 4], uint32_t v) {
+    const uint64_t b = d_desc_mn_128(v, S::panel_bytes);
+    UNROLL for (int i = 0; i < S::positions / 16; ++i) { d_wgmma_rs<true>(T(), o, w + 4 * i, b + 128 * i, 1); }
+}
+
+// Biases of this lane's positions of a tile with some of which not every row sees, as pairs of F16: word 2 i + r of the columns 8 i + 2 t and
+// the next (t = lane % 4), row 8 r + lane / 4.
+static inline __device__ void d_attn_wg_biases(uint32_t (&bias)[16], const char * const (&mask)[2], int j0, int n_kv) {
+    j0 += (int) threadIdx.x % 4 * 2;
+    if (j0 + 58 <= n_kv) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { bias[2 * i + r] = mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0; }
+        }
+        return;
+    }
+    UNROLL for (int i = 0; i < 8; ++i) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int n = n_kv - j0 - 8 * i; // a mask has an even number of positions
+            bias[2 * i + r] = n < 2 ? (n < 1 ? 0xfc00fc00u : 0xfc000000u) : mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0;
+        }
+    }
+}
+// Scores of a tile that is not full.
+template <int DT> static inline __device__ void d_attn_wg_mask(float * s, const d_attn_state<DT, 1> & st, const uint32_t (&bias)[16]) {
+    UNROLL for (int i = 0; i < 32; ++i) {
+        const float x = d_low(bias[i / 4 * 2 + i / 2 % 2] >> 16 * (i % 2));
+        s[i] = x == -INFINITY ? -INFINITY : s[i] + st.slope[0][i / 2 % 2] * x;
+    }
+}
+
+// Positions of a tile that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite. So a row of v that
+// no row of this warp sees, and that is not finite, becomes zeros: a warp looks at 16 of the 64 positions, two lanes at one.
+template <typename S, int DV, int DT>
+static inline __device__ void d_attn_wg_clean(char * v, const d_attn_state<DT, 1> & st, int j0, int n_kv) {
+    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 % 4 * 16, row = row0 + lane / 2;
+    typedef typename S::pair pair;
+    pair nans = S::pair_of(0.0f); // 0 * x is 0, or NaN
+    UNROLL for (int i = lane % 2; i < DV / 8; i += 2) {
+        const uint4 x = *(const uint4 *) (v + i / 8 * S::panel_bytes + row * 128 + (i % 8 ^ row % 8) * 16);
+        const uint32_t w[4] = { x.x, x.y, x.z, x.w };
+        UNROLL for (int k = 0; k < 4; ++k) {
+            pair p;
+            memcpy(&p, w + k, 4);
+            nans = __hfma2(p, S::pair_of(0.0f), nans);
+        }
+    }
+    const bool is_bad = __low2float(nans) != 0.0f || __high2float(nans) != 0.0f; // also of NaN
+    uint32_t bad = __ballot_sync(0xffffffffu, is_bad);
+    NO_UNROLL for (bad = (bad | bad >> 1) & 0x55555555u; bad != 0; bad &= bad - 1) { // rare
+        const int k = (__ffs((int) bad) - 1) / 2, j = j0 + row0 + k;
+        bool sees = false;
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const uint32_t bias = st.mask[0][r] != nullptr && j < n_kv ? *(const uint16_t *) (st.mask[0][r] + 2 * (int64_t) j) : 0;
+            sees = sees || (st.is_row[0][r] && j < n_kv && bias != 0xfc00u);
+        }
+        if (__any_sync(0xffffffffu, sees)) { continue; }
+        for (int i = lane; i < DV / 8; i += 32) {
+            *(uint4 *) (v + i / 8 * S::panel_bytes + (row0 + k) * 128 + (i % 8 ^ (row0 + k) % 8) * 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with.
+template <int H, int DT>
+static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_state<DT, 1> & st, const float (&unit)[2], float (&factor)[2]) {
+    UNROLL for (int r = 0; r < 2; ++r) {
+        float max = -INFINITY, sum = 0.0f;
+        UNROLL for (int i = 0; i < H; i += 4) { max = fmaxf(max, fmaxf(s[i + 2 * r], s[i + 2 * r + 1])); }
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+        max = fmaxf(st.max[0][r], max * unit[r]);
+        const float base = max == -INFINITY ? 0.0f : max;
+        factor[r] = d_exp2(st.max[0][r] - base);
+        st.max[0][r] = max;
+        UNROLL for (int i = 2 * r; i < H; i += 4) {
+            s[i] = d_exp2(s[i] * unit[r] - base);
+            s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
+            sum += s[i] + s[i + 1];
+        }
+        st.sum[0][r] = st.sum[0][r] * factor[r] + sum;
+    }
+}
+
+template <int DT> static inline __device__ float (&d_attn_wg_out(d_attn_state<DT, 1> & st))[4 * DT] { return *(float (*)[4 * DT]) st.o; }
+
+// Within 2e-7; without a call, which would move registers that wgmma uses.
+static inline __device__ float d_attn_wg_tanh(float x) { return 1.0f - __fdividef(2.0f, d_exp2(2.0f * ATTN_LOG2E * x) + 1.0f); }
+
+// The stage whose values are summed next.
+template <typename S> struct d_attn_wg_step {
+    int code[S::tiles];
+};
+
+// Scores of a stage, which are on their way, to weights.
+template <typename S, int DT>
+static inline __device__ void d_attn_wg_finish(float (&s)[S::positions / 2], d_attn_wg_step<S> & step, const d_attn_mma & a, d_attn_state<DT, 1> & st,
+    const uint32_t (&bias)[S::tiles][16], float (&factor)[2]) {
+    int all = step.code[0];
+    UNROLL for (int i = 1; i < S::tiles; ++i) { all &= step.code[i]; }
+    float unit[2] = { st.unit[0][0], st.unit[0][1] };
+    if ((all & ATTN_WG_FULL) == 0 || a.cap != 0.0f || a.scale < 0.0f) { // the largest score is not that of the largest product
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] *= unit[i / 2 % 2]; }
+        unit[0] = unit[1] = 1.0f;
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i]); }
+    }
+    UNROLL for (int i = 0; i < S::tiles; ++i) {
+        if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_mask(s + 32 * i, st, bias[i]); }
+    }
+    d_attn_wg_soften(s, st, unit, factor);
+}
+
+// A consumer warpgroup: 64 rows of each item.
+template <typename S, typename T, int DK, int DV, int PARTS>
+static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S::stages> & ring, char * q_rows, char * v_rows, int * exponents) {
+    constexpr bool is_bf16 = S::is_bf16;
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, row0 = (int) threadIdx.x / 32 * 16;
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    d_pipeline_state<S::stages> k_at = { 0, 0 }, v_at = { 0, 0 };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        d_attn_wg_put_q<S, DK, PARTS>(a, b, q_rows, exponents, row0);
+        d_fence_async();
+        d_named_sync(1 + group, 128);
+        d_attn_state<DV / 8, 1> st;
+        d_attn_begin(st, a, b, row0, exponents);
+        float (&o)[DV / 2] = d_attn_wg_out(st);
+        float s[S::positions / 2], factor[2];
+        uint32_t w[S::positions / 4], bias[S::tiles][16];
+        d_attn_wg_step<S> step;
+        // scores of the next stage begin
+        auto begin = [&]() {
+            d_mbarrier_wait(ring.k_full + 8 * k_at.index, k_at.phase);
+            UNROLL for (int i = 0; i < S::tiles; ++i) { step.code[i] = ring.codes[2 * k_at.index + i]; }
+            d_wgmma_fence();
+            d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
+            d_wgmma_commit();
+        };
+        auto fetch_biases = [&]() {
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_biases(bias[i], st.mask[0], step.code[i] / 4, a.n_kv); }
+            }
+        };
+        auto free_k = [&]() {
+            if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
+            k_at.next();
+        };
+        auto round = [&]() {
+            UNROLL for (int i = 0; i < S::positions / 4; ++i) { w[i] = d_attn_pair<is_bf16>(s[2 * i], s[2 * i + 1]); }
+        };
+        // values of the stage whose weights are in w begin
+        auto add_values = [&](const d_attn_wg_step<S> & at) {
+            d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
+            bool is_mixed = false;
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                if ((at.code[i] & ATTN_WG_FULL) == 0) {
+                    d_attn_wg_clean<S, DV>(v_rows + v_at.index * S::v_bytes + i * (ATTN_TILE * 128), st, at.code[i] / 4, a.n_kv);
+                    is_mixed = true;
+                }
+            }
+            if (is_mixed) {
+                d_fence_async();
+                d_named_sync(1 + group, 128);
+            }
+            d_wgmma_fence();
+            d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
+            d_wgmma_commit();
+        };
+        auto free_v = [&]() {
+            if (lane == 0) { d_mbarrier_arrive(ring.v_empty + 8 * v_at.index); }
+            v_at.next();
+        };
+        begin();
+        fetch_biases();
+        d_wgmma_wait<0>();
+        d_wgmma_read(s);
+        free_k();
+        d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+        round();
+        NO_UNROLL while ((step.code[0] & ATTN_WG_LAST) == 0) {
+            const d_attn_wg_step<S> last = step;
+            begin();
+            add_values(last);
+            fetch_biases();
+            d_wgmma_wait<1>();
+            d_wgmma_read(s);
+            free_k();
+            d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+            d_wgmma_wait<0>();
+            d_wgmma_read(o);
+            free_v();
+            UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] *= factor[i / 2 % 2]; }
+            round();
+        }
+        add_values(step);
+        d_wgmma_wait<0>();
+        d_wgmma_read(o);
+        free_v();
+        UNROLL for (int r = 0; r < 2; ++r) {
+            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 1);
+            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 2);
+        }
+        d_attn_store<DV / 8, 1>(st, a, b, row0, split);
+    }
+}
+#endif // D_SM90
+
+// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_has_wg)
+template <typename T, int DK, int DV, int PARTS>
+static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
+#if D_SM90
+    typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[4 * S::stages];
+    __shared__ int codes[2 * S::stages], exponents[S::rows];
+    char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
+    d_attn_wg_ring<S::stages> ring;
+    ring.q = d_shared_address(q_rows);
+    ring.k = ring.q + PARTS * S::q_bytes;
+    ring.v = ring.k + S::stages * S::k_bytes;
+    ring.k_full = d_shared_address(barriers);
+    ring.k_empty = ring.k_full + 8 * S::stages;
+    ring.v_full = ring.k_empty + 8 * S::stages;
+    ring.v_empty = ring.v_full + 8 * S::stages;
+    ring.codes = codes;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::stages; ++i) {
+            d_mbarrier_init(ring.k_full + 8 * i, 1);
+            d_mbarrier_init(ring.v_full + 8 * i, 1);
+            d_mbarrier_init(ring.k_empty + 8 * i, 4 * S::consumers); // a lane of each consumer warp
+            d_mbarrier_init(ring.v_empty + 8 * i, 4 * S::consumers);
+        }
+        d_mbarrier_fence_init();
+    }
+    d_take_turn();
+    __syncthreads();
+    if ((int) threadIdx.x >= 128 * S::consumers) {
+        d_give_registers<40>();
+        if ((int) threadIdx.x / 32 == 4 * S::consumers) { d_attn_wg_fetch<S>(a, k_map, v_map, ring); }
+    } else {
+        d_take_registers<232>();
+        d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring, q_rows, v_rows, exponents);
+    }
+#else
+    (void) a, (void) k_map, (void) v_map;
+#endif
+}
+
 // ---- adding splits ----
 // Adds the splits of a row: a block has 128 elements of it, a lane four, a warp every fourth split; then the warps are added in order. Every
 // warp finds the largest score and the sum of weights for itself, while the first eight of its splits arrive.
@@ -20551,6 +21098,7 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 256) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
     const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type);
+    if (c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
     if (!has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     return c->fits_split ? GCUDA_FLASH_ATTN_SPLIT : GCUDA_FLASH_ATTN_PLAIN;
 }
@@ -20668,6 +21216,64 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
 }
 
+#define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
+// Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
+static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
+    static const int sizes[] = { 64, 80, 96, 128, 256 };
+    const int64_t d = p.k.ne[0] > p.v.ne[0] ? p.k.ne[0] : p.v.ne[0];
+    for (int size : sizes) {
+        if (d <= size) { return size; }
+    }
+    return 0;
+}
+// f(kernel, shape) of type and size, where there is one.
+template <typename T, int D, int PARTS, typename F> static gcuda_status attn_with_wg_of(F f) { return f(k_attn_wg<T, D, D, PARTS>, d_attn_wg_shape<T, D, D, PARTS>()); }
+template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size, F f) {
+    if (type == GCUDA_TYPE_BF16) {
+        return size == 64    ? attn_with_wg_of<__nv_bfloat16, 64, 2>(f)
+               : size == 128 ? attn_with_wg_of<__nv_bfloat16, 128, 2>(f)
+                             : GCUDA_STATUS_UNSUPPORTED;
+    }
+    switch (size) {
+        case 64: return attn_with_wg_of<__half, 64, 1>(f);
+        case 80: return attn_with_wg_of<__half, 80, 1>(f);
+        case 96: return attn_with_wg_of<__half, 96, 1>(f);
+        case 128: return attn_with_wg_of<__half, 128, 1>(f);
+        case 256: return attn_with_wg_of<__half, 256, 1>(f);
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+static bool attn_is_wide_q(const gcuda_flash_attn_ext_args & p) {
+    return p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+}
+// Biases can be read in pairs.
+static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
+    return p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
+}
+static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
+
+static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
+    const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
+    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p)) { return false; }
+    if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
+    if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
+    cudaFuncAttributes attributes = {};
+    w.has_pair = false;
+    w.mt = 1;
+    w.per_sm = 1;
+    a.n_steps = size / 16;
+    const int64_t unit_bytes = (p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1];
+    a.n_section = p.mask.data == nullptr || unit_bytes > ATTN_WG_SECTION ? 1 : (int) (ATTN_WG_SECTION / unit_bytes);
+    const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
+        w.n_warps = shape.threads / 32;
+        w.block_rows = shape.rows;
+        w.n_bytes = shape.shared_bytes;
+        // without code for 9.0a a kernel has no static shared memory
+        return asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
+    });
+    return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes, p.max_shared);
+}
+
 // What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
 struct attn_plan {
     d_attn_mma a;
@@ -20705,8 +21311,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a.v.stride = a.k.stride;
         a.v.tile_bytes = a.k.tile_bytes;
     }
-    d_attn_mma rows = a;
-    attn_blocks rows_w = x.w;
+    d_attn_mma rows = a, wg = a;
+    attn_blocks rows_w = x.w, wg_w = x.w;
     gcuda_flash_attn_case c;
     memset(&c, 0, sizeof(c));
     c.capability = capability_major() * 100 + device_attribute(cudaDevAttrComputeCapabilityMinor) * 10;
@@ -20716,16 +21322,22 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.dv = p.v.ne[0];
     c.n_rows = a.n_queries;
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
+    c.fits_wgmma = attn_set_wg(p, wg, wg_w);
     c.fits_rows = attn_set_rows(p, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
     x.path = gcuda_flash_attn_choose(&c);
     if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT ? c.fits_split : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
+        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT   ? c.fits_split
+                         : p.plan.path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma
+                                                                 : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
         x.path = can ? p.plan.path : x.path;
     }
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
         x.w = rows_w;
+    } else if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
+        a = wg;
+        x.w = wg_w;
     }
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
     a.n_row_blocks = divisor_of(n_row_blocks);
@@ -20734,8 +21346,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
     a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
-    a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
-    a.is_wide_q = p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+    a.is_wide_mask = attn_is_wide_mask(p);
+    a.is_wide_q = attn_is_wide_q(p);
     a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
     a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
@@ -20769,11 +21381,13 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) {
-    const int64_t n = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
+template <typename... P, typename... A> static gcuda_status attn_launch(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... more) {
+    const int64_t n_items = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+    // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
+    const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
+    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a, more...)
+                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a, more...);
 }
 
 template <int KT, int DT, bool HAS_CODES> static gcuda_status attn_launch_eights(const attn_plan & x, gcuda_stream stream) {
@@ -20792,7 +21406,20 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     }
 }
 
+#ifdef __CUDACC__
+static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
+    const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    d_tensor_map k, v;
+    if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
+    return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch(kernel, x, stream, k, v); });
+}
+#else
+static gcuda_status attn_launch_wg(const attn_plan &, gcuda_stream) { return device_lacks(); }
+#endif
+
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
+    if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }
     if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
         const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
         return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
