@@ -21486,7 +21486,10 @@ struct d_attn_back_tile {
     float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
 };
 
-static inline __device__ void d_attn_back_load(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, int64_t d0) {
+static NO_INLINE __device__ void d_attn_back_rows(d_attn_back_tile & t, const gcuda_array & x, const char * rows, int n, int64_t d0) {
+    d_attn_rows<false>(x, rows, n, d0, t.rows);
+}
+static NO_INLINE __device__ void d_attn_back_load(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, int64_t d0) {
     for (int i = (int) threadIdx.x; i < ATTN_QUERIES * ATTN_SLICE; i += 256) {
         const int64_t n = q0 + i / ATTN_SLICE, d = d0 + i % ATTN_SLICE;
         t.query[i / ATTN_SLICE][i % ATTN_SLICE] = n < q.ne[1] && d < q.ne[0] ? d_load(q.type, d_at(q, d, n, head, s)) : 0.0f;
@@ -21494,16 +21497,16 @@ static inline __device__ void d_attn_back_load(d_attn_back_tile & t, const gcuda
 }
 
 // Products of the two queries of this warp with the position of this lane. x: first of n rows of positions.
-static __device__ void d_attn_back_dots(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, const gcuda_array & x,
+static NO_INLINE __device__ void d_attn_back_dots(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, const gcuda_array & x,
     const char * rows, int n, float (&sum)[2]) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     sum[0] = sum[1] = 0.0f;
     for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
         __syncthreads(); // the tile has been read
-        d_attn_rows<false>(x, rows, n, d0, t.rows);
+        d_attn_back_rows(t, x, rows, n, d0);
         d_attn_back_load(t, q, q0, head, s, d0);
         __syncthreads();
-        for (int d = 0; d < ATTN_SLICE; ++d) {
+        UNROLL_4 for (int d = 0; d < ATTN_SLICE; ++d) {
             sum[0] += t.query[2 * warp][d] * t.rows[lane][d];
             sum[1] += t.query[2 * warp + 1][d] * t.rows[lane][d];
         }
@@ -21579,12 +21582,12 @@ static __global__ void __launch_bounds__(256) k_attn_back_queries(const d_attn_b
             for (int64_t d0 = 0; d0 < dk; d0 += ATTN_SLICE) {
                 const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
                 __syncthreads();
-                d_attn_rows<false>(p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, d0, t.rows);
+                d_attn_back_rows(t, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, d0);
                 __syncthreads();
                 for (int i = 0; i < 2; ++i) {
                     for (int d = lane; d < ATTN_SLICE && d0 + d < dk && is_query[i]; d += 32) {
                         float g = acc[i][d0 + d] * shrink[i];
-                        for (int j = 0; j < n; ++j) {
+                        UNROLL_4 for (int j = 0; j < n; ++j) {
                             const float f = factors[2 * warp + i][j];
                             g += f != 0.0f ? f * t.rows[j][d] : 0.0f; // not 0 * NaN
                         }
@@ -21612,7 +21615,7 @@ static __global__ void __launch_bounds__(256) k_attn_back_queries(const d_attn_b
 }
 
 // grad[j0 + j] += sum of f[i][j] * q[q0 + i], 16 queries of a head. A thread has every 8th element of one position.
-static __device__ void d_attn_back_add(d_attn_back_tile & t, const float (*f)[ATTN_POSITIONS], const gcuda_array & q, int64_t q0, int64_t head, int64_t s,
+static NO_INLINE __device__ void d_attn_back_add(d_attn_back_tile & t, const float (*f)[ATTN_POSITIONS], const gcuda_array & q, int64_t q0, int64_t head, int64_t s,
     const gcuda_array & grad, int64_t grad_head, int64_t j0) {
     const int j = (int) threadIdx.x / 8;
     for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
@@ -21627,7 +21630,7 @@ static __device__ void d_attn_back_add(d_attn_back_tile & t, const float (*f)[AT
     }
 }
 
-static __device__ void d_attn_back_clear(const gcuda_array & grad, int64_t unit, int64_t n_units, int64_t j0, int64_t s) {
+static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int64_t unit, int64_t n_units, int64_t j0, int64_t s) {
     const int64_t n = grad.ne[2] / n_units, rest = grad.ne[1] - j0, n_rows = rest < ATTN_POSITIONS ? rest : ATTN_POSITIONS;
     for (int64_t h = unit * n; h < (unit + 1) * n; ++h) { // elements of a thread are those that it adds to
         for (int64_t d = threadIdx.x % 8; d < grad.ne[0] && (int64_t) threadIdx.x / 8 < n_rows; d += 8) {
@@ -21715,9 +21718,9 @@ static inline __device__ uint32_t d_back_finite(uint32_t pair) {
 }
 
 // A warp a row: of q, then of dy, k and v.
-template <int D> static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
+static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
     const gcuda_flash_attn_ext_back_args & p = a.b.p;
-    const int lane = (int) threadIdx.x % 32;
+    const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
     const int64_t n_q = (int64_t) a.n_seqs * a.n_heads * a.n_tokens, n_k = (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv;
     for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < 2 * (n_q + n_k); r += gridDim.x * (int64_t) 8) {
         const bool is_q = r < 2 * n_q;
@@ -21726,9 +21729,9 @@ template <int D> static __global__ void __launch_bounds__(256) k_attn_back_pack(
         const gcuda_array & x = is_q ? is_first ? p.q : p.dy : is_first ? p.k : p.v;
         const int64_t i1 = row % x.ne[1], i2 = row / x.ne[1] % x.ne[2], i3 = row / x.ne[1] / x.ne[2];
         const char * from = d_at(x, 0, i1, i2, i3);
-        char * to = (is_q ? is_first ? a.q : a.dy : is_first ? a.k : a.v) + row * (2 * D);
+        char * to = (is_q ? is_first ? a.q : a.dy : is_first ? a.k : a.v) + row * (2 * n_d);
         float dot = 0.0f;
-        UNROLL for (int d = 2 * lane; d < D; d += 64) {
+        NO_UNROLL for (int d = 2 * lane; d < n_d; d += 64) {
             const float v[2] = { d_load(x.type, from + d * (int64_t) x.nb[0]), d_load(x.type, from + (d + 1) * (int64_t) x.nb[0]) };
             *(uint32_t *) (to + 2 * d) = d_back_finite(d_bf16_pair(v[0], v[1]));
             if (is_q && !is_first) {
@@ -21815,11 +21818,15 @@ static inline __device__ const char * d_back_mask(const d_back & a, int plane) {
 static NO_INLINE __device__ float d_back_any_bias(const d_back & a, const char * row, int j) {
     return d_load(a.b.p.mask.type, row + j * (int64_t) a.b.p.mask.nb[0]);
 }
-static inline __device__ float d_back_bias(const d_back & a, const char * mask, int token, int j) { // -inf: not seen
-    if (token >= a.n_tokens || j >= a.n_kv) { return -INFINITY; }
-    if (mask == nullptr) { return 0.0f; }
-    const char * row = mask + token * (int64_t) a.b.p.mask.nb[1];
-    return a.b.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) row)[j]) : d_back_any_bias(a, row, j);
+// Row of the mask of a token; NULL: without a mask, or no such token.
+static inline __device__ const char * d_back_row(const d_back & a, const char * mask, int token) {
+    return mask != nullptr && token < a.n_tokens ? mask + token * (int64_t) a.b.p.mask.nb[1] : nullptr;
+}
+// A score with its bias; -inf: not seen.
+static inline __device__ float d_back_biased(const d_back & a, const char * row, bool is_token, int j, float slope, float score) {
+    float bias = 0.0f;
+    if (row != nullptr && j < a.n_kv) { bias = a.b.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) row)[j]) : d_back_any_bias(a, row, j); }
+    return is_token && j < a.n_kv && bias != -INFINITY ? score + slope * bias : -INFINITY;
 }
 
 // Bits of a class of 32 tokens for tile: 1: some token sees some of it, 2: all see all, without bias.
@@ -21881,12 +21888,12 @@ template <int D> static inline __device__ void d_back_query_step(d_back_rows & s
     }
     d_back_cap<2, 4>(s, dw, a);
     if (!is_full) {
-        UNROLL for (int mt = 0; mt < 2; ++mt) {
-            UNROLL for (int i = 0; i < 4; ++i) {
-                UNROLL for (int e = 0; e < 4; ++e) {
-                    const float bias = d_back_bias(a, mask, token0 + 16 * mt + e / 2 * 8 + g, j0 + 8 * i + 2 * t + e % 2);
-                    s[mt][i][e] = bias == -INFINITY ? -INFINITY : s[mt][i][e] + slope * bias;
-                }
+        UNROLL for (int n = 0; n < 4; ++n) {
+            const int mt = n / 2, r = n % 2, token = token0 + 8 * n + g;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int i = 0; i < 8; ++i) {
+                float & x = s[mt][i / 2][2 * r + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 4 * (i & ~1) + 2 * t + i % 2, slope, x);
             }
         }
     }
@@ -22009,12 +22016,12 @@ template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk
     }
     d_back_cap<MT, 4>(s, dw, a);
     if (!is_full) {
-        UNROLL for (int mt = 0; mt < MT; ++mt) {
-            UNROLL for (int i = 0; i < 4; ++i) {
-                UNROLL for (int e = 0; e < 4; ++e) {
-                    const float bias = d_back_bias(a, mask, token0 + 8 * i + 2 * t + e % 2, j0 + 16 * mt + e / 2 * 8 + g);
-                    s[mt][i][e] = bias == -INFINITY ? -INFINITY : s[mt][i][e] + slope * bias;
-                }
+        UNROLL for (int i = 0; i < 8; ++i) {
+            const int token = token0 + 4 * (i & ~1) + 2 * t + i % 2;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int n = 0; n < 2 * MT; ++n) {
+                float & x = s[n / 2][i / 2][n % 2 * 2 + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 8 * n + g, slope, x);
             }
         }
     }
@@ -22191,7 +22198,7 @@ template <int D, int MT> static gcuda_status attn_back_launch_mma(const attn_bac
     const d_back & a = x.a;
     const gcuda_array & mask = a.b.p.mask;
     const int64_t n_packed = 2 * (int64_t) a.n_seqs * ((int64_t) a.n_heads * a.n_tokens + (int64_t) a.n_kv_heads * a.n_kv);
-    gcuda_status st = launch(k_attn_back_pack<D>, (n_packed + 7) / 8, 256, stream, a);
+    gcuda_status st = launch(k_attn_back_pack, (n_packed + 7) / 8, 256, stream, a);
     if (st == GCUDA_STATUS_SUCCESS && a.classes != nullptr) {
         const int64_t n = mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words;
         st = launch(k_attn_classes, n, 256, stream, mask, (uint2 *) a.classes, (int64_t) a.n_tokens, a.n_words, a.n_class_blocks);
