@@ -255,7 +255,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
 //   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
 //   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
-//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
+//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext and its gradient; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
 //                                gated_linear_attn. In the same way
 
 #ifndef GCUDA_ASSERT
@@ -605,6 +605,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
 #define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
 #define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
+#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
+#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
+#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
@@ -837,6 +840,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
 #define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
@@ -1582,6 +1586,7 @@ struct gcuda_array {
     /* end of mulmat */                                                                               \
     /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
     X(FLASH_ATTN_EXT,    flash_attn_ext,    3,  2,  0, flash_attn_ext,    flash_attn,       any) \
+    X(FLASH_ATTN_EXT_BACK, flash_attn_ext_back, 5, 2, 0, flash_attn_ext_back, flash_attn_back, any) \
     X(IM2COL,            im2col,            2,  0,  0, conv,              im2col,           any) \
     X(IM2COL_BACK,       im2col_back,       2,  0,  0, conv,              im2col_back,      any) \
     X(IM2COL_3D,         im2col_3d,         2,  0,  0, im2col_3d,         im2col,           any) \
@@ -1620,7 +1625,7 @@ struct gcuda_array {
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
     /* end of mulmat */                          \
     /* ops-c */                                  \
-    X(flash_attn_ext) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale)  \
+    X(flash_attn_ext) X(flash_attn_ext_back) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale) \
     X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
     X(solve_tri)                                 \
     /* end of ops-c */
@@ -1662,7 +1667,7 @@ enum gcuda_op {
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
 //   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
-//   FLASH_ATTN_EXT               0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
 //   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
@@ -2698,14 +2703,46 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// F32: products may not be accumulated in F16, on any backend. Fails, and changes nothing: a is no flash_attn_ext (NULL neither), a
 // Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are);
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Fails, and changes nothing: a is no flash_attn_ext.
+// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
+// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// Gradients of flash_attn_ext's sources, without the matrix of weights, which is computed again. x, slope and the softmax P, with a sink
+// among its terms, as there; for token n, head h, with hk = h / (H / Hk), hv = h / (H / Hv):
+//     g[j]  = P[j] * (sum_d dy[d, h, n] * v[d, j, hv] - D),  D = sum_d dy[d, h, n] * y[d, h, n]
+//     s[j]  = g[j] * scale,  with a softcap times 1 - tanh(..)^2
+//     dq[:, n, h]   = sum_j s[j] * k[:, j, hk]
+//     dk[:, j, hk] += s[j] * q[:, n, h],  dv[:, j, hv] += P[j] * dy[:, h, n]    sums over all tokens and the heads that share them
+//     dsinks[h]    -= P[sink] * D                                               sum over all tokens and sequences
+//
+//   q, k, v, mask, sinks, scale, max_bias, logit_softcap  as there, but k and v F32, F16 or BF16. A position that no query of the
+//            call sees may hold anything in k and v; both must be finite where some query sees it
+//   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
+//   returns  F32, one row: dq, dk, dv and, with sinks, dsinks, packed, in this order, each of its source's shape: see
+//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that may attend to nothing adds nothing
+//   bits     the same on every run of a device: no sum depends on the order in which threads or blocks run
+//   fails    NULL, and ctx keeps the error: as there; shapes of dy or y; k or v of another type
+struct gcuda_flash_attn_ext_back_args {
+    struct gcuda_array q, k, v, y, dy, mask, sinks; // mask.data, sinks.data NULL: absent
+    struct gcuda_array dq, dk, dv, dsinks;          // packed; dsinks.data NULL: no sinks
+    float scale, max_bias, logit_softcap;
+    enum gcuda_prec prec;
+    size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    void * scratch;    // launchers: gcuda_flash_attn_ext_back_scratch_bytes; with tensor cores q, dy, k and v in BF16 as well
+};
+enum gcuda_flash_attn_grad { GCUDA_FLASH_ATTN_GRAD_Q, GCUDA_FLASH_ATTN_GRAD_K, GCUDA_FLASH_ATTN_GRAD_V, GCUDA_FLASH_ATTN_GRAD_SINKS };
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
+    struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap);
+// One gradient as a view of the result a. NULL, and ctx keeps the error: a is no flash_attn_ext_back, or has no sinks, or no such part.
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
 // Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
 // either side) and dilation d is the width, 1 the height, 2 the depth:
@@ -4461,6 +4498,9 @@ struct gcuda_flash_attn_case {
                                      // up to 256 (BF16: 128)
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
+    const struct gcuda_flash_attn_ext_back_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcuda_flash_attn_ext_back_args * args);
 
 // =====================================================================================================
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
@@ -17585,7 +17625,8 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, y);
 }
 
-static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
+static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_OP_NONE };
+static const enum gcuda_op gcudai_flash_attn_sink_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
     return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, 3, prec);
@@ -17597,7 +17638,7 @@ enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
 }
 
 gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_ops));
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_sink_ops));
     struct gcuda_tensor * before = a->src[4];
     a->src[4] = sinks;
     const gcuda_status st = gcudai_check_node(a);
@@ -17620,9 +17661,8 @@ static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, co
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) {
+static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * q = y->src[0];
-    const struct gcuda_tensor * mask = y->src[3];
     GCUDAI_TRY(gcudai_want_float(y, mask));
     GCUDAI_TRY(gcudai_want_contiguous(y, mask));
     GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0],
@@ -17634,11 +17674,12 @@ static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) 
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+// Sources and parameters that attention and its gradient share.
+static gcuda_status gcudai_flash_attn_check(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * mask, const struct gcuda_tensor * sinks) {
     const struct gcuda_tensor * q = y->src[0];
     const struct gcuda_tensor * k = y->src[1];
     const struct gcuda_tensor * v = y->src[2];
-    const struct gcuda_tensor * sinks = y->src[4];
     const float scale = gcudai_param_f32(y, 0), max_bias = gcudai_param_f32(y, 1), softcap = gcudai_param_f32(y, 2);
     const int32_t prec = gcudai_param_i32(y, 3);
     GCUDAI_TRY(gcudai_want_float(y, q));
@@ -17648,8 +17689,8 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0],
         (long long) k->ne[0]);
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
-    if (y->src[3] != NULL) {
-        GCUDAI_TRY(gcudai_flash_attn_check_mask(y));
+    if (mask != NULL) {
+        GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask));
     }
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_float(y, sinks));
@@ -17660,11 +17701,16 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite",
         (double) scale, (double) softcap);
     GCUDAI_WANT(y, max_bias >= 0.0f && max_bias - max_bias == 0.0f, "max_bias is %g, want >= 0", (double) max_bias);
-    GCUDAI_WANT(y, max_bias == 0.0f || y->src[3] != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
+    GCUDAI_WANT(y, max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
     GCUDAI_WANT(y, prec == GCUDA_PREC_DEFAULT || prec == GCUDA_PREC_F32, "precision %d does not exist", (int) prec);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    return gcudai_want_shape(y, v->ne[0], q->ne[2], q->ne[1], q->ne[3]);
+    return gcudai_want_contiguous(y, y);
+}
+
+static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
+    return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
 static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcudai_args * args) {
@@ -17962,6 +18008,404 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
             gcudai_attn_values(&b, j, n);
         }
         gcudai_attn_end(&b, t->shared);
+    }
+}
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// The source that a part of the result is the gradient of; NULL: there is none.
+static const struct gcuda_tensor * gcudai_flash_attn_source(const struct gcuda_tensor * y, enum gcuda_flash_attn_grad part) {
+    return (int) part == GCUDA_FLASH_ATTN_GRAD_SINKS                     ? y->src[6]
+           : (int) part >= 0 && (int) part < GCUDA_FLASH_ATTN_GRAD_SINKS ? y->src[part]
+                                                                         : NULL;
+}
+
+// Elements of the result before a part; part 4: all. -1: too many.
+static int64_t gcudai_flash_attn_back_start(const struct gcuda_tensor * y, int part) {
+    int64_t sum = 0;
+    for (int i = 0; i < part && sum >= 0; ++i) {
+        const struct gcuda_tensor * t = gcudai_flash_attn_source(y, (enum gcuda_flash_attn_grad) i);
+        const int64_t n = t == NULL ? 0 : gcudai_product(t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
+        if (n < 0 || !gcudai_add_i64(sum, n, &sum)) {
+            return -1;
+        }
+    }
+    return sum;
+}
+
+struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
+    struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap) {
+    struct gcuda_tensor * src[] = { q, k, v, y, dy, mask, sinks };
+    struct gcuda_tensor sources;
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, src, 7)) {
+        return NULL;
+    }
+    GCUDAI_ZERO(sources);
+    memcpy(sources.src, src, sizeof(src));
+    const int64_t ne[4] = { gcudai_flash_attn_back_start(&sources, 4), 1, 1, 1 };
+    struct gcuda_tensor * grads = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_TYPE_F32, ne, src, 7);
+    gcudai_set_param_f32(grads, 0, scale);
+    gcudai_set_param_f32(grads, 1, max_bias);
+    gcudai_set_param_f32(grads, 2, logit_softcap);
+    return gcudai_op_finish(ctx, grads);
+}
+
+struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part) {
+    if (a == NULL && ctx != NULL && ctx->error != GCUDA_STATUS_SUCCESS) {
+        return NULL; // the error is told
+    }
+    if (ctx == NULL || a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT_BACK || gcudai_flash_attn_source(a, part) == NULL) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "flash_attn_ext_back_part: context or tensor is NULL, or %s is no flash_attn_ext_back with gradient %d",
+            a == NULL ? "it" : gcudai_label(NULL, a), (int) part));
+        return NULL;
+    }
+    const struct gcuda_tensor * t = gcudai_flash_attn_source(a, part);
+    const size_t nb1 = sizeof(float) * (size_t) t->ne[0], nb2 = nb1 * (size_t) t->ne[1], nb3 = nb2 * (size_t) t->ne[2];
+    return gcuda_view_4d(ctx, a, t->ne[0], t->ne[1], t->ne[2], t->ne[3], nb1, nb2, nb3,
+        sizeof(float) * (size_t) gcudai_flash_attn_back_start(a, (int) part));
+}
+
+static gcuda_status gcudai_flash_attn_ext_back_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[5], y->src[6]));
+    for (int i = 1; i < 5; ++i) { // k, v, y, dy
+        const struct gcuda_tensor * t = y->src[i];
+        GCUDAI_TRY(gcudai_want_float(y, t));
+        GCUDAI_TRY(gcudai_want_rows(y, t));
+        GCUDAI_WANT(y, i < 3 || (t->ne[0] == y->src[2]->ne[0] && t->ne[1] == q->ne[2] && t->ne[2] == q->ne[1] && t->ne[3] == q->ne[3]),
+            "%s must be [%lld, %lld, %lld, %lld]", gcudai_label(y, t), (long long) y->src[2]->ne[0], (long long) q->ne[2],
+            (long long) q->ne[1], (long long) q->ne[3]);
+    }
+    return gcudai_want_shape(y, gcudai_flash_attn_back_start(y, 4), 1, 1, 1);
+}
+
+// A part of the result as an array.
+static struct gcuda_array gcudai_flash_attn_back_array(const struct gcuda_tensor * y, enum gcuda_flash_attn_grad part) {
+    const struct gcuda_tensor * t = gcudai_flash_attn_source(y, part);
+    struct gcuda_array a;
+    GCUDAI_ZERO(a);
+    if (t != NULL) {
+        a.type = GCUDA_TYPE_F32;
+        a.data = y->data == NULL ? NULL : (float *) y->data + gcudai_flash_attn_back_start(y, (int) part);
+        a.nb[0] = sizeof(float);
+        for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+            a.ne[d] = t->ne[d];
+            a.nb[d] = d == 0 ? sizeof(float) : a.nb[d - 1] * (size_t) a.ne[d - 1];
+        }
+    }
+    return a;
+}
+
+static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_flash_attn_ext_back_args * p = &args->flash_attn_ext_back;
+    p->q = gcudai_array(y->src[0]);
+    p->k = gcudai_array(y->src[1]);
+    p->v = gcudai_array(y->src[2]);
+    p->y = gcudai_array(y->src[3]);
+    p->dy = gcudai_array(y->src[4]);
+    p->mask = gcudai_array(y->src[5]);
+    p->sinks = gcudai_array(y->src[6]);
+    p->dq = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_Q);
+    p->dk = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_K);
+    p->dv = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_V);
+    p->dsinks = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_SINKS);
+    p->scale = gcudai_param_f32(y, 0);
+    p->max_bias = gcudai_param_f32(y, 1);
+    p->logit_softcap = gcudai_param_f32(y, 2);
+    p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+}
+
+// How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the softmax of a query
+// is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries. Phase 2: sinks.
+struct gcudai_attn_back_plan {
+    int64_t n_units;         // of heads, each with whole heads of k and v
+    int64_t block, n_blocks; // queries of one head
+    int64_t tile, n_tiles;   // positions
+    double cost;             // of a position for a query in either phase
+};
+
+static struct gcudai_attn_back_plan gcudai_attn_back_plan_of(const struct gcuda_flash_attn_ext_back_args * p) {
+    struct gcudai_attn_back_plan a;
+    a.n_units = gcudai_gcd(p->k.ne[2], p->v.ne[2]);
+    a.cost = 2.0 * (double) (p->q.ne[0] + p->v.ne[0]) + (p->logit_softcap == 0.0f ? 60.0 : 160.0);
+    const double queries = (double) p->q.ne[1] * (double) p->q.ne[2] / (double) GCUDAI_MAX(a.n_units, 1);
+    const double fit_block = GCUDAI_ATTN_COST / (a.cost * (double) GCUDAI_MAX(p->k.ne[1], 1));
+    const double fit_tile = GCUDAI_ATTN_COST / (a.cost * GCUDAI_MAX(queries, 1.0));
+    a.block = fit_block >= GCUDAI_ATTN_BLOCK ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit_block, 1);
+    a.tile = fit_tile >= GCUDAI_ATTN_TILE ? GCUDAI_ATTN_TILE : GCUDAI_MAX((int64_t) fit_tile, 1);
+    a.n_blocks = (p->q.ne[1] + a.block - 1) / a.block;
+    a.n_tiles = (p->k.ne[1] + a.tile - 1) / a.tile;
+    return a;
+}
+
+// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit. A token that may attend to nothing: zeros.
+struct gcudai_attn_query {
+    float top, unit, dot, sink; // dot: D; sink: P of the sink
+};
+
+static void gcudai_flash_attn_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_flash_attn_ext_back_args(y, &args);
+    const struct gcuda_flash_attn_ext_back_args * p = &args.flash_attn_ext_back;
+    const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(p);
+    const size_t row = (size_t) (p->q.ne[0] + p->v.ne[0]), n_floats = (GCUDAI_ATTN_BLOCK + GCUDAI_ATTN_TILE) * row;
+    const int64_t n_bytes = gcudai_product(p->q.ne[1], p->q.ne[2], p->q.ne[3], (int64_t) sizeof(struct gcudai_attn_query));
+    w->n_phases = y->src[6] != NULL ? 3 : 2;
+    w->n_items[0] = p->q.ne[3] * p->q.ne[2] * a.n_blocks;
+    w->item_cost[0] = 200.0 + (double) a.block * (80.0 + a.cost * (double) p->k.ne[1]);
+    w->n_items[1] = p->q.ne[3] * a.n_units * a.n_tiles;
+    w->item_cost[1] = 200.0 + (double) a.tile * a.cost * (double) p->q.ne[1] * (double) p->q.ne[2] / (double) GCUDAI_MAX(a.n_units, 1);
+    w->n_items[2] = p->q.ne[2];
+    w->item_cost[2] = 10.0 + 4.0 * (double) p->q.ne[1] * (double) p->q.ne[3];
+    w->local_bytes = sizeof(float) * n_floats;
+    w->shared_bytes = n_bytes < 0 ? SIZE_MAX : (size_t) n_bytes;
+}
+
+// What one thread keeps about some queries of a head and some positions.
+struct gcudai_attn_pairs {
+    const struct gcuda_flash_attn_ext_back_args * p;
+    int64_t s, h, token0, n, j0, m;                                                // n queries, m positions
+    const float * q[GCUDAI_ATTN_BLOCK], * dy[GCUDAI_ATTN_BLOCK], * k[GCUDAI_ATTN_TILE], * v[GCUDAI_ATTN_TILE];
+    float w[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE], g[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE]; // scores, then weights; gradients of weights
+    float slope[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE];                              // of a score, by q . k
+    float * buf;
+    gcudai_lane_dot_fn dot;
+    gcudai_lane_add4_fn add4;
+};
+
+static void gcudai_attn_pairs_queries(struct gcudai_attn_pairs * b, int64_t token0, int64_t n) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t dk = p->q.ne[0], dv = p->v.ne[0];
+    float * dy = b->buf + GCUDAI_ATTN_BLOCK * dk;
+    b->token0 = token0;
+    b->n = n;
+    for (int64_t i = 0; i < n; ++i) {
+        b->q[i] = gcudai_floats(p->q.type, gcudai_at(&p->q, token0 + i, b->h, b->s), dk, b->buf + i * dk);
+        b->dy[i] = gcudai_floats(p->dy.type, gcudai_at(&p->dy, b->h, token0 + i, b->s), dv, dy + i * dv);
+    }
+}
+
+static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0, int64_t m) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t dk = p->q.ne[0], dv = p->v.ne[0], hk = b->h / (p->q.ne[2] / p->k.ne[2]), hv = b->h / (p->q.ne[2] / p->v.ne[2]);
+    float * k = b->buf + GCUDAI_ATTN_BLOCK * (dk + dv), * v = k + GCUDAI_ATTN_TILE * dk;
+    b->j0 = j0;
+    b->m = m;
+    for (int64_t j = 0; j < m; ++j) {
+        b->k[j] = gcudai_floats(p->k.type, gcudai_at(&p->k, j0 + j, hk, b->s), dk, k + j * dk);
+        b->v[j] = gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, v + j * dv);
+    }
+}
+
+// Scores, their slopes and the gradients of their weights. What a query does not see: -inf, and 0.
+static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const float cap = p->logit_softcap, alibi = gcudai_alibi_slope(p->max_bias, p->q.ne[2], b->h);
+    for (int64_t i = 0; i < b->n; ++i) {
+        const char * mask = p->mask.data == NULL ? NULL
+            : gcudai_at(&p->mask, b->token0 + i, b->h % p->mask.ne[2], b->s % p->mask.ne[3]) + (size_t) b->j0 * p->mask.nb[0];
+        for (int64_t j = 0; j < b->m; ++j) {
+            const float bias = mask == NULL ? 0.0f : gcudai_load1(p->mask.type, mask, j);
+            b->slope[i][j] = p->scale;
+            b->g[i][j] = 0.0f;
+            b->w[i][j] = -HUGE_VALF;
+            if (bias == -HUGE_VALF) {
+                continue;
+            }
+            float x = b->dot(b->q[i], b->k[j], p->q.ne[0]) * p->scale;
+            if (cap != 0.0f) {
+                const float t = tanhf(x / cap);
+                x = cap * t;
+                b->slope[i][j] = p->scale * (1.0f - t * t);
+            }
+            b->w[i][j] = x + alibi * bias;
+            b->g[i][j] = b->dot(b->dy[i], b->v[j], p->v.ne[0]);
+        }
+    }
+}
+
+// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0: other rows may be anything, NaN too.
+static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to, const float * const * rows, const float * f,
+    const float * w, int64_t step, int64_t n, int64_t width) {
+    const float * x[4];
+    float c[4];
+    int m = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (w[i * step] != 0.0f) {
+            x[m] = rows[i];
+            c[m] = f[i * step];
+            m = (m + 1) % 4;
+            if (m == 0) {
+                b->add4(to, x, c, width);
+            }
+        }
+    }
+    for (int i = 0; i < m; ++i) {
+        for (int64_t d = 0; d < width; ++d) {
+            to[d] += c[i] * x[i][d];
+        }
+    }
+}
+
+static float * gcudai_attn_back_row(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
+    return (float *) (void *) gcudai_at(a, i1, i2, i3);
+}
+
+static struct gcudai_attn_query * gcudai_attn_query_at(const struct gcudai_attn_pairs * b, int64_t token, char * shared) {
+    const int64_t row = (b->s * b->p->q.ne[2] + b->h) * b->p->q.ne[1] + token;
+    return (struct gcudai_attn_query *) (void *) shared + row;
+}
+
+// Query i of a block with the positions of the pairs: dq relative to the largest score so far; what was summed before is scaled to match.
+static void gcudai_attn_back_query(struct gcudai_attn_pairs * b, int64_t i, struct gcudai_attn_query * r) {
+    float * dq = gcudai_attn_back_row(&b->p->dq, b->token0 + i, b->h, b->s);
+    const int64_t dk = b->p->q.ne[0];
+    float top = r->top, f[GCUDAI_ATTN_TILE];
+    for (int64_t j = 0; j < b->m; ++j) {
+        top = b->w[i][j] > top ? b->w[i][j] : top;
+    }
+    if (top > r->top && r->top != -HUGE_VALF) {
+        const float shrink = expf(r->top - top);
+        r->unit *= shrink;
+        for (int64_t d = 0; d < dk; ++d) {
+            dq[d] *= shrink;
+        }
+    }
+    r->top = top;
+    for (int64_t j = 0; j < b->m; ++j) {
+        b->w[i][j] = b->w[i][j] == -HUGE_VALF ? 0.0f : expf(b->w[i][j] - top);
+        r->unit += b->w[i][j];
+        f[j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
+    }
+    gcudai_attn_pairs_add(b, dq, b->k, f, b->w[i], 1, b->m, dk);
+}
+
+// The sum of weights becomes what a weight is multiplied with, and dq is.
+static void gcudai_attn_back_query_end(const struct gcudai_attn_pairs * b, int64_t i, struct gcudai_attn_query * r) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    float * dq = gcudai_attn_back_row(&p->dq, b->token0 + i, b->h, b->s);
+    float factor = 1.0f / r->unit;
+    r->sink = 0.0f;
+    if (r->top == -HUGE_VALF && r->unit == 0.0f) {
+        r->top = r->unit = r->dot = factor = 0.0f;
+    } else if (p->sinks.data != NULL) {
+        const float sink = gcudai_load1(p->sinks.type, (const char *) p->sinks.data, b->h), top = sink > r->top ? sink : r->top;
+        const float shrink = expf(r->top - top), sum = r->unit * shrink + expf(sink - top);
+        factor = shrink / sum;
+        r->sink = expf(sink - top) / sum;
+        r->unit = 1.0f / sum;
+        r->top = top;
+    } else {
+        r->unit = factor;
+    }
+    for (int64_t d = 0; d < p->q.ne[0]; ++d) {
+        dq[d] = factor == 0.0f ? 0.0f : dq[d] * factor;
+    }
+}
+
+static void gcudai_attn_back_queries(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t token0 = item % a->n_blocks * a->block;
+    float y[256];
+    b->h = item / a->n_blocks % p->q.ne[2];
+    b->s = item / a->n_blocks / p->q.ne[2];
+    gcudai_attn_pairs_queries(b, token0, GCUDAI_MIN(a->block, p->q.ne[1] - token0));
+    for (int64_t i = 0; i < b->n; ++i) {
+        struct gcudai_attn_query * r = gcudai_attn_query_at(b, token0 + i, shared);
+        const char * row = gcudai_at(&p->y, b->h, token0 + i, b->s);
+        r->top = -HUGE_VALF;
+        r->unit = r->dot = 0.0f;
+        for (int64_t d = 0; d < p->v.ne[0]; d += 256) {
+            const int64_t n = GCUDAI_MIN(256, p->v.ne[0] - d);
+            gcudai_load(p->y.type, row + (size_t) d * p->y.nb[0], p->y.nb[0], n, y);
+            r->dot += b->dot(b->dy[i] + d, y, n);
+        }
+        memset(gcudai_attn_back_row(&p->dq, token0 + i, b->h, b->s), 0, sizeof(float) * (size_t) p->q.ne[0]);
+    }
+    for (int64_t j0 = 0; j0 < p->k.ne[1]; j0 += GCUDAI_ATTN_TILE) {
+        gcudai_attn_pairs_positions(b, j0, GCUDAI_MIN(GCUDAI_ATTN_TILE, p->k.ne[1] - j0));
+        gcudai_attn_pairs_scores(b);
+        for (int64_t i = 0; i < b->n; ++i) {
+            gcudai_attn_back_query(b, i, gcudai_attn_query_at(b, token0 + i, shared));
+        }
+    }
+    for (int64_t i = 0; i < b->n; ++i) {
+        gcudai_attn_back_query_end(b, i, gcudai_attn_query_at(b, token0 + i, shared));
+    }
+}
+
+// Rows of dk and dv, of a tile of positions, get what queries of one head add.
+static void gcudai_attn_back_add(struct gcudai_attn_pairs * b, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t hk = b->h / (p->q.ne[2] / p->k.ne[2]), hv = b->h / (p->q.ne[2] / p->v.ne[2]);
+    gcudai_attn_pairs_scores(b);
+    for (int64_t i = 0; i < b->n; ++i) {
+        const struct gcudai_attn_query * r = gcudai_attn_query_at(b, b->token0 + i, shared);
+        for (int64_t j = 0; j < b->m; ++j) {
+            b->w[i][j] = b->w[i][j] == -HUGE_VALF ? 0.0f : expf(b->w[i][j] - r->top) * r->unit;
+            b->g[i][j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
+        }
+    }
+    for (int64_t j = 0; j < b->m; ++j) {
+        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j], GCUDAI_ATTN_TILE,
+            b->n, p->q.ne[0]);
+        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j], GCUDAI_ATTN_TILE,
+            b->n, p->v.ne[0]);
+    }
+}
+
+static void gcudai_attn_back_clear(const struct gcuda_array * grad, int64_t unit, int64_t n_units, int64_t j0, int64_t m, int64_t s) {
+    const int64_t n = grad->ne[2] / n_units;
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) {
+        memset(gcudai_at(grad, j0, h, s), 0, sizeof(float) * (size_t) (m * grad->ne[0]));
+    }
+}
+
+static void gcudai_attn_back_positions(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t j0 = item % a->n_tiles * a->tile, m = GCUDAI_MIN(a->tile, p->k.ne[1] - j0), unit = item / a->n_tiles % a->n_units;
+    const int64_t n_heads = p->q.ne[2] / a->n_units;
+    b->s = item / a->n_tiles / a->n_units;
+    gcudai_attn_back_clear(&p->dk, unit, a->n_units, j0, m, b->s);
+    gcudai_attn_back_clear(&p->dv, unit, a->n_units, j0, m, b->s);
+    for (b->h = unit * n_heads; b->h < (unit + 1) * n_heads; ++b->h) {
+        gcudai_attn_pairs_positions(b, j0, m);
+        for (int64_t token0 = 0; token0 < p->q.ne[1]; token0 += GCUDAI_ATTN_BLOCK) {
+            gcudai_attn_pairs_queries(b, token0, GCUDAI_MIN(GCUDAI_ATTN_BLOCK, p->q.ne[1] - token0));
+            gcudai_attn_back_add(b, shared);
+        }
+    }
+}
+
+static void gcudai_attn_back_sink(struct gcudai_attn_pairs * b, int64_t h, char * shared) {
+    double sum = 0.0;
+    b->h = h;
+    for (b->s = 0; b->s < b->p->q.ne[3]; ++b->s) {
+        for (int64_t token = 0; token < b->p->q.ne[1]; ++token) {
+            const struct gcudai_attn_query * r = gcudai_attn_query_at(b, token, shared);
+            sum -= (double) r->sink * (double) r->dot;
+        }
+    }
+    ((float *) b->p->dsinks.data)[h] = (float) sum;
+}
+
+static void gcudai_flash_attn_ext_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    struct gcudai_attn_pairs b;
+    const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(&args->flash_attn_ext_back);
+    b.p = &args->flash_attn_ext_back;
+    b.buf = (float *) (void *) t->local;
+    b.dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    b.add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (t->phase == 0) {
+            gcudai_attn_back_queries(&b, &a, item, t->shared);
+        } else if (t->phase == 1) {
+            gcudai_attn_back_positions(&b, &a, item, t->shared);
+        } else {
+            gcudai_attn_back_sink(&b, item, t->shared);
+        }
     }
 }
 
@@ -21033,6 +21477,23 @@ static void gcudai_soft_max_grad(
             b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
 }
 
+static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // the mask only shifts the logits
+    static const int sources[4] = { 0, 1, 2, 4 };
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    if (gcudai_grad_wants(b, 3) || gcuda_is_quantized(y->src[1]->type) || gcuda_is_quantized(y->src[2]->type)) {
+        gcudai_grad_none(b, gcudai_grad_wants(b, 3) ? "of the mask" : "with quantized keys or values");
+        return;
+    }
+    struct gcuda_tensor * all = gcuda_flash_attn_ext_back(b->ctx, y->src[0], y->src[1], y->src[2], y, g, y->src[3], y->src[4],
+        gcudai_param_f32(y, 0), gcudai_param_f32(y, 1), gcudai_param_f32(y, 2));
+    if (all != NULL) {
+        gcudai_set_param_i32(all, 3, gcudai_param_i32(y, 3));
+    }
+    for (int i = 0; i < 4; ++i) {
+        GCUDAI_GRAD_IF(b, sources[i], gcuda_flash_attn_ext_back_part(b->ctx, all, (enum gcuda_flash_attn_grad) i));
+    }
+}
+
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
 static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, bool to_back) {
     const struct gcuda_tensor * y = b->node;
@@ -21111,7 +21572,7 @@ static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor 
     X(TRI, tri, 0)               X(RMS_NORM, rms_norm, 0)       X(NORM, norm, 0)             X(GROUP_NORM, group_norm, 0) \
     X(L2_NORM, l2_norm, 0)       X(MUL_MAT, mul_mat, 0)         X(SOFT_MAX, soft_max, 0)     X(ROPE, rope, 6)         \
     X(ROPE_BACK, rope_back, 6)   X(IM2COL, im2col, 1)           X(POOL_2D, pool_2d, 0)       X(FILL, fill, 1)         \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)
+    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)                X(FLASH_ATTN_EXT, flash_attn_ext, 0)
 // clang-format on
 
 static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
@@ -29329,7 +29790,8 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
+        case GCUDA_OP_FLASH_ATTN_EXT:
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_IM2COL_3D:
@@ -29459,7 +29921,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes))
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
+    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
 // clang-format on
 
 // The launchers take their own struct, these take the union.
@@ -29638,6 +30101,7 @@ static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op 
         case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
         case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
         case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: args->flash_attn_ext_back.max_shared = cu->max_shared; break;
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_CONV_2D:
@@ -29803,8 +30267,8 @@ struct gcudai_cuda_cut {
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
+// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),

@@ -21558,4 +21558,766 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// Two passes, of which each computes the scores again; no sum is shared by two blocks, so that bits do not depend on their order:
+//
+//   kernel               a block has                        and goes over              result
+//   k_attn_back_queries  16 queries of a head               all positions              dq, and what P of a query is made of
+//   k_attn_back_kv       32 positions of all heads that     all queries of these       dk, dv
+//                        share their k or v                 heads
+//   k_attn_back_sinks    a head                             its queries                dsinks
+//
+// In F32, for every type, stride and size. A warp has two queries and its lanes are positions, as in k_flash_attn. dk and dv are summed up
+// in the result, whose rows belong to the block.
+//   floor   k, v twice for every 16 queries; q, dy and dk, dv once for every 32 positions
+//   shared  15 KiB, of k_attn_back_queries 39 KiB
+struct d_attn_back {
+    gcuda_flash_attn_ext_back_args p; // y and dy as [DV, N, H, S]
+    float4 * queries;                 // [S][H][N]: largest score, factor of exp(score - it), D, P of the sink; not seen anything: zeros
+    int64_t n_units, n_blocks, n_tiles; // units of heads with whole heads of k and v; blocks of queries; tiles of positions
+};
+
+struct d_attn_back_tile {
+    float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
+};
+
+static NO_INLINE __device__ void d_attn_back_rows(d_attn_back_tile & t, const gcuda_array & x, const char * rows, int n, int64_t d0) {
+    d_attn_rows<false>(x, rows, n, d0, t.rows);
+}
+static NO_INLINE __device__ void d_attn_back_load(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, int64_t d0) {
+    for (int i = (int) threadIdx.x; i < ATTN_QUERIES * ATTN_SLICE; i += 256) {
+        const int64_t n = q0 + i / ATTN_SLICE, d = d0 + i % ATTN_SLICE;
+        t.query[i / ATTN_SLICE][i % ATTN_SLICE] = n < q.ne[1] && d < q.ne[0] ? d_load(q.type, d_at(q, d, n, head, s)) : 0.0f;
+    }
+}
+
+// Products of the two queries of this warp with the position of this lane. x: first of n rows of positions.
+static NO_INLINE __device__ void d_attn_back_dots(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, const gcuda_array & x,
+    const char * rows, int n, float (&sum)[2]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    sum[0] = sum[1] = 0.0f;
+    for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
+        __syncthreads(); // the tile has been read
+        d_attn_back_rows(t, x, rows, n, d0);
+        d_attn_back_load(t, q, q0, head, s, d0);
+        __syncthreads();
+        UNROLL_4 for (int d = 0; d < ATTN_SLICE; ++d) {
+            sum[0] += t.query[2 * warp][d] * t.rows[lane][d];
+            sum[1] += t.query[2 * warp + 1][d] * t.rows[lane][d];
+        }
+    }
+}
+
+// What a lane knows of its position and the two queries of its warp.
+struct d_attn_back_pair {
+    float x[2], slope[2], dw[2]; // score, its slope by q . k, gradient of its weight
+    bool is_seen[2];
+
+    // Whether some query of the block sees some position; else nothing is computed.
+    inline __device__ bool look(const d_attn_back & a, int64_t q0, int64_t head, int64_t s, int64_t j0) {
+        const gcuda_array & mask = a.p.mask;
+        const int64_t j = j0 + threadIdx.x % 32;
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + threadIdx.x / 32 * 2 + i;
+            const bool is_in = n < a.p.q.ne[1] && j < a.p.k.ne[1];
+            x[i] = is_in && mask.data != nullptr ? d_load(mask.type, d_at(mask, j, n, head % mask.ne[2], s % mask.ne[3])) : 0.0f;
+            is_seen[i] = is_in && x[i] != -INFINITY;
+        }
+        return __syncthreads_or(is_seen[0] || is_seen[1]) != 0;
+    }
+    inline __device__ void compute(const d_attn_back & a, d_attn_back_tile & t, int64_t q0, int64_t head, int64_t s, int64_t j0) {
+        const gcuda_flash_attn_ext_back_args & p = a.p;
+        const int n = (int) (p.k.ne[1] - j0 < ATTN_POSITIONS ? p.k.ne[1] - j0 : ATTN_POSITIONS);
+        const float alibi = d_slope(p.max_bias, p.q.ne[2], head);
+        float dot[2];
+        d_attn_back_dots(t, p.q, q0, head, s, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, dot);
+        for (int i = 0; i < 2; ++i) {
+            const float z = dot[i] * p.scale, c = p.logit_softcap, th = c != 0.0f ? tanhf(z / c) : 0.0f;
+            slope[i] = p.scale * (1.0f - th * th);
+            x[i] = is_seen[i] ? (c != 0.0f ? c * th : z) + alibi * x[i] : -INFINITY; // not seen: k may be anything
+        }
+        d_attn_back_dots(t, p.dy, q0, head, s, p.v, d_at(p.v, 0, j0, head / (p.q.ne[2] / p.v.ne[2]), s), n, dw);
+    }
+};
+
+static __global__ void __launch_bounds__(256) k_attn_back_queries(const d_attn_back a) {
+    __shared__ d_attn_back_tile t;
+    __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
+    const gcuda_flash_attn_ext_back_args & p = a.p;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t dk = p.q.ne[0], n_kv = p.k.ne[1];
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * p.q.ne[2] * a.n_blocks; item += gridDim.x) {
+        const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head = item / a.n_blocks % p.q.ne[2], s = item / a.n_blocks / p.q.ne[2];
+        float * acc[2];
+        float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, dot[2] = {};
+        bool is_query[2];
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i;
+            is_query[i] = n < p.q.ne[1];
+            acc[i] = dk <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : is_query[i] ? (float *) d_at(p.dq, 0, n, head, s) : nullptr;
+            for (int64_t d = lane; d < dk && is_query[i]; d += 32) { acc[i][d] = 0.0f; }
+            for (int64_t d = lane; d < p.v.ne[0] && is_query[i]; d += 32) {
+                dot[i] += d_load(p.y.type, d_at(p.y, d, n, head, s)) * d_load(p.dy.type, d_at(p.dy, d, n, head, s));
+            }
+            dot[i] = d_warp_reduce<d_sum_op>(dot[i]);
+        }
+        for (int64_t j0 = 0; j0 < n_kv; j0 += ATTN_POSITIONS) {
+            d_attn_back_pair pair;
+            float shrink[2];
+            if (!pair.look(a, q0, head, s, j0)) { continue; }
+            pair.compute(a, t, q0, head, s, j0);
+            for (int i = 0; i < 2; ++i) {
+                const float most = fmaxf(top[i], d_warp_reduce<d_max_op>(pair.x[i])), base = most == -INFINITY ? 0.0f : most;
+                const float w = pair.is_seen[i] ? expf(pair.x[i] - base) : 0.0f;
+                shrink[i] = expf(top[i] - base);
+                sum[i] = sum[i] * shrink[i] + d_warp_reduce<d_sum_op>(w);
+                top[i] = most;
+                factors[2 * warp + i][lane] = w != 0.0f ? w * (pair.dw[i] - dot[i]) * pair.slope[i] : 0.0f;
+            }
+            for (int64_t d0 = 0; d0 < dk; d0 += ATTN_SLICE) {
+                const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
+                __syncthreads();
+                d_attn_back_rows(t, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, d0);
+                __syncthreads();
+                for (int i = 0; i < 2; ++i) {
+                    for (int d = lane; d < ATTN_SLICE && d0 + d < dk && is_query[i]; d += 32) {
+                        float g = acc[i][d0 + d] * shrink[i];
+                        UNROLL_4 for (int j = 0; j < n; ++j) {
+                            const float f = factors[2 * warp + i][j];
+                            g += f != 0.0f ? f * t.rows[j][d] : 0.0f; // not 0 * NaN
+                        }
+                        acc[i][d0 + d] = g;
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i;
+            if (!is_query[i]) { continue; }
+            const float sink = p.sinks.data != nullptr ? d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : -INFINITY;
+            float4 r = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float factor = 0.0f;
+            if (top[i] != -INFINITY || sum[i] != 0.0f) {
+                const float most = fmaxf(top[i], sink), shrunk = expf(top[i] - most), all = sum[i] * shrunk + expf(sink - most);
+                r = make_float4(most, 1.0f / all, dot[i], expf(sink - most) / all);
+                factor = shrunk / all;
+            }
+            for (int64_t d = lane; d < dk; d += 32) { *(float *) d_at(p.dq, d, n, head, s) = factor != 0.0f ? acc[i][d] * factor : 0.0f; }
+            if (lane == 0) { a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] = r; }
+        }
+        __syncthreads(); // held is the next item's
+    }
+}
+
+// grad[j0 + j] += sum of f[i][j] * q[q0 + i], 16 queries of a head. A thread has every 8th element of one position.
+static NO_INLINE __device__ void d_attn_back_add(d_attn_back_tile & t, const float (*f)[ATTN_POSITIONS], const gcuda_array & q, int64_t q0, int64_t head, int64_t s,
+    const gcuda_array & grad, int64_t grad_head, int64_t j0) {
+    const int j = (int) threadIdx.x / 8;
+    for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
+        __syncthreads();
+        d_attn_back_load(t, q, q0, head, s, d0);
+        __syncthreads();
+        for (int d = (int) threadIdx.x % 8; d < ATTN_SLICE && d0 + d < q.ne[0] && j0 + j < grad.ne[1]; d += 8) {
+            float sum = 0.0f;
+            for (int i = 0; i < ATTN_QUERIES; ++i) { sum += f[i][j] != 0.0f ? f[i][j] * t.query[i][d] : 0.0f; }
+            *(float *) d_at(grad, d0 + d, j0 + j, grad_head, s) += sum;
+        }
+    }
+}
+
+static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int64_t unit, int64_t n_units, int64_t j0, int64_t s) {
+    const int64_t n = grad.ne[2] / n_units, rest = grad.ne[1] - j0, n_rows = rest < ATTN_POSITIONS ? rest : ATTN_POSITIONS;
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) { // elements of a thread are those that it adds to
+        for (int64_t d = threadIdx.x % 8; d < grad.ne[0] && (int64_t) threadIdx.x / 8 < n_rows; d += 8) {
+            *(float *) d_at(grad, d, j0 + threadIdx.x / 8, h, s) = 0.0f;
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_attn_back_kv(const d_attn_back a) {
+    __shared__ d_attn_back_tile t;
+    __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
+    const gcuda_flash_attn_ext_back_args & p = a.p;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n_heads = p.q.ne[2] / a.n_units;
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_units * a.n_tiles; item += gridDim.x) {
+        const int64_t j0 = item % a.n_tiles * ATTN_POSITIONS, unit = item / a.n_tiles % a.n_units, s = item / a.n_tiles / a.n_units;
+        d_attn_back_clear(p.dk, unit, a.n_units, j0, s);
+        d_attn_back_clear(p.dv, unit, a.n_units, j0, s);
+        for (int64_t head = unit * n_heads; head < (unit + 1) * n_heads; ++head) {
+            for (int64_t q0 = 0; q0 < p.q.ne[1]; q0 += ATTN_QUERIES) {
+                d_attn_back_pair pair;
+                if (!pair.look(a, q0, head, s, j0)) { continue; }
+                pair.compute(a, t, q0, head, s, j0);
+                for (int i = 0; i < 2; ++i) {
+                    const int64_t n = q0 + 2 * warp + i;
+                    const float4 r = n < p.q.ne[1] ? a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    const float weight = pair.is_seen[i] ? expf(pair.x[i] - r.x) * r.y : 0.0f;
+                    w[2 * warp + i][lane] = weight;
+                    f[2 * warp + i][lane] = weight != 0.0f ? weight * (pair.dw[i] - r.z) * pair.slope[i] : 0.0f;
+                }
+                d_attn_back_add(t, f, p.q, q0, head, s, p.dk, head / (p.q.ne[2] / p.k.ne[2]), j0);
+                d_attn_back_add(t, w, p.dy, q0, head, s, p.dv, head / (p.q.ne[2] / p.v.ne[2]), j0);
+                __syncthreads(); // w and f have been read
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
+    for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
+        double sum = 0.0;
+        for (int64_t i = threadIdx.x; i < n_tokens * n_seqs; i += blockDim.x) {
+            const float4 r = queries[(i / n_tokens * n_heads + head) * n_tokens + i % n_tokens];
+            sum -= (double) r.w * (double) r.z;
+        }
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { dsinks[head] = (float) sum; }
+    }
+}
+
+// ---- the gradient on tensor cores (mma.sync) ----
+// Heads of 64 and 128, as many of k as of v, from 8.0 on, but not with GCUDA_PREC_F32. All factors are rounded to BF16, whose exponents hold
+// any gradient; sums, softmax and the result are in F32. Rows of q, dy, k and v are rounded and packed first:
+//
+//   kernel                   a block has                        and goes over                       products
+//   k_attn_back_pack         8 rows                                                                 D of dy and y
+//   k_attn_back_mma_queries  128 tokens of a head               visible tiles of 64 positions       q k, dy v, ds k
+//   k_attn_back_mma_kv       64 (heads of 64: 128) positions    visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
+//                            of a head of k                     heads that share it
+//
+// A mask is classified first, as for flash_attn_ext. A number that is none becomes 0 in k and v and the largest one where it is infinite, so that
+// what no query sees does no harm; where some query sees it, D carries it into the result.
+//   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
+//   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with row % 8): without padding
+//           and without conflicts
+#define BACK_STEP 32      // positions or queries of a stage
+#define BACK_ROWS 128     // queries of a block
+#define BACK_THREADS 128
+
+struct d_back {
+    d_attn_back b;
+    char * q, * dy, * k, * v; // packed rows in BF16: [S][H][N][D] and [S][Hk][KV][D]
+    const uint2 * classes;    // as in d_attn_mma; NULL: no mask
+    int n_tokens, n_heads, n_kv_heads, n_kv, n_seqs;
+    int n_words, n_class_blocks, n_row_blocks, n_kv_blocks, group;
+    float scale, cap;         // in units of log 2, cap 0: none
+};
+
+static inline __device__ uint32_t d_back_finite(uint32_t pair) {
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const uint32_t h = pair >> 16 * i & 0xffffu;
+        if ((h & 0x7f80u) == 0x7f80u) { pair = (pair & ~(0xffffu << 16 * i)) | ((h & 0x7fu) != 0 ? 0u : (h & 0x8000u) | 0x7f7fu) << 16 * i; }
+    }
+    return pair;
+}
+
+// A warp a row: of q, then of dy, k and v.
+static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
+    const gcuda_flash_attn_ext_back_args & p = a.b.p;
+    const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
+    const int64_t n_q = (int64_t) a.n_seqs * a.n_heads * a.n_tokens, n_k = (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv;
+    for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < 2 * (n_q + n_k); r += gridDim.x * (int64_t) 8) {
+        const bool is_q = r < 2 * n_q;
+        const int64_t n = is_q ? n_q : n_k, i = is_q ? r : r - 2 * n_q, row = i % n;
+        const bool is_first = i < n;
+        const gcuda_array & x = is_q ? is_first ? p.q : p.dy : is_first ? p.k : p.v;
+        const int64_t i1 = row % x.ne[1], i2 = row / x.ne[1] % x.ne[2], i3 = row / x.ne[1] / x.ne[2];
+        const char * from = d_at(x, 0, i1, i2, i3);
+        char * to = (is_q ? is_first ? a.q : a.dy : is_first ? a.k : a.v) + row * (2 * n_d);
+        float dot = 0.0f;
+        NO_UNROLL for (int d = 2 * lane; d < n_d; d += 64) {
+            const float v[2] = { d_load(x.type, from + d * (int64_t) x.nb[0]), d_load(x.type, from + (d + 1) * (int64_t) x.nb[0]) };
+            *(uint32_t *) (to + 2 * d) = d_back_finite(d_bf16_pair(v[0], v[1]));
+            if (is_q && !is_first) {
+                dot += v[0] * d_load(p.y.type, d_at(p.y, d, i1, i2, i3)) + v[1] * d_load(p.y.type, d_at(p.y, d + 1, i1, i2, i3));
+            }
+        }
+        if (is_q && !is_first) {
+            dot = d_warp_reduce<d_sum_op>(dot);
+            if (lane == 0) { a.b.queries[row].z = dot; }
+        }
+    }
+}
+
+// Copies ROWS packed rows to shared memory; after the first n_in there are zeros.
+template <int D, int ROWS> static inline __device__ void d_back_fetch(d_shared_at to, const char * from, int n_in) {
+    constexpr int pieces = D / 8, step = BACK_THREADS / pieces;
+    const int row0 = (int) threadIdx.x / pieces, piece = (int) threadIdx.x % pieces;
+    UNROLL for (int i = 0; i < ROWS; i += step) {
+        const int row = i + row0;
+        d_copy_16_or_zero(to + row * (2 * D) + ((piece ^ (row & 7)) << 4), from + (int64_t) row * (2 * D) + 16 * piece, row < n_in);
+    }
+}
+
+// s += rows of a times rows of b: 16 MT by 16 NP, of D elements.
+template <int D, int MT, int NP> static inline __device__ void d_back_scores(float (&s)[MT][2 * NP][4], d_shared_at a, d_shared_at b) {
+    const int lane = (int) threadIdx.x % 32, swap = lane % 8;
+    a += (lane / 8 % 2 * 8 + lane % 8) * (2 * D);
+    b += (lane / 16 * 8 + lane % 8) * (2 * D);
+    UNROLL for (int step = 0; step < D / 16; ++step) {
+        uint32_t x[MT][4], y[NP][4];
+        UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma(s[mt][i], x[mt], y[i / 2] + 2 * (i % 2)); }
+        }
+    }
+}
+
+// o += w times rows of b: 16 MT by D; w, b: the 16 NP columns of w.
+template <int D, int MT, int NP> static inline __device__ void d_back_add(float (&o)[MT][D / 8][4], const float (&w)[MT][2 * NP][4], d_shared_at b) {
+    const int lane = (int) threadIdx.x % 32, swap = lane % 8;
+    b += (lane / 8 % 2 * 8 + lane % 8) * (2 * D);
+    UNROLL for (int np = 0; np < NP; ++np) {
+        uint32_t x[MT][4];
+        d_attn_weights<true>(x, w, np, 1.0f);
+        UNROLL for (int j = 0; j < D / 8; j += 2) {
+            uint32_t y[4];
+            d_matrices_transposed_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                d_mma(o[mt][j], x[mt], y);
+                d_mma(o[mt][j + 1], x[mt], y + 2);
+            }
+        }
+    }
+}
+
+// Products become scores, and dw the gradient of a weight minus D times the slope of the score.
+template <int MT, int NT> static inline __device__ void d_back_cap(float (&s)[MT][NT][4], float (&dw)[MT][NT][4], const d_back & a) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] *= a.scale; }
+        }
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int e = 0; e < 4; ++e) {
+                    const float t = d_attn_tanh(s[mt][i][e]);
+                    s[mt][i][e] = a.cap * t;
+                    dw[mt][i][e] *= 1.0f - t * t;
+                }
+            }
+        }
+    }
+}
+
+static inline __device__ int d_back_plane(const d_back & a, int head, int s) {
+    const gcuda_array & mask = a.b.p.mask;
+    return mask.data == nullptr ? 0 : s % (int) mask.ne[3] * (int) mask.ne[2] + head % (int) mask.ne[2];
+}
+static inline __device__ const char * d_back_mask(const d_back & a, int plane) { // rows of a plane
+    return a.b.p.mask.data == nullptr ? nullptr : (const char *) a.b.p.mask.data + plane * (int64_t) a.b.p.mask.nb[2];
+}
+static NO_INLINE __device__ float d_back_any_bias(const d_back & a, const char * row, int j) {
+    return d_load(a.b.p.mask.type, row + j * (int64_t) a.b.p.mask.nb[0]);
+}
+// Row of the mask of a token; NULL: without a mask, or no such token.
+static inline __device__ const char * d_back_row(const d_back & a, const char * mask, int token) {
+    return mask != nullptr && token < a.n_tokens ? mask + token * (int64_t) a.b.p.mask.nb[1] : nullptr;
+}
+// A score with its bias; -inf: not seen.
+static inline __device__ float d_back_biased(const d_back & a, const char * row, bool is_token, int j, float slope, float score) {
+    float bias = 0.0f;
+    if (row != nullptr && j < a.n_kv) { bias = a.b.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) row)[j]) : d_back_any_bias(a, row, j); }
+    return is_token && j < a.n_kv && bias != -INFINITY ? score + slope * bias : -INFINITY;
+}
+
+// Bits of a class of 32 tokens for tile: 1: some token sees some of it, 2: all see all, without bias.
+static inline __device__ int d_back_class(const d_back & a, int plane, int token_block, int tile) {
+    if (a.classes == nullptr) { return 1 | ((tile + 1) * ATTN_TILE <= a.n_kv ? 2 : 0); }
+    const uint2 w = a.classes[((int64_t) plane * a.n_class_blocks + token_block) * a.n_words + tile / 32];
+    return (int) ((w.x >> tile % 32 & 1u) | (w.y >> tile % 32 & 1u) << 1);
+}
+
+// ---- dq ----
+struct d_back_rows { // 16 * 2 rows of a warp: lane l has rows l / 4, and 8, 16, 24 after it
+    float max[2][2], sum[2][2], dot[2][2];
+};
+
+// Scores of BACK_STEP positions become weights relative to the largest so far, and those the gradients of the scores.
+template <int D> static inline __device__ void d_back_soften(d_back_rows & st, float (&o)[2][D / 8][4], float (&s)[2][4][4], const float (&dw)[2][4][4]) {
+    float factor[2][2];
+    bool has_grown = false;
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            float max = st.max[mt][r], sum = 0.0f;
+            UNROLL for (int i = 0; i < 4; ++i) { max = fmaxf(max, fmaxf(s[mt][i][2 * r], s[mt][i][2 * r + 1])); }
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+            const float base = max == -INFINITY ? 0.0f : max;
+            has_grown = has_grown || max != st.max[mt][r];
+            factor[mt][r] = d_exp2(st.max[mt][r] - base);
+            st.max[mt][r] = max;
+            UNROLL for (int i = 0; i < 4; ++i) {
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    const float w = d_exp2(s[mt][i][e] - base);
+                    sum += w;
+                    s[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
+                }
+            }
+            st.sum[mt][r] = st.sum[mt][r] * factor[mt][r] + sum;
+        }
+    }
+    if (__any_sync(0xffffffffu, has_grown)) {
+        UNROLL for (int mt = 0; mt < 2; ++mt) {
+            UNROLL for (int j = 0; j < D / 8; ++j) {
+                UNROLL for (int e = 0; e < 4; ++e) { o[mt][j][e] *= factor[mt][e / 2]; }
+            }
+        }
+    }
+}
+
+// BACK_STEP positions from j0 for the 32 tokens of a warp.
+template <int D> static inline __device__ void d_back_query_step(d_back_rows & st, float (&o)[2][D / 8][4], const d_back & a, d_shared_at q, d_shared_at dy,
+    d_shared_at k, d_shared_at v, const char * mask, float slope, int token0, int j0, bool is_full) {
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    float s[2][4][4] = {}, dw[2][4][4] = {};
+    d_back_scores<D, 2, 2>(s, q, k);
+    d_back_scores<D, 2, 2>(dw, dy, v);
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { dw[mt][i][e] -= st.dot[mt][e / 2]; }
+        }
+    }
+    d_back_cap<2, 4>(s, dw, a);
+    if (!is_full) {
+        UNROLL for (int n = 0; n < 4; ++n) {
+            const int mt = n / 2, r = n % 2, token = token0 + 8 * n + g;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int i = 0; i < 8; ++i) {
+                float & x = s[mt][i / 2][2 * r + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 4 * (i & ~1) + 2 * t + i % 2, slope, x);
+            }
+        }
+    }
+    d_back_soften<D>(st, o, s, dw);
+    d_back_add<D, 2, 2>(o, s, k);
+}
+
+// dq of this lane's rows, and what the softmax of a row is made of.
+template <int D> static inline __device__ void d_back_query_store(const d_back_rows & st, const float (&o)[2][D / 8][4], const d_back & a, int64_t row0, int token0,
+    int head) {
+    const gcuda_flash_attn_ext_back_args & p = a.b.p;
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    const float sink = p.sinks.data != nullptr ? ATTN_LOG2E * d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : -INFINITY;
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int token = token0 + 16 * mt + 8 * r + g;
+            float sum = st.sum[mt][r], factor = 0.0f;
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (token >= a.n_tokens) { continue; }
+            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (st.max[mt][r] != -INFINITY || sum != 0.0f) {
+                const float top = fmaxf(st.max[mt][r], sink), shrink = exp2f(st.max[mt][r] - top), all = sum * shrink + exp2f(sink - top);
+                x = make_float4(top, 1.0f / all, st.dot[mt][r], exp2f(sink - top) / all);
+                factor = shrink / all * p.scale;
+            }
+            if (t == 0) { a.b.queries[row0 + token] = x; }
+            float * dq = (float *) p.dq.data + (row0 + token) * D;
+            UNROLL for (int j = 0; j < D / 8; ++j) {
+                const float u = o[mt][j][2 * r] * factor, w = o[mt][j][2 * r + 1] * factor;
+                *(float2 *) (dq + 8 * j + 2 * t) = factor == 0.0f ? make_float2(0.0f, 0.0f) : make_float2(u, w);
+            }
+        }
+    }
+}
+
+// The next step after position j that some token of the block sees; n_kv or more: none. own: bits of the tile for this warp's tokens.
+static inline __device__ int d_back_next_positions(const d_back & a, int plane, int class0, int j, int & own) {
+    j += BACK_STEP;
+    if (j % ATTN_TILE != 0) { return j; } // the other half of a tile; of positions that do not exist no step is computed
+    for (; j < a.n_kv; j += ATTN_TILE) {
+        int seen = 0;
+        for (int w = 0; w < BACK_ROWS / 32; ++w) {
+            const int bits = 32 * (class0 + w) < a.n_tokens ? d_back_class(a, plane, class0 + w, j / ATTN_TILE) : 0;
+            seen |= bits;
+            own = w == (int) threadIdx.x / 32 ? bits : own;
+        }
+        if (seen != 0) { return j; }
+    }
+    return j;
+}
+
+template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_queries(const D_GRID_CONSTANT d_back a) {
+    DYNAMIC_SHARED(char, shared);
+    constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes;
+    const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4;
+    const d_shared_at q = d_shared_opaque(d_shared_at_of(shared)), dy = q + BACK_ROWS * row_bytes, ring = dy + BACK_ROWS * row_bytes;
+    for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_heads * a.n_row_blocks; item += (int) gridDim.x) {
+        const int block0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * BACK_ROWS, head = item / a.n_row_blocks % a.n_heads; // the longest first
+        const int s = item / a.n_row_blocks / a.n_heads, token0 = block0 + 32 * warp, plane = d_back_plane(a, head, s);
+        const int64_t row0 = ((int64_t) s * a.n_heads + head) * a.n_tokens, kv_row0 = ((int64_t) s * a.n_kv_heads + head / a.group) * a.n_kv;
+        const float slope = ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head);
+        const char * mask = d_back_mask(a, plane);
+        d_back_rows st;
+        float o[2][D / 8][4] = {};
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int token = token0 + 8 * i + g;
+            st.max[i / 2][i % 2] = -INFINITY;
+            st.sum[i / 2][i % 2] = 0.0f;
+            st.dot[i / 2][i % 2] = token < a.n_tokens ? a.b.queries[row0 + token].z : 0.0f;
+        }
+        d_back_fetch<D, BACK_ROWS>(q, a.q + (row0 + block0) * row_bytes, a.n_tokens - block0);
+        d_back_fetch<D, BACK_ROWS>(dy, a.dy + (row0 + block0) * row_bytes, a.n_tokens - block0);
+        auto fetch = [&](int stage, int j0) {
+            if (j0 < a.n_kv) {
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes, a.k + (kv_row0 + j0) * row_bytes, a.n_kv - j0);
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes + stage_bytes / 2, a.v + (kv_row0 + j0) * row_bytes, a.n_kv - j0);
+            }
+            d_copies_commit();
+        };
+        int bits = 0, stage = 0, j0 = d_back_next_positions(a, plane, block0 / 32, -BACK_STEP, bits);
+        fetch(0, j0);
+        NO_UNROLL while (j0 < a.n_kv) {
+            int next_bits = bits;
+            const int next = d_back_next_positions(a, plane, block0 / 32, j0, next_bits);
+            fetch(1 - stage, next);
+            d_copies_wait<1>();
+            __syncthreads();
+            const d_shared_at k = ring + stage * stage_bytes;
+            if (bits != 0) {
+                d_back_query_step<D>(st, o, a, q + 32 * warp * row_bytes, dy + 32 * warp * row_bytes, k, k + stage_bytes / 2, mask, slope, token0, j0, bits == 3);
+            }
+            __syncthreads(); // the stage has been read
+            stage = 1 - stage;
+            j0 = next;
+            bits = next_bits;
+        }
+        d_copies_wait<0>();
+        d_back_query_store<D>(st, o, a, row0, token0, head);
+        __syncthreads();
+    }
+}
+
+// ---- dk and dv ----
+// BACK_STEP tokens from token0 for 16 MT positions of a warp from j0. sums: of these tokens.
+template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk)[MT][D / 8][4], float (&dv)[MT][D / 8][4], const d_back & a, d_shared_at k,
+    d_shared_at v, d_shared_at q, d_shared_at dy, const float4 * sums, const char * mask, float slope, int token0, int j0, bool is_full) {
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    float s[MT][4][4] = {}, dw[MT][4][4] = {};
+    d_back_scores<D, MT, 2>(s, k, q);
+    d_back_scores<D, MT, 2>(dw, v, dy);
+    UNROLL for (int i = 0; i < 4; ++i) {
+        UNROLL for (int e = 0; e < 2; ++e) {
+            const float dot = sums[8 * i + 2 * t + e].z;
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                dw[mt][i][e] -= dot;
+                dw[mt][i][e + 2] -= dot;
+            }
+        }
+    }
+    d_back_cap<MT, 4>(s, dw, a);
+    if (!is_full) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            const int token = token0 + 4 * (i & ~1) + 2 * t + i % 2;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int n = 0; n < 2 * MT; ++n) {
+                float & x = s[n / 2][i / 2][n % 2 * 2 + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 8 * n + g, slope, x);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < 4; ++i) {
+        UNROLL for (int e = 0; e < 4; ++e) {
+            const float4 r = sums[8 * i + 2 * t + e % 2];
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                const float w = d_exp2(s[mt][i][e] - r.x) * r.y;
+                s[mt][i][e] = w != 0.0f ? w + (r.z - r.z) : 0.0f; // no number if D is none
+                dw[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
+            }
+        }
+    }
+    d_back_add<D, MT, 2>(dv, s, dy);
+    d_back_add<D, MT, 2>(dk, dw, q);
+}
+
+// The next block of tokens of the heads from `unit`, counted through the group; own: bits for this warp's positions.
+template <int MT> static inline __device__ int d_back_next_tokens(const d_back & a, int head0, int s, int block0, int unit, int & own) {
+    for (++unit; unit < a.group * a.n_class_blocks; ++unit) {
+        const int head = head0 + unit / a.n_class_blocks, token_block = unit % a.n_class_blocks, plane = d_back_plane(a, head, s);
+        int seen = 0;
+        for (int i = 0; i < MT; ++i) {
+            const int tile = block0 / ATTN_TILE + i, bits = tile * ATTN_TILE < a.n_kv ? d_back_class(a, plane, token_block, tile) : 0;
+            seen |= bits;
+            own = i == (int) threadIdx.x / 32 * MT / 4 ? bits : own;
+        }
+        if (seen != 0) { return unit; }
+    }
+    return unit;
+}
+
+template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_kv(const D_GRID_CONSTANT d_back a) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ float4 sums[2][BACK_STEP];
+    constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes, rows = 64 * MT;
+    const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    const d_shared_at k = d_shared_opaque(d_shared_at_of(shared)), v = k + rows * row_bytes, ring = v + rows * row_bytes;
+    const d_shared_at own_k = k + 16 * MT * warp * row_bytes, own_v = v + 16 * MT * warp * row_bytes;
+    for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_kv_heads * a.n_kv_blocks; item += (int) gridDim.x) {
+        const int block0 = item % a.n_kv_blocks * rows, kv_head = item / a.n_kv_blocks % a.n_kv_heads, s = item / a.n_kv_blocks / a.n_kv_heads;
+        const int head0 = kv_head * a.group, j0 = block0 + 16 * MT * warp;
+        const int64_t kv_row0 = ((int64_t) s * a.n_kv_heads + kv_head) * a.n_kv;
+        float dk[MT][D / 8][4] = {}, dv[MT][D / 8][4] = {};
+        d_back_fetch<D, rows>(k, a.k + (kv_row0 + block0) * row_bytes, a.n_kv - block0);
+        d_back_fetch<D, rows>(v, a.v + (kv_row0 + block0) * row_bytes, a.n_kv - block0);
+        auto fetch = [&](int stage, int unit) {
+            if (unit < a.group * a.n_class_blocks) {
+                const int token0 = unit % a.n_class_blocks * BACK_STEP, n_in = a.n_tokens - token0;
+                const int64_t row = ((int64_t) s * a.n_heads + head0 + unit / a.n_class_blocks) * a.n_tokens + token0;
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes, a.q + row * row_bytes, n_in);
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes + stage_bytes / 2, a.dy + row * row_bytes, n_in);
+                if ((int) threadIdx.x < BACK_STEP) {
+                    sums[stage][threadIdx.x] = (int) threadIdx.x < n_in ? a.b.queries[row + threadIdx.x] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+            }
+            d_copies_commit();
+        };
+        int bits = 0, stage = 0, unit = d_back_next_tokens<MT>(a, head0, s, block0, -1, bits);
+        fetch(0, unit);
+        NO_UNROLL while (unit < a.group * a.n_class_blocks) {
+            int next_bits = bits;
+            const int next = d_back_next_tokens<MT>(a, head0, s, block0, unit, next_bits);
+            fetch(1 - stage, next);
+            d_copies_wait<1>();
+            __syncthreads();
+            if (bits != 0) {
+                const int head = head0 + unit / a.n_class_blocks;
+                const d_shared_at q = ring + stage * stage_bytes;
+                d_back_kv_step<D, MT>(dk, dv, a, own_k, own_v, q, q + stage_bytes / 2, sums[stage], d_back_mask(a, d_back_plane(a, head, s)),
+                    ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head), unit % a.n_class_blocks * BACK_STEP, j0, bits == 3);
+            }
+            __syncthreads(); // the stage has been read
+            stage = 1 - stage;
+            unit = next;
+            bits = next_bits;
+        }
+        d_copies_wait<0>();
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const int j = j0 + 16 * mt + 8 * r + g;
+                if (j >= a.n_kv) { continue; }
+                float * to_k = (float *) a.b.p.dk.data + (kv_row0 + j) * D + 2 * t, * to_v = (float *) a.b.p.dv.data + (kv_row0 + j) * D + 2 * t;
+                UNROLL for (int d = 0; d < D / 8; ++d) {
+                    *(float2 *) (to_k + 8 * d) = make_float2(dk[mt][d][2 * r] * a.b.p.scale, dk[mt][d][2 * r + 1] * a.b.p.scale);
+                    *(float2 *) (to_v + 8 * d) = make_float2(dv[mt][d][2 * r], dv[mt][d][2 * r + 1]);
+                }
+            }
+        }
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
+static gcuda_array attn_exchanged(gcuda_array a) { // dimensions 1 and 2
+    const int64_t ne = a.ne[1];
+    const size_t nb = a.nb[1];
+    a.ne[1] = a.ne[2], a.nb[1] = a.nb[2];
+    a.ne[2] = ne, a.nb[2] = nb;
+    return a;
+}
+
+// What a launch needs to know; in scratch: what queries are made of, classes of the mask, packed rows of q, dy, k and v.
+struct attn_back_plan {
+    d_back a;
+    bool has_mma;
+    size_t kv_bytes, query_bytes; // of shared memory
+    size_t n_bytes;               // of scratch
+};
+
+static bool attn_back_has_mma(const gcuda_flash_attn_ext_back_args & p, const attn_back_plan & x) {
+    const int64_t d = p.q.ne[0], n = p.q.ne[1] * p.q.ne[2] * p.q.ne[3], n_kv = p.k.ne[1] * p.k.ne[2] * p.k.ne[3];
+    const bool is_size = (d == 64 || d == 128) && p.v.ne[0] == d && p.k.ne[2] == p.v.ne[2] && n > 0 && n_kv > 0;
+    const bool is_countable = n < INT32_MAX / 4 && n_kv < INT32_MAX / 4 && p.q.ne[1] * (p.q.ne[2] / (p.k.ne[2] > 0 ? p.k.ne[2] : 1)) < INT32_MAX / 4;
+    return is_size && is_countable && p.prec != GCUDA_PREC_F32 && (uintptr_t) p.dq.data % 8 == 0 && capability_major() >= 8 &&
+           fits_shared(x.query_bytes, p.max_shared) && fits_shared(x.kv_bytes, p.max_shared);
+}
+
+static void attn_back_set_mma(const gcuda_flash_attn_ext_back_args & p, attn_back_plan & x) {
+    d_back & a = x.a;
+    const int64_t d = p.q.ne[0], kv_rows = d == 64 ? 128 : 64;
+    a.n_tokens = (int) p.q.ne[1];
+    a.n_heads = (int) p.q.ne[2];
+    a.n_kv_heads = (int) p.k.ne[2];
+    a.n_kv = (int) p.k.ne[1];
+    a.n_seqs = (int) p.q.ne[3];
+    a.group = (int) (p.q.ne[2] / p.k.ne[2]);
+    a.n_words = (int) ((p.k.ne[1] + 32 * ATTN_TILE - 1) / (32 * ATTN_TILE));
+    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
+    a.n_row_blocks = (int) ((p.q.ne[1] + BACK_ROWS - 1) / BACK_ROWS);
+    a.n_kv_blocks = (int) ((p.k.ne[1] + kv_rows - 1) / kv_rows);
+    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
+    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
+}
+
+static attn_back_plan attn_back_plan_of(const gcuda_flash_attn_ext_back_args & p) {
+    attn_back_plan x;
+    memset(&x, 0, sizeof(x));
+    d_attn_back & b = x.a.b;
+    b.p = p;
+    b.p.y = attn_exchanged(p.y);
+    b.p.dy = attn_exchanged(p.dy);
+    b.n_units = attn_gcd(p.k.ne[2], p.v.ne[2]);
+    b.n_blocks = (p.q.ne[1] + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    b.n_tiles = (p.k.ne[1] + ATTN_POSITIONS - 1) / ATTN_POSITIONS;
+    const size_t row = 2 * (size_t) p.q.ne[0], kv_rows = p.q.ne[0] == 64 ? 128 : 64;
+    x.query_bytes = (2 * BACK_ROWS + 4 * BACK_STEP) * row;
+    x.kv_bytes = (2 * kv_rows + 4 * BACK_STEP) * row;
+    x.has_mma = attn_back_has_mma(p, x);
+    if (x.has_mma) { attn_back_set_mma(p, x); }
+    char * at = (char *) p.scratch; // NULL where only the size is asked for
+    auto part = [&](size_t n) {
+        char * const first = at != nullptr ? at + x.n_bytes : nullptr;
+        x.n_bytes += (n + 255) & ~(size_t) 255;
+        return first;
+    };
+    const size_t n_q = (size_t) (p.q.ne[1] * p.q.ne[2] * p.q.ne[3]), n_k = (size_t) (p.k.ne[1] * p.k.ne[2] * p.k.ne[3]);
+    b.queries = (float4 *) part(n_q * sizeof(float4));
+    if (!x.has_mma) { return x; }
+    if (p.mask.data != nullptr) { x.a.classes = (const uint2 *) part((size_t) (p.mask.ne[2] * p.mask.ne[3]) * (size_t) x.a.n_class_blocks * (size_t) x.a.n_words * sizeof(uint2)); }
+    x.a.q = part(n_q * row);
+    x.a.dy = part(n_q * row);
+    x.a.k = part(n_k * row);
+    x.a.v = part(n_k * row);
+    return x;
+}
+
+size_t gcuda_flash_attn_ext_back_scratch_bytes(const gcuda_flash_attn_ext_back_args * args) {
+    gcuda_flash_attn_ext_back_args p = *args;
+    p.scratch = nullptr;
+    return asked_bytes(attn_back_plan_of(p).n_bytes);
+}
+
+template <int D, int MT> static gcuda_status attn_back_launch_mma(const attn_back_plan & x, gcuda_stream stream) {
+    const d_back & a = x.a;
+    const gcuda_array & mask = a.b.p.mask;
+    const int64_t n_packed = 2 * (int64_t) a.n_seqs * ((int64_t) a.n_heads * a.n_tokens + (int64_t) a.n_kv_heads * a.n_kv);
+    gcuda_status st = launch(k_attn_back_pack, (n_packed + 7) / 8, 256, stream, a);
+    if (st == GCUDA_STATUS_SUCCESS && a.classes != nullptr) {
+        const int64_t n = mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words;
+        st = launch(k_attn_classes, n, 256, stream, mask, (uint2 *) a.classes, (int64_t) a.n_tokens, a.n_words, a.n_class_blocks);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = launch_shared(k_attn_back_mma_queries<D>, (int64_t) a.n_seqs * a.n_heads * a.n_row_blocks, dim3(BACK_THREADS), x.query_bytes, a.b.p.max_shared, stream, a);
+    }
+    return st != GCUDA_STATUS_SUCCESS ? st
+               : launch_shared(k_attn_back_mma_kv<D, MT>, (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv_blocks, dim3(BACK_THREADS), x.kv_bytes, a.b.p.max_shared, stream, a);
+}
+
+gcuda_status gcuda_launch_flash_attn_ext_back(const gcuda_flash_attn_ext_back_args * args, gcuda_stream stream) {
+    const attn_back_plan x = attn_back_plan_of(*args);
+    const d_attn_back & a = x.a.b;
+    const gcuda_array & q = args->q;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (x.has_mma) {
+        st = q.ne[0] == 64 ? attn_back_launch_mma<64, 2>(x, stream) : attn_back_launch_mma<128, 1>(x, stream);
+    } else {
+        st = launch(k_attn_back_queries, q.ne[3] * q.ne[2] * a.n_blocks, 256, stream, a);
+        st = st == GCUDA_STATUS_SUCCESS ? launch(k_attn_back_kv, q.ne[3] * a.n_units * a.n_tiles, 256, stream, a) : st;
+    }
+    if (st != GCUDA_STATUS_SUCCESS || args->dsinks.data == nullptr) { return st; }
+    return launch(k_attn_back_sinks, q.ne[2], 256, stream, a.queries, (float *) args->dsinks.data, q.ne[1], q.ne[2], q.ne[3]);
+}
 #endif // part 7

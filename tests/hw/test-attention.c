@@ -1,6 +1,7 @@
 // Attention by its launcher: every path that can run against the plain one on the same device and against float64 on the host. A sample
 // of the cross product of types, head sizes, groups, tokens, positions, splits, masks, strides and bias; then the contract (what no query
-// sees may hold NaN), numbers beyond F16, precision F32, little shared memory, the same bits on every run, and the choice of a path.
+// sees may hold NaN), numbers beyond F16, precision F32, little shared memory, the same bits on every run, the choice of a path; and the
+// gradients.
 // Runs on a device and on the simulated one, where threads of each launch run in an order of their own.
 #include "device.h"
 
@@ -871,6 +872,183 @@ TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numb
     }
 }
 
+
+// ---- gradients ----
+struct gradients {
+    struct gcuda_flash_attn_ext_back_args p;
+    struct source dy;
+    float * dy_rows, * y_rows; // as numbers, packed: [sequence][token][head][DV]
+    double * want[4];          // of q, k, v and sinks
+    int64_t first[5];          // element of the result where each begins; the last: all
+    char * memory;             // the result, and a guard
+};
+
+static void want_gradients(const struct attention * x, struct gradients * g, int64_t row, double * logit) {
+    const struct attn_case * c = &x->c;
+    const int64_t head = row % c->heads, token = row / c->heads % c->tokens, s = row / c->heads / c->tokens;
+    const int64_t kv_head = s * c->k_heads + head / (c->heads / c->k_heads), v_head = s * c->v_heads + head / (c->heads / c->v_heads);
+    const int64_t q_row = (s * c->heads + head) * c->tokens + token;
+    const float * q = x->q_rows + q_row * c->dk, * dy = g->dy_rows + row * c->dv, * y = g->y_rows + row * c->dv;
+    double most = logits_of(x, token, head, s, logit), sum = 0.0, dot = 0.0;
+    if (most == -INFINITY) { return; }
+    if (c->has_sinks) {
+        most = fmax(most, (double) x->sink[head]);
+        sum = exp((double) x->sink[head] - most);
+    }
+    for (int64_t j = 0; j < c->n_kv; ++j) { sum += logit[j] == -INFINITY ? 0.0 : exp(logit[j] - most); }
+    for (int64_t d = 0; d < c->dv; ++d) { dot += (double) dy[d] * (double) y[d]; }
+    if (c->has_sinks) { g->want[3][head] -= exp((double) x->sink[head] - most) / sum * dot; }
+    for (int64_t j = 0; j < c->n_kv; ++j) {
+        if (logit[j] == -INFINITY) { continue; }
+        const float * k = x->k_rows + (kv_head * c->n_kv + j) * c->dk, * v = x->v_rows + (v_head * c->n_kv + j) * c->dv;
+        const double w = exp(logit[j] - most) / sum;
+        double dw = 0.0, z = 0.0;
+        for (int64_t d = 0; d < c->dv; ++d) {
+            dw += (double) dy[d] * (double) v[d];
+            g->want[2][(v_head * c->n_kv + j) * c->dv + d] += w * (double) dy[d];
+        }
+        for (int64_t d = 0; d < c->dk && c->softcap != 0.0f; ++d) { z += (double) q[d] * (double) k[d]; }
+        const double t = c->softcap != 0.0f ? tanh(z * (double) x->p.scale / (double) c->softcap) : 0.0;
+        const double dz = w * (dw - dot) * (1.0 - t * t) * (double) x->p.scale;
+        for (int64_t d = 0; d < c->dk; ++d) {
+            g->want[0][q_row * c->dk + d] += dz * (double) k[d];
+            g->want[1][(kv_head * c->n_kv + j) * c->dk + d] += dz * (double) q[d];
+        }
+    }
+}
+
+static struct gcuda_array part_of(const struct gradients * g, int part, const struct gcuda_array * like) {
+    struct gcuda_array a = *like;
+    a.type = GCUDA_TYPE_F32;
+    a.data = g->memory + 4 * (size_t) g->first[part];
+    a.nb[0] = 4;
+    for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
+    return a;
+}
+
+// y is that of the plain path.
+static void gradients_begin(struct attention * x, struct gradients * g) {
+    const struct attn_case * c = &x->c;
+    const struct gcuda_array * of[4] = { &x->q.a, &x->k.a, &x->v.a, &x->sinks.a };
+    memset(g, 0, sizeof *g);
+    for (int i = 0; i < 4; ++i) {
+        const int64_t n = i == 3 ? (c->has_sinks ? c->heads : 0) : of[i]->ne[0] * of[i]->ne[1] * of[i]->ne[2] * of[i]->ne[3];
+        g->first[i + 1] = g->first[i] + n;
+        g->want[i] = (double *) calloc((size_t) n + 1, sizeof(double));
+    }
+    CHECK(cudaMalloc((void **) &g->memory, 4 * (size_t) g->first[4] + GUARD) == cudaSuccess);
+    choose_plan(&x->p, GCUDA_FLASH_ATTN_PLAIN, 0, 0);
+    g->y_rows = launched(x);
+    g->dy = source_of(GCUDA_TYPE_F32, c->dv, c->heads, c->tokens, c->seqs, PACKED, (size_t) (c->q_skew % 2) * 4, (size_t) (c->q_skew % 3) * 4, 0);
+    fill_rows(&g->dy, &x->r, 1.0, 1.0);
+    upload(&g->dy);
+    g->dy_rows = numbers_of(&g->dy);
+    struct gcuda_flash_attn_ext_back_args * p = &g->p;
+    p->q = x->p.q, p->k = x->p.k, p->v = x->p.v, p->mask = x->p.mask, p->sinks = x->p.sinks, p->y = x->p.y, p->dy = g->dy.a;
+    p->scale = x->p.scale, p->max_bias = x->p.max_bias, p->logit_softcap = x->p.logit_softcap, p->max_shared = x->p.max_shared;
+    p->dq = part_of(g, 0, of[0]), p->dk = part_of(g, 1, of[1]), p->dv = part_of(g, 2, of[2]);
+    if (c->has_sinks) { p->dsinks = part_of(g, 3, of[3]); }
+    double * logit = (double *) malloc((size_t) (c->n_kv + 1) * sizeof(double));
+    for (int64_t i = 0; i < x->n_rows; ++i) { want_gradients(x, g, i, logit); }
+    free(logit);
+}
+
+static void gradients_end(struct gradients * g) {
+    source_free(&g->dy);
+    CHECK(cudaFree(g->memory) == cudaSuccess);
+    for (int i = 0; i < 4; ++i) { free(g->want[i]); }
+    free(g->dy_rows);
+    free(g->y_rows);
+}
+
+static float * launched_gradients(struct gradients * g, enum gcuda_prec prec) {
+    const size_t size = 4 * (size_t) g->first[4];
+    float * got = (float *) malloc(size + 1);
+    g->p.prec = prec;
+    const size_t scratch_bytes = gcuda_flash_attn_ext_back_scratch_bytes(&g->p);
+    CHECK(cudaMalloc(&g->p.scratch, scratch_bytes + GUARD) == cudaSuccess);
+    poison(g->p.scratch, scratch_bytes + GUARD);
+    poison(g->memory, size + GUARD);
+    CHECK_OK(gcuda_launch_flash_attn_ext_back(&g->p, NULL));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(got, g->memory, size, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(is_untouched(g->memory + size));
+    CHECK(is_untouched((const char *) g->p.scratch + scratch_bytes));
+    CHECK(cudaFree(g->p.scratch) == cudaSuccess);
+    return got;
+}
+
+// Each gradient against float64. Rows of one are as long as its source's.
+static void compare_gradients(const struct attention * x, const struct gradients * g, const float * got, struct bound b, const char * path) {
+    static const char * const names[] = { "q", "k", "v", "sinks" };
+    const int64_t widths[] = { x->c.dk, x->c.dk, x->c.dv, x->c.heads };
+    for (int i = 0; i < 4; ++i) {
+        const int64_t n = g->first[i + 1] - g->first[i];
+        double error = 0.0, size = 0.0, most = 0.0;
+        for (int64_t at = 0; at < n; ++at) {
+            const float v = got[g->first[i] + at];
+            const double by = isfinite(v) ? (double) v - g->want[i][at] : INFINITY;
+            error += by * by;
+            size += g->want[i][at] * g->want[i][at];
+            most = fmax(most, fabs(by));
+        }
+        CHECK_MSG(error <= b.nmse * size, "%s, gradient of %s: NMSE %.3g, allowed %g", path, names[i], error / size, b.nmse);
+        CHECK_MSG(most <= b.most * sqrt(size / (double) (n > 0 ? n : 1)), "%s, gradient of %s, rows of %lld: error of %.3g rms, allowed %g", path, names[i],
+            (long long) widths[i], most / sqrt(size / (double) n), b.most);
+    }
+}
+
+static void run_gradients(const char * test, const struct attn_case * c, int n_times) {
+    struct attention x;
+    struct gradients g;
+    char name[512];
+    name_of(name, sizeof name, test, c);
+    if (!test_case_begin(name)) { return; }
+    attention_begin(&x, c, name);
+    gradients_begin(&x, &g);
+    float * plain = launched_gradients(&g, GCUDA_PREC_F32), * usual = launched_gradients(&g, GCUDA_PREC_DEFAULT);
+    compare_gradients(&x, &g, plain, (struct bound) { 1e-9, 1e-3 }, "F32");
+    compare_gradients(&x, &g, usual, (struct bound) { 2e-4, 0.15 }, "DEFAULT");
+    const bool has_tensor_cores = capability() >= 800 && (c->dk == 64 || c->dk == 128) && c->dk == c->dv && c->k_heads == c->v_heads && x.n_rows * c->n_kv > 0 &&
+                                  c->max_shared > (size_t) 98 << 10;
+    CHECK(x.n_rows * c->n_kv < 100 || (memcmp(plain, usual, 4 * (size_t) g.first[4]) != 0) == has_tensor_cores);
+    for (int k = 1; k < n_times; ++k) {
+        float * again = launched_gradients(&g, k % 2 == 0 ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT);
+        CHECK_MSG(memcmp(k % 2 == 0 ? plain : usual, again, 4 * (size_t) g.first[4]) == 0, "other bits on another run");
+        free(again);
+    }
+    free(plain);
+    free(usual);
+    gradients_end(&g);
+    attention_end(&x);
+    test_case_end();
+}
+
+TEST(gradients) {
+    static const struct { int64_t dk, dv, tokens, n_kv; } sizes[] = { { 64, 64, 150, 200 }, { 128, 128, 70, 129 }, { 40, 40, 17, 33 }, { 64, 64, 33, 127 },
+        { 128, 128, 160, SIZE(700, 260) }, { 72, 80, 5, 31 }, { 64, 64, 1, 333 }, { 128, 128, 129, 64 } };
+    for (int i = 0; i < SIZE(96, 32); ++i) {
+        const int at = i % 8;
+        struct attn_case c = plain_case(float_types[i % 3], float_types[i / 3 % 3], sizes[at].dk, sizes[at].dv, 1 + i % 2, 1 + i % 3, sizes[at].tokens, sizes[at].n_kv,
+            (enum mask_kind) (i / 2 % N_MASKS));
+        c.seqs = 1 + i / 8 % 2;
+        c.mask_heads = i % 3 == 0 ? 1 : c.heads, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.mask_type = float_types[(i + 1) % 3], c.mask_skew = i / 4 % 2;
+        c.is_hidden = i % 4 > 0;
+        c.layout = (enum layout) (i / 5 % 3), c.q_skew = i % 8;
+        c.softcap = i % 5 == 0 ? 2.0f : 0.0f;
+        c.has_sinks = i % 3 == 1;
+        c.max_bias = c.mask != MASK_NONE && i % 7 == 0 ? 8.0f : 0.0f;
+        run_gradients("gradients", &c, i % 4 == 0 ? 3 : 1);
+    }
+}
+
+TEST(gradients_on_little_shared_memory) { // as every device has it: the plain path
+    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 2, 2, 33, 70, MASK_CAUSAL);
+    c.max_shared = 0;
+    run_gradients("gradients_on_little_shared_memory", &c, 1);
+}
+
 // ---- shared memory ----
 TEST(little_shared_memory) { // what every device has
     for (int t = 0; t < 16; ++t) {
@@ -891,6 +1069,16 @@ TEST(few_blocks) {
         struct attn_case c = plain_case(kv_types[rows[i].k], kv_types[rows[i].v], rows[i].dk, rows[i].dv, 1, 2, rows[i].tokens, SIZE(583, 263), i % 2 == 0 ? MASK_HOLES : MASK_TILES);
         c.splits = 2, c.is_tight = true;
         run_case("few_blocks", &c, i % 4 == 0, 1);
+    }
+}
+
+TEST(few_blocks_of_gradients) {
+    static const struct { int type; int64_t head, tokens; } rows[] = { { 1, 64, 40 }, { 1, 128, 150 }, { 0, 64, 3 }, { 2, 128, 33 }, { 1, 40, 20 } };
+    for (int64_t i = 0; i < N_OF(rows); ++i) {
+        struct attn_case c = plain_case(float_types[rows[i].type], float_types[rows[i].type], rows[i].head, rows[i].head, 1, 2, rows[i].tokens, SIZE(283, 133),
+            i % 2 == 0 ? MASK_HOLES : MASK_CAUSAL);
+        c.is_tight = true, c.is_hidden = true, c.has_sinks = i == 0;
+        run_gradients("few_blocks_of_gradients", &c, 1);
     }
 }
 
