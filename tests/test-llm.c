@@ -561,6 +561,53 @@ TEST(llm_sampling) {
     close_model(&f);
 }
 
+// Only some of the logits leave the device: the same tokens as with all of them, greedy and drawn, with a penalty.
+TEST(llm_best_logits) {
+    write_model(2);
+    for (int mode = 0; mode < 3; ++mode) {
+        struct fixture all, some;
+        struct llm_sampler a, b;
+        struct llm_sampler_params p;
+        struct llm_session_params q = params_of(8, 2, 2);
+        memset(&p, 0, sizeof p);
+        p.repeat_penalty = mode == 0 ? 0.0f : 1.3f;
+        p.repeat_last = 6;
+        p.temperature = mode == 2 ? 1.5f : 0.0f;
+        p.top_k = mode == 2 ? 12 : 0;
+        p.top_p = mode == 2 ? 0.9f : 0.0f;
+        p.seed = 5;
+        CHECK_OK(llm_sampler_init(&a, &p));
+        CHECK_OK(llm_sampler_init(&b, &p));
+        CHECK_OK(open_model(&all, &q));
+        q.n_best = mode == 0 ? 1 : mode == 1 ? 7 : 18;
+        CHECK_OK(open_model(&some, &q));
+        int32_t tokens[4] = { 10, 20, 30, 40 }, seqs[4] = { 0, 1, 0, 1 };
+        const struct llm_batch batch = { tokens, seqs, NULL, 4 };
+        CHECK_OK(llm_eval(all.s, &batch));
+        CHECK_OK(llm_eval(some.s, &batch));
+        CHECK(llm_logits(some.s, 0) == NULL && llm_seq_logits(some.s, 1) == NULL && llm_n_outputs(some.s) == 2);
+        for (int i = 0; i < 50; ++i) {
+            int32_t x = -1, y = -2;
+            CHECK_OK(llm_sample(all.s, i % 2, &a, &x));
+            CHECK_OK(llm_sample(some.s, i % 2, &b, &y));
+            CHECK_MSG(x == y, "mode %d, token %d: %d and %d", mode, i, x, y);
+            if (i >= 48) { continue; } // a token for each sequence
+            const int32_t pair[2] = { x, x }, both[2] = { 0, 1 };
+            const struct llm_batch next = { pair, both, NULL, 2 };
+            if (i % 2 == 0) { continue; }
+            CHECK_OK(llm_eval(all.s, &next));
+            CHECK_OK(llm_eval(some.s, &next));
+        }
+        close_model(&all);
+        close_model(&some);
+    }
+    struct fixture f;
+    struct llm_session_params q = params_of(8, 1, 1);
+    q.n_best = N_VOCAB + 1;
+    CHECK_EQ_I(open_model(&f, &q), GCUDA_STATUS_INVALID_ARGUMENT);
+    close_model(&f);
+}
+
 TEST(llm_repetition_penalty) {
     struct llm_sampler s;
     struct llm_sampler_params p;
