@@ -255,7 +255,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
 //   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
 //   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
-//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
+//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext and its gradient; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
 //                                gated_linear_attn. In the same way
 
 #ifndef GCUDA_ASSERT
@@ -605,6 +605,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
 #define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
 #define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
+#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
+#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
+#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
@@ -837,6 +840,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
 #define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
@@ -1582,6 +1586,7 @@ struct gcuda_array {
     /* end of mulmat */                                                                               \
     /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
     X(FLASH_ATTN_EXT,    flash_attn_ext,    3,  2,  0, flash_attn_ext,    flash_attn,       any) \
+    X(FLASH_ATTN_EXT_BACK, flash_attn_ext_back, 5, 2, 0, flash_attn_ext_back, flash_attn_back, any) \
     X(IM2COL,            im2col,            2,  0,  0, conv,              im2col,           any) \
     X(IM2COL_BACK,       im2col_back,       2,  0,  0, conv,              im2col_back,      any) \
     X(IM2COL_3D,         im2col_3d,         2,  0,  0, im2col_3d,         im2col,           any) \
@@ -1620,7 +1625,7 @@ struct gcuda_array {
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
     /* end of mulmat */                          \
     /* ops-c */                                  \
-    X(flash_attn_ext) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale)  \
+    X(flash_attn_ext) X(flash_attn_ext_back) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale) \
     X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
     X(solve_tri)                                 \
     /* end of ops-c */
@@ -1662,7 +1667,7 @@ enum gcuda_op {
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
 //   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
-//   FLASH_ATTN_EXT               0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
 //   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
@@ -2363,6 +2368,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
+// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
+// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2674,6 +2681,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
+    GCUDA_FLASH_ATTN_WGMMA, // the same on warpgroup matrix instructions and TMA, 128 rows a block
 };
 struct gcuda_flash_attn_plan {
     enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
@@ -2695,14 +2703,46 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// F32: products may not be accumulated in F16, on any backend. Fails, and changes nothing: a is no flash_attn_ext (NULL neither), a
 // Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are);
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Fails, and changes nothing: a is no flash_attn_ext.
+// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
+// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// Gradients of flash_attn_ext's sources, without the matrix of weights, which is computed again. x, slope and the softmax P, with a sink
+// among its terms, as there; for token n, head h, with hk = h / (H / Hk), hv = h / (H / Hv):
+//     g[j]  = P[j] * (sum_d dy[d, h, n] * v[d, j, hv] - D),  D = sum_d dy[d, h, n] * y[d, h, n]
+//     s[j]  = g[j] * scale,  with a softcap times 1 - tanh(..)^2
+//     dq[:, n, h]   = sum_j s[j] * k[:, j, hk]
+//     dk[:, j, hk] += s[j] * q[:, n, h],  dv[:, j, hv] += P[j] * dy[:, h, n]    sums over all tokens and the heads that share them
+//     dsinks[h]    -= P[sink] * D                                               sum over all tokens and sequences
+//
+//   q, k, v, mask, sinks, scale, max_bias, logit_softcap  as there, but k and v F32, F16 or BF16. A position that no query of the
+//            call sees may hold anything in k and v; both must be finite where some query sees it
+//   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
+//   returns  F32, one row: dq, dk, dv and, with sinks, dsinks, packed, in this order, each of its source's shape: see
+//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that may attend to nothing adds nothing
+//   bits     the same on every run of a device: no sum depends on the order in which threads or blocks run
+//   fails    NULL, and ctx keeps the error: as there; shapes of dy or y; k or v of another type
+struct gcuda_flash_attn_ext_back_args {
+    struct gcuda_array q, k, v, y, dy, mask, sinks; // mask.data, sinks.data NULL: absent
+    struct gcuda_array dq, dk, dv, dsinks;          // packed; dsinks.data NULL: no sinks
+    float scale, max_bias, logit_softcap;
+    enum gcuda_prec prec;
+    size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    void * scratch;    // launchers: gcuda_flash_attn_ext_back_scratch_bytes; with tensor cores q, dy, k and v in BF16 as well
+};
+enum gcuda_flash_attn_grad { GCUDA_FLASH_ATTN_GRAD_Q, GCUDA_FLASH_ATTN_GRAD_K, GCUDA_FLASH_ATTN_GRAD_V, GCUDA_FLASH_ATTN_GRAD_SINKS };
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
+    struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap);
+// One gradient as a view of the result a. NULL, and ctx keeps the error: a is no flash_attn_ext_back, or has no sinks, or no such part.
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
 // Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
 // either side) and dilation d is the width, 1 the height, 2 the depth:
@@ -2842,7 +2882,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
-// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0.
+// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0. The largest of -inf alone is -inf; NaN is ignored, and
+// the result only if the window has no number.
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2865,7 +2906,8 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
+// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
+// first.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -3019,6 +3061,7 @@ struct gcuda_cgraph {
     struct gcuda_context * ctx;       // where it lives; errors kept there stop building
     void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
     bool no_fusion;                   // see gcuda_graph_set_fusion
+    int n_after;                      // of a slice (gcuda_graph_view): nodes of the graph after those of the slice
 };
 
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
@@ -3034,7 +3077,9 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
+// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
@@ -4440,6 +4485,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
 // What the path is chosen by, and the choice:
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned;
 //             DK or DV not a multiple of 8; DK above 640 or DV above 256; too little shared memory
+//     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    more than 32 rows, k and v F16 or BF16, and shared memory for it
 //     SPLIT   otherwise
 struct gcuda_flash_attn_case {
@@ -4448,8 +4494,13 @@ struct gcuda_flash_attn_case {
     int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of Q8_0 and Q4_0 of 2; elements of a row next to each other
     bool fits_rows, fits_split;      // two stages fit in the shared memory that a block may have
+    bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, strides at multiples of 16 bytes, and sizes
+                                     // up to 256 (BF16: 128)
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
+    const struct gcuda_flash_attn_ext_back_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcuda_flash_attn_ext_back_args * args);
 
 // =====================================================================================================
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
@@ -4826,7 +4877,8 @@ GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps.
+// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps
+// (not on Windows, which refuses that: IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -4856,6 +4908,16 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
 // target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
+// The end of the implementation restores what the including file had: gcc, and clang for x86, from a stack. Others have none: clang
+// goes back to its option, MSVC to what its macros say of the option (untested).
+#if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
+#define GCUDAI_HAS_FP_STACK 1
+#else
+#define GCUDAI_HAS_FP_STACK 0
+#endif
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(push)
+#endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -4906,6 +4968,16 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
 #include <float.h>
 #include <math.h>
 #include <string.h>
+
+// Query heads that read the same head of K and of V: for attention, in the CPU backend and in the launchers.
+static int64_t gcudai_gcd(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
 
 // codebooks: written by tests/tools/gen_codebooks.py
 // clang-format off
@@ -6927,7 +6999,11 @@ static void gcudai_file_remove(const char * path) { (void) remove(path); }
 static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
     struct stat info;
     memset(map, 0, sizeof(*map));
-    const int fd = open(path, O_RDONLY | O_NONBLOCK); // opening a pipe does not wait for a writer
+#if defined(O_CLOEXEC)
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // opening a pipe does not wait for a writer
+#else
+    const int fd = open(path, O_RDONLY | O_NONBLOCK);
+#endif
     if (fd < 0) { return false; }
     bool is_ok = fstat(fd, &info) == 0;
     if (is_ok && !S_ISREG(info.st_mode)) {
@@ -7121,6 +7197,24 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #if defined(__clang_analyzer__) // it does not look into variadic functions, and has to see that a failure is no success
 #define gcudai_fail(status, ...) (status)
 #endif
+
+// One of four texts of this thread, of GCUDAI_LABEL_BYTES.
+enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 24 };
+static char * gcudai_label_text(void) {
+    static GCUDAI_THREAD_LOCAL char texts[4][GCUDAI_LABEL_BYTES];
+    static GCUDAI_THREAD_LOCAL int next = 0;
+    next = (next + 1) % 4;
+    return texts[next];
+}
+
+// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+static const char * gcudai_quoted(const char * name) {
+    if (name[0] == '\0') { return "an unnamed tensor"; }
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "'%s'", name);
+    return text;
+}
+static const char * gcudai_called(const struct gcuda_tensor * t) { return t != NULL ? gcudai_quoted(t->name) : "the tensor"; }
 
 // For an object that is NULL because an earlier call failed: its message is appended to the new one.
 static gcuda_status gcudai_null_fail(const char * function, const char * object) {
@@ -8549,8 +8643,8 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
     }
     if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
         gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                              "context is full: %llu bytes wanted, %llu of %llu used", (unsigned long long) bytes,
-                              (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
+                              "context is full: %llu bytes wanted, %llu of %llu used: mem_size is too small (0: it grows as needed)",
+                              (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
         return NULL;
     }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
@@ -8646,8 +8740,8 @@ static struct gcuda_tensor * gcudai_tensor_new(
                            gcudai_add_size(offs, n_bytes, &end);
         if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
             st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
-                (unsigned long long) n_bytes, (unsigned long long) offs, root->name,
+                "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes",
+                (unsigned long long) n_bytes, (unsigned long long) offs, gcudai_called(root),
                 (unsigned long long) gcuda_nbytes(root));
         }
     }
@@ -8805,8 +8899,8 @@ void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: %s is NULL or computed by an operation",
+            gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
@@ -8815,7 +8909,7 @@ gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
         return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
+            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
@@ -8838,7 +8932,7 @@ static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' %s", what, gcuda_get_name(t),
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
             t == NULL               ? "is NULL"
             : t->data == NULL       ? "has no memory yet: allocate its context or its graph first"
             : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
@@ -8849,8 +8943,8 @@ static char * gcudai_element(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (i[d] < 0 || i[d] >= t->ne[d]) {
             gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what, (long long) i0,
-                (long long) i1, (long long) i2, (long long) i3, t->name, (long long) t->ne[0], (long long) t->ne[1],
+                "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
+                (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0], (long long) t->ne[1],
                 (long long) t->ne[2], (long long) t->ne[3]);
             return NULL;
         }
@@ -9011,7 +9105,7 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: '%s' is NULL or has no data", gcuda_get_name(tensor));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
         return NULL;
     }
     if (tensor->buffer != NULL) {
@@ -11399,21 +11493,16 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
 
 // What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
-    static GCUDAI_THREAD_LOCAL int next = 0;
-    char * text = texts[next = (next + 1) % 4];
-    if (t->name[0] != '\0') {
-        snprintf(text, sizeof(texts[0]), "'%s'", t->name);
-        return text;
-    }
+    if (t->name[0] != '\0') { return gcudai_called(t); }
+    char * text = gcudai_label_text();
     for (int k = 0; k < 2 * GCUDA_MAX_SRC && y != NULL; ++k) { // the sources first, then their owners
         const struct gcuda_tensor * src = y->src[k % GCUDA_MAX_SRC];
         if (src != NULL && (k < GCUDA_MAX_SRC ? src : src->view_src) == t) {
-            snprintf(text, sizeof(texts[0]), "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
+            snprintf(text, GCUDAI_LABEL_BYTES, "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
             return text;
         }
     }
-    return t == y ? "the result" : "an unnamed tensor";
+    return t == y ? "the result" : gcudai_quoted("");
 }
 
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
@@ -11529,8 +11618,8 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
         if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
             end > gcuda_nbytes(t->view_src)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
-                (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name,
+                "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes", gcudai_called(t),
+                (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
                 (unsigned long long) gcuda_nbytes(t->view_src));
         }
     }
@@ -11547,7 +11636,7 @@ static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const 
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
     if (info == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
     }
     GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
@@ -11654,7 +11743,7 @@ static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const cha
         gcudai_append(&wanted, "%s%s", i > 0 ? " or " : "", gcudai_op_lower(ops[i]));
     }
     return a == NULL ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is NULL, want %s", function, names)
-                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node '%s' is %s, want %s", function, a->name,
+                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node %s is %s, want %s", function, gcudai_called(a),
                            gcudai_op_lower(a->op), names);
 }
 
@@ -11800,9 +11889,9 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
-            "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
+            "[%lld, %lld, %lld, %lld] from %s [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
             "source contiguous",
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], gcudai_called(a), (long long) a->ne[0],
             (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
             gcuda_is_contiguous(a) ? "" : " with gaps");
     }
@@ -13470,8 +13559,8 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
-                d, a->name, (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -17536,7 +17625,8 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, y);
 }
 
-static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
+static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_OP_NONE };
+static const enum gcuda_op gcudai_flash_attn_sink_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
     return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, 3, prec);
@@ -17548,7 +17638,7 @@ enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
 }
 
 gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_ops));
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_sink_ops));
     struct gcuda_tensor * before = a->src[4];
     a->src[4] = sinks;
     const gcuda_status st = gcudai_check_node(a);
@@ -17571,9 +17661,8 @@ static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, co
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) {
+static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * q = y->src[0];
-    const struct gcuda_tensor * mask = y->src[3];
     GCUDAI_TRY(gcudai_want_float(y, mask));
     GCUDAI_TRY(gcudai_want_contiguous(y, mask));
     GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0],
@@ -17585,11 +17674,12 @@ static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) 
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+// Sources and parameters that attention and its gradient share.
+static gcuda_status gcudai_flash_attn_check(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * mask, const struct gcuda_tensor * sinks) {
     const struct gcuda_tensor * q = y->src[0];
     const struct gcuda_tensor * k = y->src[1];
     const struct gcuda_tensor * v = y->src[2];
-    const struct gcuda_tensor * sinks = y->src[4];
     const float scale = gcudai_param_f32(y, 0), max_bias = gcudai_param_f32(y, 1), softcap = gcudai_param_f32(y, 2);
     const int32_t prec = gcudai_param_i32(y, 3);
     GCUDAI_TRY(gcudai_want_float(y, q));
@@ -17599,8 +17689,8 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0],
         (long long) k->ne[0]);
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
-    if (y->src[3] != NULL) {
-        GCUDAI_TRY(gcudai_flash_attn_check_mask(y));
+    if (mask != NULL) {
+        GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask));
     }
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_float(y, sinks));
@@ -17611,11 +17701,16 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite",
         (double) scale, (double) softcap);
     GCUDAI_WANT(y, max_bias >= 0.0f && max_bias - max_bias == 0.0f, "max_bias is %g, want >= 0", (double) max_bias);
-    GCUDAI_WANT(y, max_bias == 0.0f || y->src[3] != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
+    GCUDAI_WANT(y, max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
     GCUDAI_WANT(y, prec == GCUDA_PREC_DEFAULT || prec == GCUDA_PREC_F32, "precision %d does not exist", (int) prec);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    return gcudai_want_shape(y, v->ne[0], q->ne[2], q->ne[1], q->ne[3]);
+    return gcudai_want_contiguous(y, y);
+}
+
+static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
+    return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
 static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcudai_args * args) {
@@ -17647,15 +17742,6 @@ struct gcudai_attn {
     int64_t n_kv_part, n_parts;     // positions
     double cost;                    // of a position for a query, about two steps of gcudai_work
 };
-
-static int64_t gcudai_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
     struct gcudai_attn a;
@@ -17922,6 +18008,404 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
             gcudai_attn_values(&b, j, n);
         }
         gcudai_attn_end(&b, t->shared);
+    }
+}
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// The source that a part of the result is the gradient of; NULL: there is none.
+static const struct gcuda_tensor * gcudai_flash_attn_source(const struct gcuda_tensor * y, enum gcuda_flash_attn_grad part) {
+    return (int) part == GCUDA_FLASH_ATTN_GRAD_SINKS                     ? y->src[6]
+           : (int) part >= 0 && (int) part < GCUDA_FLASH_ATTN_GRAD_SINKS ? y->src[part]
+                                                                         : NULL;
+}
+
+// Elements of the result before a part; part 4: all. -1: too many.
+static int64_t gcudai_flash_attn_back_start(const struct gcuda_tensor * y, int part) {
+    int64_t sum = 0;
+    for (int i = 0; i < part && sum >= 0; ++i) {
+        const struct gcuda_tensor * t = gcudai_flash_attn_source(y, (enum gcuda_flash_attn_grad) i);
+        const int64_t n = t == NULL ? 0 : gcudai_product(t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
+        if (n < 0 || !gcudai_add_i64(sum, n, &sum)) {
+            return -1;
+        }
+    }
+    return sum;
+}
+
+struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
+    struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap) {
+    struct gcuda_tensor * src[] = { q, k, v, y, dy, mask, sinks };
+    struct gcuda_tensor sources;
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, src, 7)) {
+        return NULL;
+    }
+    GCUDAI_ZERO(sources);
+    memcpy(sources.src, src, sizeof(src));
+    const int64_t ne[4] = { gcudai_flash_attn_back_start(&sources, 4), 1, 1, 1 };
+    struct gcuda_tensor * grads = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_TYPE_F32, ne, src, 7);
+    gcudai_set_param_f32(grads, 0, scale);
+    gcudai_set_param_f32(grads, 1, max_bias);
+    gcudai_set_param_f32(grads, 2, logit_softcap);
+    return gcudai_op_finish(ctx, grads);
+}
+
+struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part) {
+    if (a == NULL && ctx != NULL && ctx->error != GCUDA_STATUS_SUCCESS) {
+        return NULL; // the error is told
+    }
+    if (ctx == NULL || a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT_BACK || gcudai_flash_attn_source(a, part) == NULL) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "flash_attn_ext_back_part: context or tensor is NULL, or %s is no flash_attn_ext_back with gradient %d",
+            a == NULL ? "it" : gcudai_label(NULL, a), (int) part));
+        return NULL;
+    }
+    const struct gcuda_tensor * t = gcudai_flash_attn_source(a, part);
+    const size_t nb1 = sizeof(float) * (size_t) t->ne[0], nb2 = nb1 * (size_t) t->ne[1], nb3 = nb2 * (size_t) t->ne[2];
+    return gcuda_view_4d(ctx, a, t->ne[0], t->ne[1], t->ne[2], t->ne[3], nb1, nb2, nb3,
+        sizeof(float) * (size_t) gcudai_flash_attn_back_start(a, (int) part));
+}
+
+static gcuda_status gcudai_flash_attn_ext_back_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[5], y->src[6]));
+    for (int i = 1; i < 5; ++i) { // k, v, y, dy
+        const struct gcuda_tensor * t = y->src[i];
+        GCUDAI_TRY(gcudai_want_float(y, t));
+        GCUDAI_TRY(gcudai_want_rows(y, t));
+        GCUDAI_WANT(y, i < 3 || (t->ne[0] == y->src[2]->ne[0] && t->ne[1] == q->ne[2] && t->ne[2] == q->ne[1] && t->ne[3] == q->ne[3]),
+            "%s must be [%lld, %lld, %lld, %lld]", gcudai_label(y, t), (long long) y->src[2]->ne[0], (long long) q->ne[2],
+            (long long) q->ne[1], (long long) q->ne[3]);
+    }
+    return gcudai_want_shape(y, gcudai_flash_attn_back_start(y, 4), 1, 1, 1);
+}
+
+// A part of the result as an array.
+static struct gcuda_array gcudai_flash_attn_back_array(const struct gcuda_tensor * y, enum gcuda_flash_attn_grad part) {
+    const struct gcuda_tensor * t = gcudai_flash_attn_source(y, part);
+    struct gcuda_array a;
+    GCUDAI_ZERO(a);
+    if (t != NULL) {
+        a.type = GCUDA_TYPE_F32;
+        a.data = y->data == NULL ? NULL : (float *) y->data + gcudai_flash_attn_back_start(y, (int) part);
+        a.nb[0] = sizeof(float);
+        for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+            a.ne[d] = t->ne[d];
+            a.nb[d] = d == 0 ? sizeof(float) : a.nb[d - 1] * (size_t) a.ne[d - 1];
+        }
+    }
+    return a;
+}
+
+static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_flash_attn_ext_back_args * p = &args->flash_attn_ext_back;
+    p->q = gcudai_array(y->src[0]);
+    p->k = gcudai_array(y->src[1]);
+    p->v = gcudai_array(y->src[2]);
+    p->y = gcudai_array(y->src[3]);
+    p->dy = gcudai_array(y->src[4]);
+    p->mask = gcudai_array(y->src[5]);
+    p->sinks = gcudai_array(y->src[6]);
+    p->dq = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_Q);
+    p->dk = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_K);
+    p->dv = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_V);
+    p->dsinks = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_SINKS);
+    p->scale = gcudai_param_f32(y, 0);
+    p->max_bias = gcudai_param_f32(y, 1);
+    p->logit_softcap = gcudai_param_f32(y, 2);
+    p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+}
+
+// How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the softmax of a query
+// is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries. Phase 2: sinks.
+struct gcudai_attn_back_plan {
+    int64_t n_units;         // of heads, each with whole heads of k and v
+    int64_t block, n_blocks; // queries of one head
+    int64_t tile, n_tiles;   // positions
+    double cost;             // of a position for a query in either phase
+};
+
+static struct gcudai_attn_back_plan gcudai_attn_back_plan_of(const struct gcuda_flash_attn_ext_back_args * p) {
+    struct gcudai_attn_back_plan a;
+    a.n_units = gcudai_gcd(p->k.ne[2], p->v.ne[2]);
+    a.cost = 2.0 * (double) (p->q.ne[0] + p->v.ne[0]) + (p->logit_softcap == 0.0f ? 60.0 : 160.0);
+    const double queries = (double) p->q.ne[1] * (double) p->q.ne[2] / (double) GCUDAI_MAX(a.n_units, 1);
+    const double fit_block = GCUDAI_ATTN_COST / (a.cost * (double) GCUDAI_MAX(p->k.ne[1], 1));
+    const double fit_tile = GCUDAI_ATTN_COST / (a.cost * GCUDAI_MAX(queries, 1.0));
+    a.block = fit_block >= GCUDAI_ATTN_BLOCK ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit_block, 1);
+    a.tile = fit_tile >= GCUDAI_ATTN_TILE ? GCUDAI_ATTN_TILE : GCUDAI_MAX((int64_t) fit_tile, 1);
+    a.n_blocks = (p->q.ne[1] + a.block - 1) / a.block;
+    a.n_tiles = (p->k.ne[1] + a.tile - 1) / a.tile;
+    return a;
+}
+
+// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit. A token that may attend to nothing: zeros.
+struct gcudai_attn_query {
+    float top, unit, dot, sink; // dot: D; sink: P of the sink
+};
+
+static void gcudai_flash_attn_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_flash_attn_ext_back_args(y, &args);
+    const struct gcuda_flash_attn_ext_back_args * p = &args.flash_attn_ext_back;
+    const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(p);
+    const size_t row = (size_t) (p->q.ne[0] + p->v.ne[0]), n_floats = (GCUDAI_ATTN_BLOCK + GCUDAI_ATTN_TILE) * row;
+    const int64_t n_bytes = gcudai_product(p->q.ne[1], p->q.ne[2], p->q.ne[3], (int64_t) sizeof(struct gcudai_attn_query));
+    w->n_phases = y->src[6] != NULL ? 3 : 2;
+    w->n_items[0] = p->q.ne[3] * p->q.ne[2] * a.n_blocks;
+    w->item_cost[0] = 200.0 + (double) a.block * (80.0 + a.cost * (double) p->k.ne[1]);
+    w->n_items[1] = p->q.ne[3] * a.n_units * a.n_tiles;
+    w->item_cost[1] = 200.0 + (double) a.tile * a.cost * (double) p->q.ne[1] * (double) p->q.ne[2] / (double) GCUDAI_MAX(a.n_units, 1);
+    w->n_items[2] = p->q.ne[2];
+    w->item_cost[2] = 10.0 + 4.0 * (double) p->q.ne[1] * (double) p->q.ne[3];
+    w->local_bytes = sizeof(float) * n_floats;
+    w->shared_bytes = n_bytes < 0 ? SIZE_MAX : (size_t) n_bytes;
+}
+
+// What one thread keeps about some queries of a head and some positions.
+struct gcudai_attn_pairs {
+    const struct gcuda_flash_attn_ext_back_args * p;
+    int64_t s, h, token0, n, j0, m;                                                // n queries, m positions
+    const float * q[GCUDAI_ATTN_BLOCK], * dy[GCUDAI_ATTN_BLOCK], * k[GCUDAI_ATTN_TILE], * v[GCUDAI_ATTN_TILE];
+    float w[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE], g[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE]; // scores, then weights; gradients of weights
+    float slope[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE];                              // of a score, by q . k
+    float * buf;
+    gcudai_lane_dot_fn dot;
+    gcudai_lane_add4_fn add4;
+};
+
+static void gcudai_attn_pairs_queries(struct gcudai_attn_pairs * b, int64_t token0, int64_t n) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t dk = p->q.ne[0], dv = p->v.ne[0];
+    float * dy = b->buf + GCUDAI_ATTN_BLOCK * dk;
+    b->token0 = token0;
+    b->n = n;
+    for (int64_t i = 0; i < n; ++i) {
+        b->q[i] = gcudai_floats(p->q.type, gcudai_at(&p->q, token0 + i, b->h, b->s), dk, b->buf + i * dk);
+        b->dy[i] = gcudai_floats(p->dy.type, gcudai_at(&p->dy, b->h, token0 + i, b->s), dv, dy + i * dv);
+    }
+}
+
+static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0, int64_t m) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t dk = p->q.ne[0], dv = p->v.ne[0], hk = b->h / (p->q.ne[2] / p->k.ne[2]), hv = b->h / (p->q.ne[2] / p->v.ne[2]);
+    float * k = b->buf + GCUDAI_ATTN_BLOCK * (dk + dv), * v = k + GCUDAI_ATTN_TILE * dk;
+    b->j0 = j0;
+    b->m = m;
+    for (int64_t j = 0; j < m; ++j) {
+        b->k[j] = gcudai_floats(p->k.type, gcudai_at(&p->k, j0 + j, hk, b->s), dk, k + j * dk);
+        b->v[j] = gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, v + j * dv);
+    }
+}
+
+// Scores, their slopes and the gradients of their weights. What a query does not see: -inf, and 0.
+static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const float cap = p->logit_softcap, alibi = gcudai_alibi_slope(p->max_bias, p->q.ne[2], b->h);
+    for (int64_t i = 0; i < b->n; ++i) {
+        const char * mask = p->mask.data == NULL ? NULL
+            : gcudai_at(&p->mask, b->token0 + i, b->h % p->mask.ne[2], b->s % p->mask.ne[3]) + (size_t) b->j0 * p->mask.nb[0];
+        for (int64_t j = 0; j < b->m; ++j) {
+            const float bias = mask == NULL ? 0.0f : gcudai_load1(p->mask.type, mask, j);
+            b->slope[i][j] = p->scale;
+            b->g[i][j] = 0.0f;
+            b->w[i][j] = -HUGE_VALF;
+            if (bias == -HUGE_VALF) {
+                continue;
+            }
+            float x = b->dot(b->q[i], b->k[j], p->q.ne[0]) * p->scale;
+            if (cap != 0.0f) {
+                const float t = tanhf(x / cap);
+                x = cap * t;
+                b->slope[i][j] = p->scale * (1.0f - t * t);
+            }
+            b->w[i][j] = x + alibi * bias;
+            b->g[i][j] = b->dot(b->dy[i], b->v[j], p->v.ne[0]);
+        }
+    }
+}
+
+// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0: other rows may be anything, NaN too.
+static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to, const float * const * rows, const float * f,
+    const float * w, int64_t step, int64_t n, int64_t width) {
+    const float * x[4];
+    float c[4];
+    int m = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (w[i * step] != 0.0f) {
+            x[m] = rows[i];
+            c[m] = f[i * step];
+            m = (m + 1) % 4;
+            if (m == 0) {
+                b->add4(to, x, c, width);
+            }
+        }
+    }
+    for (int i = 0; i < m; ++i) {
+        for (int64_t d = 0; d < width; ++d) {
+            to[d] += c[i] * x[i][d];
+        }
+    }
+}
+
+static float * gcudai_attn_back_row(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
+    return (float *) (void *) gcudai_at(a, i1, i2, i3);
+}
+
+static struct gcudai_attn_query * gcudai_attn_query_at(const struct gcudai_attn_pairs * b, int64_t token, char * shared) {
+    const int64_t row = (b->s * b->p->q.ne[2] + b->h) * b->p->q.ne[1] + token;
+    return (struct gcudai_attn_query *) (void *) shared + row;
+}
+
+// Query i of a block with the positions of the pairs: dq relative to the largest score so far; what was summed before is scaled to match.
+static void gcudai_attn_back_query(struct gcudai_attn_pairs * b, int64_t i, struct gcudai_attn_query * r) {
+    float * dq = gcudai_attn_back_row(&b->p->dq, b->token0 + i, b->h, b->s);
+    const int64_t dk = b->p->q.ne[0];
+    float top = r->top, f[GCUDAI_ATTN_TILE];
+    for (int64_t j = 0; j < b->m; ++j) {
+        top = b->w[i][j] > top ? b->w[i][j] : top;
+    }
+    if (top > r->top && r->top != -HUGE_VALF) {
+        const float shrink = expf(r->top - top);
+        r->unit *= shrink;
+        for (int64_t d = 0; d < dk; ++d) {
+            dq[d] *= shrink;
+        }
+    }
+    r->top = top;
+    for (int64_t j = 0; j < b->m; ++j) {
+        b->w[i][j] = b->w[i][j] == -HUGE_VALF ? 0.0f : expf(b->w[i][j] - top);
+        r->unit += b->w[i][j];
+        f[j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
+    }
+    gcudai_attn_pairs_add(b, dq, b->k, f, b->w[i], 1, b->m, dk);
+}
+
+// The sum of weights becomes what a weight is multiplied with, and dq is.
+static void gcudai_attn_back_query_end(const struct gcudai_attn_pairs * b, int64_t i, struct gcudai_attn_query * r) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    float * dq = gcudai_attn_back_row(&p->dq, b->token0 + i, b->h, b->s);
+    float factor = 1.0f / r->unit;
+    r->sink = 0.0f;
+    if (r->top == -HUGE_VALF && r->unit == 0.0f) {
+        r->top = r->unit = r->dot = factor = 0.0f;
+    } else if (p->sinks.data != NULL) {
+        const float sink = gcudai_load1(p->sinks.type, (const char *) p->sinks.data, b->h), top = sink > r->top ? sink : r->top;
+        const float shrink = expf(r->top - top), sum = r->unit * shrink + expf(sink - top);
+        factor = shrink / sum;
+        r->sink = expf(sink - top) / sum;
+        r->unit = 1.0f / sum;
+        r->top = top;
+    } else {
+        r->unit = factor;
+    }
+    for (int64_t d = 0; d < p->q.ne[0]; ++d) {
+        dq[d] = factor == 0.0f ? 0.0f : dq[d] * factor;
+    }
+}
+
+static void gcudai_attn_back_queries(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t token0 = item % a->n_blocks * a->block;
+    float y[256];
+    b->h = item / a->n_blocks % p->q.ne[2];
+    b->s = item / a->n_blocks / p->q.ne[2];
+    gcudai_attn_pairs_queries(b, token0, GCUDAI_MIN(a->block, p->q.ne[1] - token0));
+    for (int64_t i = 0; i < b->n; ++i) {
+        struct gcudai_attn_query * r = gcudai_attn_query_at(b, token0 + i, shared);
+        const char * row = gcudai_at(&p->y, b->h, token0 + i, b->s);
+        r->top = -HUGE_VALF;
+        r->unit = r->dot = 0.0f;
+        for (int64_t d = 0; d < p->v.ne[0]; d += 256) {
+            const int64_t n = GCUDAI_MIN(256, p->v.ne[0] - d);
+            gcudai_load(p->y.type, row + (size_t) d * p->y.nb[0], p->y.nb[0], n, y);
+            r->dot += b->dot(b->dy[i] + d, y, n);
+        }
+        memset(gcudai_attn_back_row(&p->dq, token0 + i, b->h, b->s), 0, sizeof(float) * (size_t) p->q.ne[0]);
+    }
+    for (int64_t j0 = 0; j0 < p->k.ne[1]; j0 += GCUDAI_ATTN_TILE) {
+        gcudai_attn_pairs_positions(b, j0, GCUDAI_MIN(GCUDAI_ATTN_TILE, p->k.ne[1] - j0));
+        gcudai_attn_pairs_scores(b);
+        for (int64_t i = 0; i < b->n; ++i) {
+            gcudai_attn_back_query(b, i, gcudai_attn_query_at(b, token0 + i, shared));
+        }
+    }
+    for (int64_t i = 0; i < b->n; ++i) {
+        gcudai_attn_back_query_end(b, i, gcudai_attn_query_at(b, token0 + i, shared));
+    }
+}
+
+// Rows of dk and dv, of a tile of positions, get what queries of one head add.
+static void gcudai_attn_back_add(struct gcudai_attn_pairs * b, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t hk = b->h / (p->q.ne[2] / p->k.ne[2]), hv = b->h / (p->q.ne[2] / p->v.ne[2]);
+    gcudai_attn_pairs_scores(b);
+    for (int64_t i = 0; i < b->n; ++i) {
+        const struct gcudai_attn_query * r = gcudai_attn_query_at(b, b->token0 + i, shared);
+        for (int64_t j = 0; j < b->m; ++j) {
+            b->w[i][j] = b->w[i][j] == -HUGE_VALF ? 0.0f : expf(b->w[i][j] - r->top) * r->unit;
+            b->g[i][j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
+        }
+    }
+    for (int64_t j = 0; j < b->m; ++j) {
+        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j], GCUDAI_ATTN_TILE,
+            b->n, p->q.ne[0]);
+        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j], GCUDAI_ATTN_TILE,
+            b->n, p->v.ne[0]);
+    }
+}
+
+static void gcudai_attn_back_clear(const struct gcuda_array * grad, int64_t unit, int64_t n_units, int64_t j0, int64_t m, int64_t s) {
+    const int64_t n = grad->ne[2] / n_units;
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) {
+        memset(gcudai_at(grad, j0, h, s), 0, sizeof(float) * (size_t) (m * grad->ne[0]));
+    }
+}
+
+static void gcudai_attn_back_positions(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t j0 = item % a->n_tiles * a->tile, m = GCUDAI_MIN(a->tile, p->k.ne[1] - j0), unit = item / a->n_tiles % a->n_units;
+    const int64_t n_heads = p->q.ne[2] / a->n_units;
+    b->s = item / a->n_tiles / a->n_units;
+    gcudai_attn_back_clear(&p->dk, unit, a->n_units, j0, m, b->s);
+    gcudai_attn_back_clear(&p->dv, unit, a->n_units, j0, m, b->s);
+    for (b->h = unit * n_heads; b->h < (unit + 1) * n_heads; ++b->h) {
+        gcudai_attn_pairs_positions(b, j0, m);
+        for (int64_t token0 = 0; token0 < p->q.ne[1]; token0 += GCUDAI_ATTN_BLOCK) {
+            gcudai_attn_pairs_queries(b, token0, GCUDAI_MIN(GCUDAI_ATTN_BLOCK, p->q.ne[1] - token0));
+            gcudai_attn_back_add(b, shared);
+        }
+    }
+}
+
+static void gcudai_attn_back_sink(struct gcudai_attn_pairs * b, int64_t h, char * shared) {
+    double sum = 0.0;
+    b->h = h;
+    for (b->s = 0; b->s < b->p->q.ne[3]; ++b->s) {
+        for (int64_t token = 0; token < b->p->q.ne[1]; ++token) {
+            const struct gcudai_attn_query * r = gcudai_attn_query_at(b, token, shared);
+            sum -= (double) r->sink * (double) r->dot;
+        }
+    }
+    ((float *) b->p->dsinks.data)[h] = (float) sum;
+}
+
+static void gcudai_flash_attn_ext_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    struct gcudai_attn_pairs b;
+    const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(&args->flash_attn_ext_back);
+    b.p = &args->flash_attn_ext_back;
+    b.buf = (float *) (void *) t->local;
+    b.dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    b.add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (t->phase == 0) {
+            gcudai_attn_back_queries(&b, &a, item, t->shared);
+        } else if (t->phase == 1) {
+            gcudai_attn_back_positions(&b, &a, item, t->shared);
+        } else {
+            gcudai_attn_back_sink(&b, item, t->shared);
+        }
     }
 }
 
@@ -18940,20 +19424,20 @@ static float gcudai_pool_mean(const struct gcuda_pool_args * p, const struct gcu
     return (float) (sum / n);
 }
 
-// The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
+// The largest value, and where in the plane its first occurrence is: y * width + x, or -1. NaN only if the window has no number.
 static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w, int64_t * at) {
-    float max = -FLT_MAX;
+    float max = (float) NAN;
     *at = -1;
     for (int64_t y = w->y0; y < w->y1; ++y) {
         for (int64_t x = w->x0; x < w->x1; ++x) {
             const float v = gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || v > max || (max != max && v == v)) {
                 max = v;
                 *at = y * p->x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -FLT_MAX : max;
 }
 
 static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -20135,8 +20619,8 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
     if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n,
-            is_leaf ? "leafs" : "nodes", g->size, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
+            is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
     }
     if (!is_leaf) {
         gcudai_graph_list_node(g, t);
@@ -20276,7 +20760,8 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
     return GCUDA_STATUS_SUCCESS;
 }
 
-struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+// A slice for one who knows that its use counts are those of the nodes as they are: later nodes are not looked at.
+static struct gcuda_cgraph gcudai_graph_counted_view(struct gcuda_cgraph * graph, int i0, int i1) {
     struct gcuda_cgraph v;
     GCUDAI_ZERO(v);
     if (graph != NULL) {
@@ -20289,7 +20774,14 @@ struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1
         v.leafs = NULL;
         v.n_leafs = 0;
         v.ctx = NULL; // cannot grow
+        v.n_after = 0;
     }
+    return v;
+}
+
+struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+    struct gcuda_cgraph v = gcudai_graph_counted_view(graph, i0, i1);
+    if (graph != NULL) { v.n_after = (int) (graph->nodes + graph->n_nodes + graph->n_after - (v.nodes + v.n_nodes)); }
     return v;
 }
 
@@ -20333,8 +20825,8 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
     const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
     const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
     if (graph == NULL || !is_view || offset < least) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: '%s' is no view, or %llu bytes lie before '%s', or no graph",
-            view ? view->name : "(NULL)", (unsigned long long) offset, of ? of->name : "(none)");
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
+            view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
     }
     GCUDAI_TRY(gcudai_view_fits_at(view, offset));
     for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
@@ -20985,6 +21477,23 @@ static void gcudai_soft_max_grad(
             b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
 }
 
+static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // the mask only shifts the logits
+    static const int sources[4] = { 0, 1, 2, 4 };
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    if (gcudai_grad_wants(b, 3) || gcuda_is_quantized(y->src[1]->type) || gcuda_is_quantized(y->src[2]->type)) {
+        gcudai_grad_none(b, gcudai_grad_wants(b, 3) ? "of the mask" : "with quantized keys or values");
+        return;
+    }
+    struct gcuda_tensor * all = gcuda_flash_attn_ext_back(b->ctx, y->src[0], y->src[1], y->src[2], y, g, y->src[3], y->src[4],
+        gcudai_param_f32(y, 0), gcudai_param_f32(y, 1), gcudai_param_f32(y, 2));
+    if (all != NULL) {
+        gcudai_set_param_i32(all, 3, gcudai_param_i32(y, 3));
+    }
+    for (int i = 0; i < 4; ++i) {
+        GCUDAI_GRAD_IF(b, sources[i], gcuda_flash_attn_ext_back_part(b->ctx, all, (enum gcuda_flash_attn_grad) i));
+    }
+}
+
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
 static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, bool to_back) {
     const struct gcuda_tensor * y = b->node;
@@ -21063,7 +21572,7 @@ static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor 
     X(TRI, tri, 0)               X(RMS_NORM, rms_norm, 0)       X(NORM, norm, 0)             X(GROUP_NORM, group_norm, 0) \
     X(L2_NORM, l2_norm, 0)       X(MUL_MAT, mul_mat, 0)         X(SOFT_MAX, soft_max, 0)     X(ROPE, rope, 6)         \
     X(ROPE_BACK, rope_back, 6)   X(IM2COL, im2col, 1)           X(POOL_2D, pool_2d, 0)       X(FILL, fill, 1)         \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)
+    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)                X(FLASH_ATTN_EXT, flash_attn_ext, 0)
 // clang-format on
 
 static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
@@ -21113,7 +21622,7 @@ static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, stru
     const size_t slot = gcudai_graph_find(b->graph, y);
     if (acc != NULL && (acc->type != GCUDA_TYPE_F32 || !gcuda_are_same_shape(acc, y) || !gcuda_is_contiguous(acc))) {
         return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y,
-            "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
+            "gradient accumulator %s must be f32, contiguous and of the node's shape", gcudai_called(acc));
     }
     if (acc == NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
         acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
@@ -21398,8 +21907,8 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
     if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free",
-            tensor->name, (unsigned long long) size,
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free",
+            gcudai_called(tensor), (unsigned long long) size,
             (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
     }
     GCUDAI_TRY(gcuda_backend_tensor_alloc(
@@ -21573,8 +22082,8 @@ struct gcuda_gallocr {
 // ---- buffers without memory, for tensors that still name one ----
 
 static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory any more: its buffer (%s) has been replaced",
-        gcuda_get_name(tensor), gcuda_backend_buffer_name(buffer));
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory any more: its buffer (%s) has been replaced",
+        gcudai_called(tensor), gcuda_backend_buffer_name(buffer));
 }
 static gcuda_status gcudai_retired_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
@@ -22255,7 +22764,7 @@ static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_c
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
     GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
         const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
         one.no_fusion = true;
         gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
@@ -22301,40 +22810,39 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
     return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
+// Gives the tensors of a graph that fits the plan their places.
+static gcuda_status gcudai_gallocr_assign_graph(gcuda_gallocr_t g, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    for (int i = 0; i < g->n_bufs; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_reset(g->buffers[i]));
+        if (g->buffers[i] != NULL) { g->buffers[i]->checker = g->checks ? g : NULL; }
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i])); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i]->src[k], &g->nodes[i].src[k]));
+        }
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i], &g->nodes[i].node));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i]));
+    }
+    g->is_watching = g->checks;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
     if (galloc == NULL || graph == NULL) {
         return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
-    if (!is_ok) {
-        if (galloc->n_bufs > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
-                galloc->n_bufs);
-        }
-        GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
-    } else {
-        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    if (!is_ok && galloc->n_bufs > 1) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first", galloc->n_bufs);
     }
-    for (int i = 0; i < galloc->n_bufs; ++i) {
-        GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
-        if (galloc->buffers[i] != NULL) { galloc->buffers[i]->checker = galloc->checks ? galloc : NULL; }
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i]->src[k], &galloc->nodes[i].src[k]));
-        }
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    galloc->is_watching = galloc->checks;
-    return GCUDA_STATUS_SUCCESS;
+    if (!is_ok) { GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph)); }
+    return gcudai_gallocr_assign_graph(galloc, graph);
 }
 
 size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id) {
@@ -22786,8 +23294,8 @@ static gcuda_status gcudai_want_same_layout(
     const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
     if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src),
-            gcuda_get_name(dst));
+            "%s: %s and %s are NULL or differ in type, shape or strides", what, gcudai_called(src),
+            gcudai_called(dst));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22854,8 +23362,8 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
     if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
         tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
+            gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
@@ -22880,7 +23388,7 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
     if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
+            "view_init: %s is NULL, no view or placed already, or its owner has no memory", gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
@@ -23146,7 +23654,7 @@ static gcuda_status gcudai_compare_has(const struct gcuda_cgraph * g, const stru
         if (g->nodes[i] == node) { return GCUDA_STATUS_SUCCESS; }
     }
     return gcudai_fail(
-        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: '%s' is no node of the graph", gcuda_get_name(node));
+        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: %s is no node of the graph", gcudai_called(node));
 }
 
 static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
@@ -26850,7 +27358,9 @@ static gcuda_status gcudai_cuda_send(
 
 // The status of a copy; what failed says of which tensor it was.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
-    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "copying '%s' from CUDA%d to CUDA%d: %s", name, from, to, gcudai_message);
+    return st == GCUDA_STATUS_SUCCESS
+               ? st
+               : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
 // The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
@@ -26945,7 +27455,7 @@ static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcuda
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
-            "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
+            "%s %llu bytes of %s", what[access], (unsigned long long) size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26983,8 +27493,8 @@ static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is
     err = err != cudaSuccess ? err : end;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
-        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of '%s'",
-            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, name);
+        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of %s",
+            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -27030,7 +27540,7 @@ static gcuda_status gcudai_cuda_buffer_copy(
     err = err != cudaSuccess ? err : end;
     const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                                                : gcudai_cuda_fail(err, "cudaMemcpyAsync", device,
-                                                     "copying '%s' to '%s'", src->name, dst->name);
+                                                     "copying %s to %s", gcudai_called(src), gcudai_called(dst));
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -27042,7 +27552,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
     if (tensor->view_src != NULL) {
         if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
+                "view %s and its owner %s are in buffers of different types", gcudai_called(tensor), gcudai_called(tensor->view_src));
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -27051,8 +27561,8 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' (%s) on %s: nb[0] is %llu, want blocks side by side",
-            tensor->name, gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+            gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
     return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size,
@@ -28487,7 +28997,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     if (size == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
+    snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
     const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
@@ -28512,7 +29022,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
     if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
+            "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
     }
     struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
     if (s != NULL && s->is_placed) { // again
@@ -28559,11 +29069,11 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     int failed = 0;
     if (offset != 0 || size != gcuda_nbytes(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
+            "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor), t->name,
             (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
     }
     if (s == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory in its %s buffer", tensor->name, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
@@ -28586,8 +29096,8 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     }
     const gcuda_status st =
         err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of '%s'",
-                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", tensor->name);
+                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of %s",
+                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", gcudai_called(tensor));
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
@@ -28606,7 +29116,7 @@ static gcuda_status gcudai_cuda_split_get(
 static gcuda_status gcudai_cuda_split_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
-        "'%s' is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", tensor->name,
+        "%s is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", gcudai_called(tensor),
         gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
 }
 
@@ -29145,7 +29655,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
-    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
+    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
     const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
     if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
@@ -29280,7 +29790,8 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
+        case GCUDA_OP_FLASH_ATTN_EXT:
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_IM2COL_3D:
@@ -29410,7 +29921,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes))
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
+    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
 // clang-format on
 
 // The launchers take their own struct, these take the union.
@@ -29589,6 +30101,7 @@ static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op 
         case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
         case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
         case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: args->flash_attn_ext_back.max_shared = cu->max_shared; break;
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_CONV_2D:
@@ -29754,8 +30267,8 @@ struct gcudai_cuda_cut {
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
+// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
@@ -30066,14 +30579,14 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
     if (c->callback(c->data)) {
-        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before '%s' (%s)", y->name, gcudai_op_lower(y->op));
+        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)", gcudai_called(y), gcudai_op_lower(y->op));
     }
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
     k->factor = gcudai_cuda_factor(cu, y->op);
-    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
-        y->name, gcudai_op_lower(y->op));
+    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at %s (%s)",
+        gcudai_called(y), gcudai_op_lower(y->op));
     c->is_filling = true;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -30231,18 +30744,20 @@ struct gcudai_cuda_seen {
     bool has_changed; // since the steps were made
 };
 
+struct gcudai_cuda_index { // of tensors, by address
+    const struct gcuda_tensor ** keys;
+    int32_t * at;
+    size_t mask;
+};
+
 // The tensors of a graph: its nodes in their order, then whatever else they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
     uint64_t hash;  // of all shapes, and of that
-};
-
-struct gcudai_cuda_index { // of tensors, by address
-    const struct gcuda_tensor ** keys;
-    int32_t * at;
-    size_t mask;
+    struct gcudai_cuda_index index; // of a slice; else without keys
+    uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
 
 static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
@@ -30294,6 +30809,7 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
 
 static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     gcudai_free(look->seen);
+    gcudai_free((void *) look->index.keys);
     GCUDAI_ZERO(*look);
 }
 
@@ -30332,13 +30848,42 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
-// Counts the uses of tensor t, or of its owner if it is a view without an operation, where they are nodes.
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+// The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
+static void gcudai_cuda_used_nodes(const struct gcudai_cuda_index * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
         const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
-        if (read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < look->n_nodes) { look->seen[x->at[slot]].shape.n_uses++; }
+        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < n_nodes;
+        used[k] = is_node ? x->at[slot] : -1;
     }
+}
+
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    int32_t used[2];
+    gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
+    for (int k = 0; k < 2; ++k) {
+        if (used[k] >= 0) { look->seen[used[k]].shape.n_uses++; }
+    }
+}
+
+// Nodes of the graph after the slice that may read what it would not write. One node alone is never fused.
+static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
+    return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
+}
+
+// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
+static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            int32_t used[2] = { -1, -1 };
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k];
+            if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
+            if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
+            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? (hash + (uint64_t) used[j] + 1) * 0x9e3779b97f4a7c15u : hash; }
+        }
+    }
+    return hash;
 }
 
 static void gcudai_cuda_look_fill(
@@ -30358,6 +30903,7 @@ static void gcudai_cuda_look_fill(
             if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
     }
+    look->readers = gcudai_cuda_readers(x, graph, look);
     for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
         look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
@@ -30383,7 +30929,11 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
     look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
     if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    gcudai_free((void *) x.keys);
+    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
+        look->index = x;
+    } else {
+        gcudai_free((void *) x.keys);
+    }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
@@ -30436,6 +30986,12 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
     return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
 }
 
+// Whether later nodes of the graph use the nodes of a slice as they did.
+static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+    const bool is_slice = gcudai_cuda_n_after(graph) > 0;
+    return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+}
+
 // Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
 // graph NULL: the plan's own nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
@@ -30448,7 +31004,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
         is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
-    return is_same;
+    return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
 }
 
 // Takes over the values as they are now; whether any has changed.
@@ -32203,6 +32759,7 @@ static gcuda_status gcudai_cuda_plan_make(
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -32780,7 +33337,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
 // What a failed call on the backend's stream becomes.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
+                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -32832,7 +33389,7 @@ static gcuda_status gcudai_cuda_want_ours(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &cu->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is not on %s", what, gcudai_called(t), cu->device->name);
 }
 
 static gcuda_status gcudai_cuda_set_async(
@@ -33686,8 +34243,8 @@ static gcuda_status gcudai_piece_enqueue(
     char * in_slot = s->memory + p->in_slot;
     GCUDAI_CUDA_TRY(cudaMemcpyAsync(s->is_download ? in_slot : on_device, s->is_download ? on_device : in_slot, size,
                         s->is_download ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, up->stream),
-        up->device->index, "%s %llu bytes of '%s'", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
-        p->job->name);
+        up->device->index, "%s %llu bytes of %s", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
+        gcudai_quoted(p->job->name));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -33888,7 +34445,7 @@ static void gcudai_uploader_wait_for(struct gcuda_cuda_uploader * up, gcuda_cuda
 static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
     return job == NULL    ? GCUDA_STATUS_SUCCESS
            : job->message ? gcuda_set_last_error(job->status, job->message)
-                          : gcudai_fail(job->status, "the copy of '%s' failed", job->name);
+                          : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
 // Of a ticket that is done; 0: the first failure that has not been reported.
@@ -33904,8 +34461,8 @@ static gcuda_status gcudai_uploader_check(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &up->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is in %s, this uploader serves buffers of %s", what,
-                     t->name, buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is in %s, this uploader serves buffers of %s", what,
+                     gcudai_called(t), buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
 }
 
 static struct gcudai_upload_job * gcudai_uploader_new_job(struct gcuda_cuda_uploader * up) {
@@ -35519,6 +36076,7 @@ struct gcuda_backend_sched {
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
     uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
@@ -35936,7 +36494,7 @@ static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int 
             }
         }
     }
-    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s '%s' (%s)%s", what, s->items[i].original->name,
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s %s (%s)%s", what, gcudai_called(s->items[i].original),
         gcuda_op_desc(s->items[i].original), text);
 }
 
@@ -35950,7 +36508,7 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
         if (b < 0) { continue; }
         if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched: '%s' is to be on %s, and a tensor that shares its memory on %s", s->items[i].original->name,
+                "sched: %s is to be on %s, and a tensor that shares its memory on %s", gcudai_called(s->items[i].original),
                 gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
         }
         if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
@@ -36241,7 +36799,24 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
+// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
+        for (int k = 0; k < 2 * GCUDA_MAX_SRC; ++k) { // a source, then its owner if it is a view without an operation
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k / 2];
+            const bool is_owner = k % 2 != 0;
+            if (src == NULL || (is_owner && (src->op != GCUDA_OP_NONE || src->view_src == NULL))) { continue; }
+            const size_t item = gcudai_map_get(&s->map, is_owner ? src->view_src : src);
+            if (item == GCUDAI_NONE) { continue; }
+            if (g != NULL) { gcudai_graph_count_use(g, s->items[item].t); }
+            hash = (hash + (uint64_t) item + 1) * 0x9e3779b97f4a7c15u;
+        }
+    }
+    return hash;
+}
+
+static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
     s->graph = g;
@@ -36250,13 +36825,14 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
+    s->readers = gcudai_sched_readers(s, graph, g);
     for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
-        struct gcuda_cgraph view = gcuda_graph_view(g, s->splits[i].first, s->splits[i].end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(g, s->splits[i].first, s->splits[i].end);
         if (backend->iface.graph_optimize != NULL) { GCUDAI_TRY(backend->iface.graph_optimize(backend, &view)); }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -36416,7 +36992,7 @@ static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgra
     if (n_can > 0) { memset(s->can, 0, n_can); }
     gcudai_sched_group(s);
     GCUDAI_TRY(gcudai_sched_assign(s));
-    GCUDAI_TRY(gcudai_sched_divide(s));
+    GCUDAI_TRY(gcudai_sched_divide(s, graph));
     s->last_run = 0; // the patches name the first copies
     return gcudai_sched_list(s);
 }
@@ -36547,12 +37123,13 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     const bool is_same = s->n_old_nodes == s->n_alloc_nodes && s->n_old_leafs == s->n_alloc_leafs &&
                          gcudai_sched_same_memory(s, s->node_ids, s->old_ids, s->n_old_nodes) &&
                          gcudai_sched_same_memory(s, s->leaf_ids, s->old_ids + s->n_old_nodes, s->n_old_leafs);
-    if (s->n_backends == 1) { GCUDAI_TRY(gcudai_sched_sync(s)); } // an allocator with one buffer may move it by itself
-    if (!is_same || gcuda_gallocr_alloc_graph(s->galloc, &g) != GCUDA_STATUS_SUCCESS) {
+    bool fits = false;
+    if (is_same) { GCUDAI_TRY(gcudai_gallocr_plan_fits(s->galloc, &g, &fits)); }
+    if (!fits) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
-        GCUDAI_TRY(gcuda_gallocr_alloc_graph(s->galloc, &g));
     }
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
@@ -36838,12 +37415,12 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
             node = s->items[s->graph->nodes[end++] - s->own].original;
             is_wanted = s->callback(node, true, s->callback_data);
         }
-        struct gcuda_cgraph view = gcuda_graph_view(s->graph, first, end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, first, end);
         s->backends[split->backend].given++;
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
         if (is_wanted && !s->callback(node, false, s->callback_data)) {
-            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at '%s'", node->name);
+            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at %s", gcudai_called(node));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -36937,7 +37514,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     }
     GCUDAI_TRY(gcudai_sched_run_copies(s, split));
     if (s->callback != NULL) { return gcudai_sched_run_asking(s, split); }
-    struct gcuda_cgraph view = gcuda_graph_view(s->graph, split->first, split->end);
+    struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, split->first, split->end);
     b->given++;
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
@@ -37057,6 +37634,7 @@ static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
 static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
     for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
+    is_same = is_same && s->readers == gcudai_sched_readers(s, graph, NULL);
     return is_same && (!has_changed || gcudai_sched_can_follow(s));
 }
 
@@ -37235,9 +37813,9 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
-        gcudai_append(out, " '%s'", s->own[rep->why_item].name);
+        gcudai_append(out, " %s", gcudai_called(&s->own[rep->why_item]));
     }
-    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", s->own[rep - s->items].name); }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with %s", gcudai_called(&s->own[rep - s->items])); }
 }
 
 static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
@@ -37249,10 +37827,11 @@ static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
 static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
     const int32_t i = (int32_t) (t - s->own);
     const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
-    gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
+    gcudai_append(out, "  %s %s %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), gcudai_called(t), gcuda_type_name(t->type),
         (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (sources[k] >= 0) { gcudai_append(out, " '%s' (%s)", s->own[sources[k]].name, gcudai_sched_name_of(s, sources[k])); }
+        const int32_t src = sources[k];
+        if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
     }
     gcudai_append(out, ": ");
     gcudai_sched_text_why(s, out, i);
@@ -37265,7 +37844,7 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         split->end - split->first, split->end_copy - split->first_copy);
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         const struct gcudai_sched_copy * copy = &s->copies[c];
-        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->own[copy->item].name,
+        gcudai_append(out, "  copy %s from %s: %llu bytes%s\n", gcudai_called(&s->own[copy->item]),
             gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(&s->own[copy->item]),
             copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
@@ -38033,6 +38612,14 @@ static gcuda_status gcudai_gguf_make_context(struct gcuda_gguf_context * g, cons
 
 // ---- opening ----
 
+// A message may have a key of the file in it: without control characters, so that a terminal can show it.
+static gcuda_status gcudai_gguf_printable(gcuda_status st) {
+    for (char * c = gcudai_message; st != GCUDA_STATUS_SUCCESS && *c != '\0'; ++c) {
+        if ((unsigned char) *c < 32 || *c == 127) { *c = '?'; }
+    }
+    return st;
+}
+
 static void gcudai_gguf_begin(const struct gcuda_gguf_init_params * params) {
     if (params->ctx != NULL) { *params->ctx = NULL; }
 }
@@ -38042,7 +38629,7 @@ static struct gcuda_gguf_context * gcudai_gguf_finish(
     struct gcuda_gguf_context * g, const struct gcuda_gguf_init_params * params, gcuda_status st) {
     if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_gguf_make_context(g, params); }
     if (params->status != NULL) { *params->status = st; }
-    if (st == GCUDA_STATUS_SUCCESS) { return g; }
+    if (gcudai_gguf_printable(st) == GCUDA_STATUS_SUCCESS) { return g; }
     gcuda_gguf_free(g);
     return NULL;
 }
@@ -38142,9 +38729,9 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
             (unsigned long long) g->n_kv);
     }
     if (kv->element != type || (kv->type == GCUDA_GGUF_TYPE_ARRAY) != is_array) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
+        return gcudai_gguf_printable(gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
             kv->type == GCUDA_GGUF_TYPE_ARRAY ? "an array of " : "", gcuda_gguf_type_name(kv->element), is_array ? "an array of " : "",
-            gcuda_gguf_type_name(type));
+            gcuda_gguf_type_name(type)));
     }
     *found = kv;
     return GCUDA_STATUS_SUCCESS;
@@ -39438,10 +40025,14 @@ gcuda_status gcuda_gguf_write_split(const struct gcuda_gguf_context * g, const c
 } // extern "C"
 #endif
 
-#if defined(__clang__)
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(pop)
+#elif defined(__clang__)
 #pragma STDC FP_CONTRACT DEFAULT
 #elif defined(__GNUC__)
 #pragma GCC pop_options
+#elif defined(_M_FP_CONTRACT) || defined(_M_FP_FAST) || (defined(_MSC_VER) && _MSC_VER < 1930 && !defined(_M_FP_STRICT))
+#pragma fp_contract(on)
 #endif
 
 #endif // GCUDA_IMPLEMENTATION_DONE

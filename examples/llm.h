@@ -175,8 +175,10 @@ struct llm_session_params {
     int32_t n_chunk;   // tokens computed at a time; 0: 256
     int32_t n_outputs; // tokens of a chunk whose logits can be kept; 0: n_seqs
     int32_t n_threads; // on the CPU; 0: gcuda's default
-    enum gcuda_type kv_type; // GCUDA_TYPE_F16 (1), BF16, Q8_0, F32 ...: see kv_is_set
+    enum gcuda_type kv_type; // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
     bool kv_is_set;    // false: F16
+    int32_t n_best;    // > 0: only so many of the largest logits leave the device, for llm_sample; llm_logits has none. For results as with
+                       // all of them: the sampler's top_k (1 if greedy) + repeat_last. 0: all
     bool exact;        // products with unrounded activations (GCUDA_PREC_F32): slower, for comparisons
     llm_progress progress; // of prompts longer than a chunk, and asked about every 10 ms on the CPU; NULL: none
     void * progress_user;
@@ -205,7 +207,7 @@ LLM_API void llm_cancel(struct llm_session * session);
 LLM_API bool llm_is_busy(const struct llm_session * session);
 
 // Logits [n_vocab] of the i-th output of the last batch; negative i counts from the end. NULL if there is none. Valid until the
-// session evaluates again.
+// session evaluates again. None in a session with n_best.
 LLM_API const float * llm_logits(const struct llm_session * session, int32_t i);
 // Of the last output of a sequence in the last batch.
 LLM_API const float * llm_seq_logits(const struct llm_session * session, int32_t seq);
@@ -258,7 +260,7 @@ struct llm_sampler {
 // params NULL: zeros, which is greedy. Takes no memory. INVALID_ARGUMENT: NaN, a negative number, more than the maxima.
 LLM_API gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sampler_params * params);
 LLM_API void llm_sampler_accept(struct llm_sampler * sampler, int32_t token); // for the penalty; llm_sample does it too
-// Draws from the last logits of the sequence. INVALID_DATA: logits are NaN, or all are -inf.
+// Draws from the last logits of the sequence. INVALID_DATA: logits are NaN (with n_best: those that came), or all are -inf.
 LLM_API gcuda_status llm_sample(struct llm_session * session, int32_t seq, struct llm_sampler * sampler, int32_t * token);
 
 #ifdef __cplusplus
@@ -2930,9 +2932,12 @@ struct llmi_build {
     struct gcuda_context * ctx;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor ** k_cache, ** v_cache; // of each layer: [head * n_kv, cells]
+    struct gcuda_tensor * rotation; // F32 [n, n], see llmi_turn; NULL: keys and values are stored as they are
     int window_cache; // the cache of layers with a window: 0 or 1
     struct llmi_inputs in;
     struct llmi_graph_key key;
+    struct gcuda_tensor * best; // I32 [n_best, n_outputs]: tokens with the largest logits, which are the graph's result then; or NULL
+    int n_best;
     bool exact, is_long; // is_long: rope factors for long contexts
 };
 
@@ -3007,6 +3012,17 @@ static struct gcuda_tensor * llmi_rotate(struct llmi_build * b, int64_t layer, s
         (int) b->p->n_ctx_orig, r->base, r->scale, r->extrapolate, r->magnitude, r->beta_fast, r->beta_slow);
 }
 
+// Multiplies each n elements of x's heads by the Hadamard matrix, divided by sqrt(n): a rotation that spreads single large elements over
+// all n, and that undoes itself. Queries and keys turned alike have the same products.
+static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tensor * x) {
+    if (b->rotation == NULL || x == NULL) { return x; }
+    struct gcuda_tensor * rows = gcuda_is_contiguous(x) ? x : gcuda_cont(b->ctx, x);
+    rows = gcuda_reshape_2d(b->ctx, rows, b->rotation->ne[0], gcuda_nelements(x) / b->rotation->ne[0]);
+    struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, b->rotation, rows);
+    (void) gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+    return gcuda_reshape(b->ctx, y, x);
+}
+
 // The first n cells of a cache as [head, cells, heads].
 static struct gcuda_tensor * llmi_cache_view(struct llmi_build * b, struct gcuda_tensor * cache, int32_t n) {
     const size_t head_bytes = gcuda_row_size(cache->type, b->p->head);
@@ -3037,12 +3053,13 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     const int cache = has_window ? b->window_cache : 0;
     const int32_t n_kv = b->key.n_kv[cache];
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
-    a.q = llmi_rotate(b, layer, a.q);
-    a.k = llmi_rotate(b, layer, a.k);
+    a.q = llmi_turn(b, llmi_rotate(b, layer, a.q));
+    a.k = llmi_turn(b, llmi_rotate(b, layer, a.k));
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
-    llmi_store(b, b->v_cache[layer], a.v, b->in.cells[cache]);
-    return llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
+    llmi_store(b, b->v_cache[layer], llmi_turn(b, a.v), b->in.cells[cache]);
+    struct gcuda_tensor * y = llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
         b->in.mask[has_window], l->sinks);
+    return llmi_turn(b, y);
 }
 
 // ---- feed-forward ----
@@ -3110,6 +3127,13 @@ static struct gcuda_tensor * llmi_decoder_layer(struct llmi_build * b, int64_t l
     return gcuda_add(b->ctx, x, h);
 }
 
+static struct gcuda_tensor * llmi_best_logits(struct llmi_build * b, struct gcuda_tensor * logits) {
+    b->best = gcuda_top_k(b->ctx, logits, b->n_best);
+    if (b->best != NULL) { gcuda_set_output(gcuda_set_name(b->best, "best tokens")); }
+    struct gcuda_tensor * rows = gcuda_reshape_3d(b->ctx, logits, 1, b->p->n_vocab, b->key.n_outputs);
+    return gcuda_get_rows(b->ctx, rows, b->best);
+}
+
 static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
     struct gcuda_tensor * x = gcuda_get_rows(b->ctx, b->m->w.embd, b->in.tokens);
     if ((b->m->traits & LLMI_SCALE_EMBD) != 0) { x = gcuda_scale(b->ctx, x, sqrtf((float) b->p->n_embd)); }
@@ -3120,7 +3144,7 @@ static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
     if (b->p->softcap > 0.0f) {
         logits = gcuda_scale(b->ctx, gcuda_tanh(b->ctx, gcuda_scale(b->ctx, logits, 1.0f / b->p->softcap)), b->p->softcap);
     }
-    return logits;
+    return b->n_best > 0 ? llmi_best_logits(b, logits) : logits;
 }
 
 static struct gcuda_tensor * llmi_encoder_layer(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
@@ -3163,6 +3187,7 @@ static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, st
     b->graph = gcuda_new_graph_custom(b->ctx, max_nodes, false);
     LLMI_TRY(b->graph ? GCUDA_STATUS_SUCCESS : gcuda_context_status(b->ctx));
     llmi_make_inputs(b);
+    b->best = NULL;
     *result = (b->m->traits & LLMI_ENCODER) != 0 ? llmi_encoder(b) : llmi_decoder(b);
     if (*result != NULL) { gcuda_set_output(gcuda_set_name(*result, "result")); }
     return gcuda_build_forward_expand(b->graph, *result);
@@ -3177,7 +3202,7 @@ struct llmi_pick { // what the sampler may choose
     int32_t token;
 };
 
-enum { LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 };
+enum { LLMI_MAX_ROTATION = 256, LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 };
 
 struct llm_session {
     const struct llm_model * m;
@@ -3204,7 +3229,8 @@ struct llm_session {
     int32_t * chunk_cells[2], * chunk_positions, * chunk_outputs;
     uint16_t * masks[2];
     // results
-    float * logits;
+    float * logits;       // [n_vocab] or [n_best] of each output
+    int32_t * best;       // [n_best] of each output: their tokens
     int32_t * output_seqs, n_outputs;
     struct llmi_pick * picks; // of the sampler: n_vocab
 };
@@ -3241,6 +3267,32 @@ static int llmi_backend_of(const struct llm_session * s, const struct gcuda_tens
     return i;
 }
 
+// Writes the Hadamard matrix of n rows: element (i, j) is negative if i and j have an odd number of ones in common.
+static gcuda_status llmi_set_rotation(struct llm_session * s) {
+    const int64_t n = s->build.rotation->ne[0];
+    float * row = s->logits; // long enough: set before anything is computed
+    for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+            int64_t common = i & j;
+            bool is_odd = false;
+            for (; common != 0; common &= common - 1) { is_odd = !is_odd; }
+            row[j] = (is_odd ? -1.0f : 1.0f) / sqrtf((float) n);
+        }
+        LLMI_TRY(gcuda_backend_tensor_set(s->build.rotation, row, (size_t) (i * n) * sizeof(float), (size_t) n * sizeof(float)));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Its size is the largest power of 2 that divides a head, at most LLMI_MAX_ROTATION.
+static gcuda_status llmi_make_rotation(struct llm_session * s) {
+    int64_t n = 1;
+    while (n < LLMI_MAX_ROTATION && s->m->params.head % (2 * n) == 0) { n *= 2; }
+    struct gcuda_context ** ctx = &s->cache[0];
+    if (*ctx == NULL) { LLMI_TRY(llmi_made(*ctx = llmi_arena(0))); }
+    s->build.rotation = gcuda_set_name(gcuda_new_tensor_2d(*ctx, GCUDA_TYPE_F32, n, n), "rotation");
+    return gcuda_context_status(*ctx);
+}
+
 static gcuda_status llmi_cache_layer(struct llm_session * s, int64_t i) {
     const struct llmi_layer * l = &s->m->layers[i];
     const int64_t size = s->m->params.head * s->m->params.n_kv, n_rows = s->n_rows[s->m->has_window[i] ? s->build.window_cache : 0];
@@ -3265,19 +3317,20 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
             gcuda_type_name(type), (long long) gcuda_blck_size(type), (long long) p->head);
     }
     for (int64_t i = 0; i < p->n_layers; ++i) { LLMI_TRY(llmi_cache_layer(s, i)); }
+    if (type == GCUDA_TYPE_Q4_0) { LLMI_TRY(llmi_make_rotation(s)); }
     for (int i = 0; i < s->m->n_backends; ++i) {
         if (s->cache[i] == NULL) { continue; }
         LLMI_TRY(llmi_made(s->cache_buffer[i] = gcuda_backend_alloc_ctx_tensors(s->cache[i], s->backends[i])));
         LLMI_TRY(gcuda_backend_buffer_clear(s->cache_buffer[i], 0));
     }
-    return GCUDA_STATUS_SUCCESS;
+    return s->build.rotation ? llmi_set_rotation(s) : GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status llmi_session_arrays(struct llm_session * s) {
     const struct llmi_params * p = &s->m->params;
     const struct llm_session_params * q = &s->params;
     const size_t n_outputs = (size_t) llmi_max(q->n_outputs, 1), n_chunk = (size_t) q->n_chunk;
-    const size_t logits = (size_t) llmi_max((int64_t) n_outputs * p->n_vocab, q->n_chunk * p->n_embd); // or hidden states
+    const size_t logits = (size_t) llmi_max((int64_t) n_outputs * p->n_vocab, q->n_chunk * p->n_embd) + LLMI_MAX_ROTATION; // or hidden states
     s->cells[0].n = q->n_ctx;
     s->cells[1].n = s->n_rows[1];
     for (int i = 0; i < s->n_caches; ++i) {
@@ -3292,6 +3345,7 @@ static gcuda_status llmi_session_arrays(struct llm_session * s) {
     LLMI_TRY(llmi_made(s->masks[0] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[0])));
     if (p->window > 0) { LLMI_TRY(llmi_made(s->masks[1] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[s->build.window_cache]))); }
     LLMI_TRY(llmi_made(s->logits = LLMI_NEW(s->arena, float, logits)));
+    LLMI_TRY(llmi_made(s->best = LLMI_NEW(s->arena, int32_t, n_outputs * (size_t) q->n_best)));
     LLMI_TRY(llmi_made(s->output_seqs = LLMI_NEW(s->arena, int32_t, n_outputs)));
     return llmi_made(s->picks = LLMI_NEW(s->arena, struct llmi_pick, p->n_vocab));
 }
@@ -3325,6 +3379,7 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
     s->build.p = &s->m->params;
     s->build.key = largest;
     s->build.exact = s->params.exact;
+    s->build.n_best = s->params.n_best;
     s->build.is_long = s->params.n_ctx > s->m->params.n_ctx_orig;
     const size_t size = 2 * s->max_nodes * gcuda_tensor_overhead() + gcuda_graph_overhead_custom(s->max_nodes, false);
     LLMI_TRY(llmi_made(s->build.ctx = llmi_arena(size)));
@@ -3339,6 +3394,9 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx, 1 << 26,
             q->n_seqs, (int) LLM_MAX_SEQS, q->n_chunk, q->n_outputs);
+    }
+    if (q->n_best < 0 || q->n_best > m->params.n_vocab) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_session_new: n_best %d of %lld tokens", q->n_best, (long long) m->params.n_vocab);
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
     if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has an embedding for each position
@@ -3364,8 +3422,8 @@ static void llmi_session_caches(struct llm_session * s) {
 static gcuda_status llmi_session_init(struct llm_session * s) {
     llmi_session_caches(s);
     LLMI_TRY(llmi_session_backends(s));
-    LLMI_TRY(llmi_session_cache(s));
     LLMI_TRY(llmi_session_arrays(s));
+    LLMI_TRY(llmi_session_cache(s));
     return llmi_session_reserve(s);
 }
 
@@ -3476,13 +3534,20 @@ static gcuda_status llmi_chunk_begin(struct llm_session * s, bool is_embedding) 
     return llmi_chunk_inputs(s);
 }
 
+static gcuda_status llmi_get_result(struct llm_session * s, const struct gcuda_tensor * t, void * data, size_t n_bytes) {
+    if (s->event == NULL) { return gcuda_backend_tensor_get(t, data, 0, n_bytes); }
+    return gcuda_backend_tensor_get_async(s->backends[0], t, data, 0, n_bytes);
+}
+
+static size_t llmi_output_size(const struct llm_session * s) { // logits kept of each output
+    return (size_t) (s->params.n_best > 0 ? s->params.n_best : s->m->params.n_vocab);
+}
+
 static gcuda_status llmi_chunk_read(struct llm_session * s) {
-    const size_t n_vocab = (size_t) s->m->params.n_vocab;
-    if (s->n_chunk_outputs == 0) { return GCUDA_STATUS_SUCCESS; }
-    float * to = s->logits + (size_t) s->n_outputs * n_vocab;
-    const size_t n_bytes = (size_t) s->n_chunk_outputs * n_vocab * sizeof(float);
-    if (s->event == NULL) { return gcuda_backend_tensor_get(s->result, to, 0, n_bytes); }
-    return gcuda_backend_tensor_get_async(s->backends[0], s->result, to, 0, n_bytes);
+    const size_t size = llmi_output_size(s), at = (size_t) s->n_outputs * size, n = (size_t) s->n_chunk_outputs * size;
+    if (n == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (s->build.best != NULL) { LLMI_TRY(llmi_get_result(s, s->build.best, s->best + at, n * sizeof *s->best)); }
+    return llmi_get_result(s, s->result, s->logits + at, n * sizeof *s->logits);
 }
 
 static void llmi_chunk_done(struct llm_session * s) {
@@ -3629,15 +3694,18 @@ gcuda_status llm_eval_tokens(struct llm_session * s, int32_t seq, const int32_t 
 // ---- results ----
 
 int32_t llm_n_outputs(const struct llm_session * s) { return s->n_outputs; }
+static int32_t llmi_seq_output(const struct llm_session * s, int32_t seq) { // the sequence's last one; -1: it has none
+    int32_t i = s->n_outputs - 1;
+    while (i >= 0 && s->output_seqs[i] != seq) { --i; }
+    return i;
+}
 const float * llm_logits(const struct llm_session * s, int32_t i) {
     if (i < 0) { i += s->n_outputs; }
-    return i < 0 || i >= s->n_outputs ? NULL : s->logits + (size_t) i * (size_t) s->m->params.n_vocab;
+    return i < 0 || i >= s->n_outputs || s->params.n_best > 0 ? NULL : s->logits + (size_t) i * (size_t) s->m->params.n_vocab;
 }
 const float * llm_seq_logits(const struct llm_session * s, int32_t seq) {
-    for (int32_t i = s->n_outputs - 1; i >= 0; --i) {
-        if (s->output_seqs[i] == seq) { return llm_logits(s, i); }
-    }
-    return NULL;
+    const int32_t i = llmi_seq_output(s, seq);
+    return i < 0 ? NULL : llm_logits(s, i);
 }
 
 // ---- sequences ----
@@ -3705,12 +3773,12 @@ gcuda_status llm_seq_copy(struct llm_session * s, int32_t from, int32_t to) {
 static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t layer) {
     struct llmi_rope r = b->p->rope[b->m->has_window[layer]];
     struct gcuda_tensor * cache = b->k_cache[layer];
-    struct gcuda_tensor * k = llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv);
+    struct gcuda_tensor * k = llmi_turn(b, llmi_heads(b, gcuda_get_rows(b->ctx, cache, b->in.cells[0]), b->p->n_kv));
     const float magnitude = r.extrapolate != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / r.scale)) : 1.0f;
     k = gcuda_rope_ext(b->ctx, k, b->in.positions, llmi_rope_factors(b->m, b->is_long), (int) b->p->n_rot, b->m->arch->rope,
         (int) b->p->n_ctx_orig,
         r.base, r.scale, r.extrapolate, magnitude, r.beta_fast, r.beta_slow);
-    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
+    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, llmi_turn(b, k), b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
 }
 
 static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cells, const int32_t * by, int32_t n) {
@@ -4048,17 +4116,26 @@ void llm_sampler_accept(struct llm_sampler * sampler, int32_t token) {
     sampler->n_last = (int32_t) llmi_min(sampler->n_last + 1, sampler->params.repeat_last);
 }
 
+static bool llmi_was_seen(const struct llm_sampler * sampler, int32_t token) {
+    for (int32_t i = 0; i < sampler->n_last; ++i) {
+        if (sampler->last[i] == token) { return true; }
+    }
+    return false;
+}
+
+static float llmi_penalized(const struct llm_sampler * sampler, float logit) {
+    return logit > 0.0f ? logit / sampler->params.repeat_penalty : logit * sampler->params.repeat_penalty;
+}
+
 // Lower logits for tokens seen lately, each once. `before` gets the logits as they were, in the order of sampler->last.
 static void llmi_penalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, float * before) {
-    const float penalty = sampler->params.repeat_penalty;
-    for (int32_t i = 0; i < sampler->n_last; ++i) {
-        before[i] = sampler->last[i] >= 0 && sampler->last[i] < n_vocab
-            ? logits[sampler->last[i]] : 0.0f;
-    }
     for (int32_t i = 0; i < sampler->n_last; ++i) {
         const int32_t token = sampler->last[i];
-        if (token < 0 || token >= n_vocab) { continue; }
-        logits[token] = before[i] > 0.0f ? before[i] / penalty : before[i] * penalty; // of the same token twice: the same again
+        before[i] = token >= 0 && token < n_vocab ? logits[token] : 0.0f;
+    }
+    for (int32_t i = 0; i < sampler->n_last; ++i) { // of the same token twice: the same again
+        const int32_t token = sampler->last[i];
+        if (token >= 0 && token < n_vocab) { logits[token] = llmi_penalized(sampler, before[i]); }
     }
 }
 static void llmi_unpenalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, const float * before) {
@@ -4156,31 +4233,70 @@ static int32_t llmi_draw(struct llm_sampler * sampler, const struct llmi_pick * 
     return picks[n - 1].token;
 }
 
-static gcuda_status llmi_choose(struct llm_session * s, const float * logits, struct llm_sampler * sampler, int32_t * token) {
+// One of n candidates, of which `best` is the most probable.
+static int32_t llmi_choose_of(struct llm_sampler * sampler, struct llmi_pick * picks, int32_t n, float best) {
     const struct llm_sampler_params * p = &sampler->params;
-    const int32_t n_vocab = s->m->vocab.n_tokens;
-    struct llmi_pick best;
-    LLMI_TRY(llmi_best(logits, n_vocab, &best));
-    *token = best.token;
-    if (p->temperature == 0.0f) { return GCUDA_STATUS_SUCCESS; }
-    const int32_t n = llmi_collect(logits, n_vocab, p->top_k, s->picks);
     const bool has_filter = p->top_k > 0 || p->min_p > 0.0f || (p->top_p > 0.0f && p->top_p < 1.0f);
-    const int32_t n_kept = has_filter ? llmi_filter(p, s->picks, n, best.logit) : n;
-    *token = llmi_draw(sampler, s->picks + n - n_kept, n_kept, best.logit);
+    const int32_t n_kept = has_filter ? llmi_filter(p, picks, n, best) : n;
+    return llmi_draw(sampler, picks + n - n_kept, n_kept, best);
+}
+
+static gcuda_status llmi_choose(struct llm_session * s, const float * logits, struct llm_sampler * sampler, int32_t * token) {
+    struct llmi_pick best;
+    LLMI_TRY(llmi_best(logits, s->m->vocab.n_tokens, &best));
+    *token = best.token;
+    if (sampler->params.temperature == 0.0f) { return GCUDA_STATUS_SUCCESS; }
+    const int32_t n = llmi_collect(logits, s->m->vocab.n_tokens, sampler->params.top_k, s->picks);
+    *token = llmi_choose_of(sampler, s->picks, n, best.logit);
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status llm_sample(struct llm_session * s, int32_t seq, struct llm_sampler * sampler, int32_t * token) {
+static gcuda_status llmi_sample_all(struct llm_session * s, int32_t output, struct llm_sampler * sampler, int32_t * token) {
     float before[LLM_MAX_PENALTY];
-    float * logits = (float *) (uintptr_t) llm_seq_logits(s, seq); // of the session, which is not const
     const int32_t n_vocab = s->m->vocab.n_tokens;
-    if (logits == NULL) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "there are no logits of sequence %d: evaluate tokens first", seq); }
+    float * logits = s->logits + (size_t) output * (size_t) n_vocab;
     const bool is_penalized = sampler->params.repeat_penalty != 1.0f;
     if (is_penalized) { llmi_penalize(sampler, logits, n_vocab, before); }
     const gcuda_status st = llmi_choose(s, logits, sampler, token);
     if (is_penalized) { llmi_unpenalize(sampler, logits, n_vocab, before); }
-    if (st == GCUDA_STATUS_SUCCESS) { llm_sampler_accept(sampler, *token); }
     return st;
+}
+
+// Among the n_best tokens that have left the device.
+static gcuda_status llmi_sample_best(struct llm_session * s, int32_t output, struct llm_sampler * sampler, int32_t * token) {
+    const int32_t n = s->params.n_best, top_k = sampler->params.top_k;
+    for (int32_t i = 0; i < n; ++i) {
+        const size_t at = (size_t) output * (size_t) n + (size_t) i;
+        struct llmi_pick * pick = &s->picks[i];
+        pick->token = s->best[at];
+        pick->logit = s->logits[at];
+        if (!llmi_is_token(s->m, pick->token) || !(pick->logit <= INFINITY)) { // a NaN
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "logits are not numbers: the model's weights are damaged, or a value was too large");
+        }
+        if (sampler->params.repeat_penalty != 1.0f && llmi_was_seen(sampler, pick->token)) { pick->logit = llmi_penalized(sampler, pick->logit); }
+    }
+    llmi_heapify(s->picks, n, 1);
+    const struct llmi_pick best = s->picks[0];
+    if (!(best.logit > -INFINITY)) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "all logits are -infinity"); }
+    *token = best.token;
+    if (sampler->params.temperature == 0.0f) { return GCUDA_STATUS_SUCCESS; }
+    const int32_t n_kept = top_k > 0 && top_k < n ? top_k : n;
+    for (int32_t i = 0; i < n_kept; ++i) { // the best ones go to the end
+        const struct llmi_pick pick = s->picks[0];
+        s->picks[0] = s->picks[n - 1 - i];
+        s->picks[n - 1 - i] = pick;
+        llmi_sift(s->picks, n - 1 - i, 0, 1);
+    }
+    *token = llmi_choose_of(sampler, s->picks + n - n_kept, n_kept, best.logit);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status llm_sample(struct llm_session * s, int32_t seq, struct llm_sampler * sampler, int32_t * token) {
+    const int32_t output = llmi_seq_output(s, seq);
+    if (output < 0) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "there are no logits of sequence %d: evaluate tokens first", seq); }
+    LLMI_TRY(s->params.n_best > 0 ? llmi_sample_best(s, output, sampler, token) : llmi_sample_all(s, output, sampler, token));
+    llm_sampler_accept(sampler, *token);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 #endif // LLM_IMPLEMENTATION
