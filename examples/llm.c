@@ -412,6 +412,18 @@ static void print_speed(const struct app * a, const struct speed * s) {
         s->n_answer, answer, a->info.backend, is_dim ? PLAIN : "");
 }
 
+// gpt-oss thinks in one channel and answers in another: its marks are shown, and of the answer the last channel is remembered.
+static bool shows_marks(const struct app * a) { return a->info.template_name != NULL && strcmp(a->info.template_name, "gpt-oss") == 0; }
+
+static void keep_final(struct text * answer) {
+    static const char mark[] = "<|channel|>final<|message|>";
+    for (char * at = strstr(answer->data, mark); at != NULL; at = strstr(answer->data, mark)) {
+        at += sizeof mark - 1;
+        answer->n = strlen(at);
+        memmove(answer->data, at, answer->n + 1);
+    }
+}
+
 // One token after the other until the model ends, the limit, a full context or Ctrl-C. The text goes to stdout and to answer.
 static gcuda_status generate(struct app * a, struct text * answer, struct speed * s) {
     struct text pending = { NULL, 0, 0 };
@@ -424,7 +436,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
         st = llm_sample(a->session, 0, &a->sampler, &token);
         if (st != GCUDA_STATUS_SUCCESS || llm_token_is_end(a->model, token)) { break; }
         const char * piece = llm_token_piece(a->model, token, &n);
-        if (llm_token_is_special(a->model, token)) { n = 0; }
+        if (llm_token_is_special(a->model, token) && !shows_marks(a)) { n = 0; }
         if (st == GCUDA_STATUS_SUCCESS) { st = append(&pending, piece, n); }
         if (st == GCUDA_STATUS_SUCCESS) { st = append(answer, piece, n); }
         print_whole(&pending, false);
@@ -436,6 +448,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
         if (st == GCUDA_STATUS_SUCCESS) { st = llm_eval_tokens(a->session, 0, &token, 1); }
     }
     s->answer_us += gcuda_time_us() - begin;
+    if (shows_marks(a) && answer->data != NULL) { keep_final(answer); }
     print_whole(&pending, true);
     free(pending.data);
     return st;
