@@ -5844,7 +5844,24 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
 }
 
 // Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
-// leave the range of F32, a part stores minus the root of their mean instead of the sum.
+// leave the range of F32, a part stores minus the root of their mean instead of the sum. Of elements below 1 it stores both times
+// SMALL_PART, for in F32 they may be subnormal and have few digits.
+#define SMALL_PART 1.2676506002282294e30f // 2^100
+#define SMALL_PART_ROOT 9007199254740992.0f // 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
+static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // of elements times unit
+    const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
+    const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
+    return is_small ? make_float2(mean * (SMALL_PART / unit), -up) : make_float2(mean / unit, -root / unit);
+}
+struct d_norm_found {
+    double mean, squares;
+};
+static inline __device__ d_norm_found d_norm_found_of(const float2 & part, double n) {
+    if (part.y >= 0.0f) { return { (double) part.x, (double) part.y }; }
+    const double down = part.y > -SMALL_PART_ROOT ? 1.0 / (double) SMALL_PART : 1.0, root = (double) part.y * down;
+    return { (double) part.x * down, n * root * root };
+}
+
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
@@ -5854,13 +5871,14 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
         float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+        float2 part = make_float2(mean, sum);
         if (d_norm_is_beyond<KIND>(sum, q.n, p.eps)) {
             const float unit = d_unit(d_row_max<H::THREADS>(d_largest(x)));
             x.all([&](float & v) { v *= unit; });
-            sum = -sqrtf(d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean) / (float) q.n) / unit;
-            mean /= unit;
+            sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+            part = d_norm_part(mean, sum, q.n, unit);
         }
-        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, make_float2(mean, sum)); }
+        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, part); }
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
@@ -5872,13 +5890,15 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_wait_before(); }
         bool is_missing = false;
-        const double first = (double) d_found<float2>(found, &is_missing).x; // sums around it lose no digits
+        const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
             const float2 part = d_found<float2>(found + i, &is_missing);
-            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most), d = (double) part.x - first;
+            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most);
+            const d_norm_found own = d_norm_found_of(part, n);
+            const double d = own.mean - first;
             sum.x += n * d;
-            sum.y += n * d * d + (part.y < 0.0f ? n * (double) part.y * (double) part.y : (double) part.y);
+            sum.y += n * d * d + own.squares;
         }
         if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
         sum = d_block_sums(sum);
@@ -5888,7 +5908,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
             const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            unit = d_unit(fminf((float) (1.0 / right), F32_MOST)); // x * unit is of the order of 1
+            const double length = 1.0 / right; // below F32 where one element of a long row is the least subnormal number
+            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of the order of 1
             shift = (float) ((first + mean) * (double) unit);
             scale = (float) (right / (double) unit);
         }
@@ -6601,22 +6622,23 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
 // the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
-// device they are cut into parts, whose sums a launch before leaves in scratch.
+// device they are cut into parts, whose sums a launch before leaves in scratch. A stretch one of whose sums is not finite in F32 is
+// summed again in double.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 #define SCAN_THREADS 256
 
 // Inclusive within the warp.
-static inline __device__ float d_warp_scan(float v) {
+template <typename F> static inline __device__ F d_warp_scan(F v) {
     for (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, v, d);
-        v += (int) threadIdx.x % 32 >= d ? before : 0.0f;
+        const F before = __shfl_up_sync(0xffffffffu, v, d);
+        v += (int) threadIdx.x % 32 >= d ? before : (F) 0;
     }
     return v;
 }
 // Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before it.
-static inline __device__ float d_warp_before(float inclusive) {
-    const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
-    return threadIdx.x % 32 > 0 ? before : 0.0f;
+template <typename F> static inline __device__ F d_warp_before(F inclusive) {
+    const F before = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
 template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
@@ -6683,7 +6705,41 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             sum += (double) own;
         }
         sum = d_block_sum(sum);
+        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // the same on all threads
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
+    }
+
+    // Recomputes a part's sum in double, after a sum in F32 was not finite.
+    static NO_INLINE __device__ double find_double(const d_scan & q, const char * x, int64_t i0, int64_t end) {
+        double sum = 0.0;
+        for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) { sum += (double) d_f32(*(const T *) (x + i * (int64_t) q.p.x.nb[0])); }
+        return d_block_sum(sum);
+    }
+
+    // Recomputes and stores a stretch of n elements in double, after a sum in F32 was not finite. All threads of the block call it and
+    // get the sum up to the end of the stretch.
+    static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
+        __shared__ double sums[SCAN_THREADS / 32]; // of the warps
+        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+        stretch s;
+        s.load(q.p.x, x, n);
+        for (int k = 0; k < 4; ++k) {
+            double own = 0.0;
+            for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
+            const double scan = d_warp_scan(own);
+            __syncthreads(); // the last use of sums is over
+            if (lane == 31) { sums[warp] = scan; }
+            __syncthreads();
+            double left = before;
+            for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+                left += w < warp ? sums[w] : 0.0;
+                before += sums[w];
+            }
+            left += d_warp_before(scan);
+            for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
+        }
+        s.store(q.p.y, y, n);
+        return before;
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
@@ -6698,7 +6754,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         bool is_begin = q.n_parts > 1;
         for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
             stretch s;
-            float scan[4];
+            float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
                 if (!MAY_MISS) { d_wait_before(); }
@@ -6717,7 +6773,6 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
                 for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
                 scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
             }
-            __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
             }
@@ -6730,10 +6785,19 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
-                for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
+                for (int j = 0; j < stretch::N; ++j) {
+                    const float within = left + s.v[k][j];
+                    lost = fmaf(within, 0.0f, lost); // NaN from an infinite sum on, and from NaN
+                    s.v[k][j] = (float) (before + (double) within);
+                }
             }
-            s.template store<MAY_MISS>(q.p.y, y, n);
-            before += (double) total;
+            const double all = (double) total;
+            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; nothing of the stretch is in y, which may be x
+                before = finish_double(q, x, y, n, before);
+            } else {
+                s.template store<MAY_MISS>(q.p.y, y, n);
+                before += all;
+            }
             x += stretch::SIZE * (int64_t) q.p.x.nb[0];
             y += stretch::SIZE * (int64_t) q.p.y.nb[0];
         }
@@ -8909,20 +8973,30 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
     return w;
 }
 
-// The largest value and where in the plane its first occurrence is, or -1.
+// Whether v is larger than the largest before it, where NaN is no number.
+static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
+
+// The largest value and where in the plane its first occurrence is; NaN if the window has no number, -FLT_MAX and -1 if it has no element.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
-    float max = -3.402823466e38f;
+    float max = NAN;
     *at = -1;
     for (int64_t y = w.y0; y < w.y1; ++y) {
         for (int64_t x = w.x0; x < w.x1; ++x) {
             const float v = d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || d_pool_is_larger(v, max)) {
                 max = v;
                 *at = y * p.x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -F32_MOST : max;
+}
+
+// A maximum that began as NaN: still NaN if the window has no number, which is -FLT_MAX if it has no element either.
+static inline __device__ float d_pool_max_of(const gcuda_pool_args & p, float max, int64_t ox, int64_t oy) {
+    if (!isnan(max)) { return max; }
+    const d_window w = d_window_of(p, ox, oy);
+    return w.x0 < w.x1 && w.y0 < w.y1 ? max : -F32_MOST;
 }
 
 // Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
@@ -8983,7 +9057,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
         const int64_t y0 = y > 0 ? y : 0, y1 = y + p.k1 < p.x.ne[1] ? y + p.k1 : p.x.ne[1];
         const T * row = (const T *) d_at(p.x, 0, y0, i.i2, i.i3) + x;
         float v[POOL_AHEAD];
-        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         const bool is_inside = x >= 0 && x + (POOL_AHEAD - 1) * step + K <= p.x.ne[0];
         for (int64_t at = y0; at < y1 && is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
             T raw[POOL_AHEAD][K];
@@ -8993,7 +9067,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
                 UNROLL for (int j = 0; j < K; ++j) {
                     const float u = d_f32(raw[k][j]);
-                    v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k];
+                    v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; // fmaxf ignores NaN
                 }
             }
         }
@@ -9009,7 +9083,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
                 UNROLL for (int j = 0; j < K; ++j) {
                     const int64_t from = x + k * step + j;
                     const float u = d_f32(raw[k][j]);
-                    if (from >= 0 && from < p.x.ne[0]) { v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k]; }
+                    if (from >= 0 && from < p.x.ne[0]) { v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; }
                 }
             }
         }
@@ -9017,7 +9091,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
             if (at < p.y.ne[0]) {
                 const float divisor = IS_MAX || is_inside ? whole : d_pool_divisor(p, at);
-                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
+                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) =
+                    IS_MAX ? d_pool_max_of(p, v[k], at, i.i1) : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
             }
         }
     }
@@ -9034,7 +9109,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
         const int n = p.y.ne[0] - i.i0 < N ? (int) (p.y.ne[0] - i.i0) : N;
         const char * row = d_at(p.x, i.i0 * K, y0, i.i2, i.i3);
         float v[N];
-        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         for (int64_t at = y0; at < y1 && n == N; at += K, row += K * (int64_t) p.x.nb[1]) {
             uint4 raw[K][K];
             UNROLL for (int r = 0; r < K; ++r) {
@@ -9046,18 +9121,19 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
                 float u[K * N];
                 UNROLL for (int j = 0; j < K; ++j) { d_unpack<T>(raw[r][j], u + j * N); }
                 UNROLL for (int j = 0; j < K * N; ++j) {
-                    if (at + r < y1) { v[j / K] = !IS_MAX ? v[j / K] + u[j] : u[j] > v[j / K] ? u[j] : v[j / K]; }
+                    if (at + r < y1) { v[j / K] = IS_MAX ? fmaxf(v[j / K], u[j]) : v[j / K] + u[j]; }
                 }
             }
         }
         for (int64_t at = y0; at < y1 && n < N; ++at, row += p.x.nb[1]) {
             UNROLL for (int j = 0; j < K * N; ++j) {
                 const float u = j < K * n ? d_f32(((const T *) row)[j]) : 0.0f;
-                v[j / K] = !IS_MAX ? v[j / K] + u : u > v[j / K] ? u : v[j / K];
+                v[j / K] = IS_MAX ? fmaxf(v[j / K], u) : v[j / K] + u;
             }
         }
         float * to = (float *) d_at(p.y, i.i0, i.i1, i.i2, i.i3);
         UNROLL for (int k = 0; k < N; ++k) {
+            if (IS_MAX) { v[k] = d_pool_max_of(p, v[k], i.i0 + k, i.i1); }
             if (!IS_MAX && k < n) { v[k] = d_pool_mean_of(p, v[k], divisor, i.i0 + k, i.i1, i.i2, i.i3); }
         }
         UNROLL for (int k = 0; k < N; k += 4) {
@@ -9191,11 +9267,12 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
 // Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
 static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
     const float v[4] = { top.x, top.y, low.x, low.y };
-    float max = -3.402823466e38f, y[4];
-    int winner = -1;
-    UNROLL for (int k = 0; k < 4; ++k) {
-        winner = v[k] > max ? k : winner;
-        max = v[k] > max ? v[k] : max;
+    float max = v[0], y[4];
+    int winner = 0;
+    UNROLL for (int k = 1; k < 4; ++k) {
+        const bool is_larger = d_pool_is_larger(v[k], max);
+        winner = is_larger ? k : winner;
+        max = is_larger ? v[k] : max;
     }
     UNROLL for (int k = 0; k < 4; ++k) { y[k] = !is_max || winner == k ? g : 0.0f; }
     *y_top = make_float2(y[0], y[1]);
@@ -16670,6 +16747,30 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 // All of these instructions stand here and nowhere else; products, convolutions and attention are written with the functions below.
 // They compile to nothing where they are not called: only the bodies of kernels ask for D_SM90. Addresses in shared memory are numbers
 // (d_shared_address), as the instructions take them: an mbarrier is eight bytes at a multiple of eight.
+//
+// HOW A KERNEL IS WRITTEN. Copies and products run by themselves; threads start them and wait for them. So that both always have something
+// to do, different threads of a block do the two, and a ring of stages in shared memory lies between them.
+//   roles      a warpgroup is four warps. One is the producer: a single thread of it starts copies. The others are consumers, which
+//              multiply. Each role is one branch of one if, and begins with d_give_registers or d_take_registers
+//   stage      a place in shared memory for one step of both operands, with two mbarriers. `full`: its phase is over when the producer has
+//              arrived once and the bytes that it expects have landed. `empty`: when each consumer warp has arrived once, in a cluster those
+//              of all blocks that the copy lands in
+//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes); d_tma_load...(full); next stage
+//   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_... ; d_wgmma_commit; d_wgmma_wait<0>; one lane of each warp
+//              calls d_mbarrier_arrive(empty); next stage. With d_wgmma_wait<1> the tensor cores never run dry: what is over then are the
+//              products of the step before, and its stage is the one to give back
+//   phases     a stage is used again and again, and a wait names only the parity of the phase: d_pipeline_state counts both. A producer
+//              begins with parity 1, so that its first round of waits for `empty` returns at once
+//   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init, then all meet: __syncthreads, in clusters d_cluster_sync
+//   end        no copy may be under way to a block that has ended: every phase that copies belong to is waited for, and a cluster's
+//              blocks end together (d_cluster_sync)
+// Rules that compilers do not check and hardware answers with wrong numbers or a hang:
+//   1. the producer expects exactly the bytes that its copies bring, before them    2. a stage is given back after d_wgmma_wait, not before
+//   3. descriptor and tensor map say the same swizzle, from a multiple of 1024 on   4. a barrier's count is the arrivals that really come
+//   5. operands written by threads: d_fence_async by each of them before they arrive at a barrier    6. d_wgmma_fence before the first wgmma
+//   after a wait; nobody touches accumulators between    7. all four warps of a warpgroup execute the same wgmmas
+// k_example of tests/sim/test-sm90.cpp is a whole small kernel; the test breaks each of these rules in it, and the simulated device, which
+// runs the same code (tests/sim/sim-sm90.h), says which.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
 #define D_SM90 1
 #else
@@ -17037,8 +17138,8 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 // =====================================================================================================
 // >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
 // =====================================================================================================
-// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90; bodies under D_SM90 do not run on the
-// simulated device: tests/sim/test-fragments.cpp covers what is around them, and tests/hw/test-warp-groups.c the whole on a device.
+// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90. tests/hw/test-warp-groups.c covers the
+// whole, on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1); tests/sim/test-fragments.cpp what is around the instructions.
 //
 // A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
 // warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
@@ -19416,6 +19517,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
+//   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
@@ -19423,6 +19525,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
+//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512)
@@ -20989,7 +21092,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 #if D_SM90
     typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[4 * S::stages];
+    D_SHARED_MBARRIERS(barriers, 4 * S::stages);
     __shared__ int codes[2 * S::stages], exponents[S::rows];
     char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
@@ -21110,15 +21213,6 @@ struct attn_blocks {
     size_t n_bytes; // of shared memory
 };
 
-static int64_t attn_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 // Sizes that kernels are compiled for, by the larger of DK and DV; 0: the rows of k are longer, and their length is not known when compiling.
 static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
 static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
@@ -21216,6 +21310,7 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
 }
 
+#define ATTN_WG_POSITIONS (1 << 28) // of d_attn_wg_ring::codes
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
 // Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
 static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
@@ -21252,9 +21347,15 @@ static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
 
+// How many units of row blocks, of n, are worked on together; with a mask, or all take equally long.
+static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
+    const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * (p.k.ne[1] > 0 ? p.k.ne[1] : 1));
+    return p.mask.data == nullptr || most < 1 ? 1 : (int) (n < most ? n : most);
+}
+
 static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
-    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p)) { return false; }
+    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
     if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
     if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
     cudaFuncAttributes attributes = {};
@@ -21262,8 +21363,6 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     w.mt = 1;
     w.per_sm = 1;
     a.n_steps = size / 16;
-    const int64_t unit_bytes = (p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1];
-    a.n_section = p.mask.data == nullptr || unit_bytes > ATTN_WG_SECTION ? 1 : (int) (ATTN_WG_SECTION / unit_bytes);
     const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
         w.n_warps = shape.threads / 32;
         w.block_rows = shape.rows;
@@ -21288,7 +21387,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
     a.p = p;
-    const int64_t group = attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
+    const int64_t group = gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
     a.group = divisor_of(group);
     a.n_groups = divisor_of(p.q.ne[2] / group);
     a.n_queries = (int) (p.q.ne[1] * group);
@@ -21358,6 +21457,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
     a.n_splits = divisor_of(x.n_splits);
+    a.n_section = attn_wg_section(p, units / (n_row_blocks > 0 ? n_row_blocks : 1) * x.n_splits);
     if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
         x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
     }
@@ -21406,7 +21506,6 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     }
 }
 
-#ifdef __CUDACC__
 static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
     const tensor_map_encoder encode = find_tensor_map_encoder();
@@ -21414,9 +21513,6 @@ static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
     return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch(kernel, x, stream, k, v); });
 }
-#else
-static gcuda_status attn_launch_wg(const attn_plan &, gcuda_stream) { return device_lacks(); }
-#endif
 
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }

@@ -939,6 +939,18 @@ TEST(what_failed_first_is_not_lost) { // by the calls that are given the NULL th
     CHECK_HAS(gcuda_last_error(), "scheduler is NULL; the error before: sched_new: list of backends is NULL");
 }
 
+TEST(a_full_context_names_mem_size) { // also one that has no room at all
+    for (size_t size = 1; size <= 4096; size *= 8) {
+        const struct gcuda_init_params params = { size, NULL, true };
+        struct gcuda_context * small = gcuda_init(params);
+        REQUIRE(small != NULL);
+        CHECK(gcuda_new_graph(small) == NULL);
+        CHECK_HAS(gcuda_context_error(small), "context is full");
+        CHECK_HAS(gcuda_context_error(small), "mem_size");
+        gcuda_free(small);
+    }
+}
+
 TEST(messages_say_which_one_and_what_helps) {
     if (!begin() || !op_backends_ready()) { return; }
     struct gcuda_cgraph * g = gcuda_new_graph(ctx);
@@ -1004,6 +1016,23 @@ TEST(a_tensor_without_a_name_is_called_by_its_place) {
     char byte = 0;
     CHECK(gcuda_backend_tensor_set(x, &byte, 0, 1) != GCUDA_STATUS_SUCCESS); // no memory
     CHECK_HAS(gcuda_last_error(), "an unnamed tensor has no memory yet");
+    CHECK(gcuda_set_loss(x) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor is NULL or not a scalar");
+    CHECK(gcuda_set_loss(NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "the tensor is NULL");
+    CHECK(gcuda_reshape_1d(ctx, x, 7) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "from an unnamed tensor [8, 4, 1, 1]");
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_pad(ctx, x, -1, 0, 0, 0) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "of an unnamed tensor [8, 4, 1, 1]");
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_view_1d(ctx, x, 100, 0) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "into an unnamed tensor of 128 bytes");
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_backend_tensor_copy(x, quantized) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor and an unnamed tensor");
+    CHECK(gcuda_backend_view_init(x) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor is NULL, no view");
     end();
 }
 

@@ -52,7 +52,7 @@ struct attention {
     struct rng r;
 };
 
-static long n_runs[4]; // of each path
+static long n_runs[5]; // of each path
 
 // ---- the plan, in one place ----
 static void choose_plan(struct gcuda_flash_attn_ext_args * p, enum gcuda_flash_attn_path path, int n_splits, int block_rows) {
@@ -466,7 +466,7 @@ static void judge(const struct attention * x, const struct errors * e, const cha
 }
 
 static void compare(const struct attention * x, const float * y, const float * plain, enum gcuda_flash_attn_path path, int n_splits) {
-    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS" };
+    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS", "WGMMA" };
     const int64_t dv = x->c.dv;
     const struct bound b = bound_of(&x->c, path);
     struct errors e = { 0.0, 0.0, 0.0, 0 };
@@ -504,8 +504,9 @@ static void run_plan(struct attention * x, struct gcuda_flash_attn_plan plan, co
 
 // Every path that can run, each plan once.
 static void run_paths(struct attention * x, bool has_plain, int n_times) {
-    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS };
-    struct gcuda_flash_attn_plan done[6];
+    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_WGMMA };
+    enum { N_WISHES = sizeof(wishes) / sizeof(wishes[0]) };
+    struct gcuda_flash_attn_plan done[2 * N_WISHES];
     float * plain = NULL;
     int n_done = 0;
     if (has_plain) {
@@ -514,9 +515,9 @@ static void run_paths(struct attention * x, bool has_plain, int n_times) {
         ++n_runs[GCUDA_FLASH_ATTN_PLAIN];
         compare(x, plain, NULL, GCUDA_FLASH_ATTN_PLAIN, 1);
     }
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 2 * N_WISHES; ++i) {
         bool is_done = false;
-        choose_plan(&x->p, wishes[i % 3], i < 3 ? x->c.splits : 0, i < 3 ? x->c.block_rows : 0);
+        choose_plan(&x->p, wishes[i % N_WISHES], i < N_WISHES ? x->c.splits : 0, i < N_WISHES ? x->c.block_rows : 0);
         const struct gcuda_flash_attn_plan plan = plan_of(&x->p);
         if (can_use_tensor_cores(&x->c) && x->c.max_shared > (size_t) 96 << 10) { CHECK(plan.path != GCUDA_FLASH_ATTN_PLAIN); }
         for (int k = 0; k < n_done; ++k) {
@@ -653,7 +654,7 @@ TEST(unaligned_rows) { // these go to the plain kernel, whatever was wished
     struct attention x;
     attention_begin(&x, &c, "unaligned_rows");
     x.p.k.data = (char *) x.p.k.data + 8; // rows of k from the fifth element on: only the plan is asked
-    for (int path = 0; path < 4; ++path) {
+    for (int path = 0; path <= GCUDA_FLASH_ATTN_WGMMA; ++path) {
         choose_plan(&x.p, (enum gcuda_flash_attn_path) path, 2, 8);
         const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
         CHECK_EQ_I(plan.path, GCUDA_FLASH_ATTN_PLAIN);
@@ -830,6 +831,8 @@ TEST(slices_of_tokens) {
         attention_begin(&x, &c, name);
         run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32);
         if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
+        choose_plan(&x.p, GCUDA_FLASH_ATTN_WGMMA, c.splits, 0);
+        if (plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA) { run_slices(&x, GCUDA_FLASH_ATTN_WGMMA, 128); }
         attention_end(&x);
         test_case_end();
     }
@@ -1011,6 +1014,41 @@ TEST(gradients_on_little_shared_memory) { // as every device has it: the plain p
     run_gradients("gradients_on_little_shared_memory", &c, 1);
 }
 
+
+// ---- on warpgroup matrix instructions, where there are ----
+static bool has_wgmma(void) { // a case that takes them where the kernels are compiled for 9.0a
+    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 1, 1, 40, 64, MASK_NONE);
+    struct attention x;
+    attention_begin(&x, &c, "has_wgmma");
+    choose_plan(&x.p, GCUDA_FLASH_ATTN_AUTO, 0, 0);
+    const bool has = plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA;
+    attention_end(&x);
+    return has;
+}
+
+TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numbers of tiles, partial blocks, several items a block
+    static const struct { enum gcuda_type type; int64_t dk, dv; } sizes[] = { { GCUDA_TYPE_F16, 64, 64 }, { GCUDA_TYPE_F16, 128, 128 }, { GCUDA_TYPE_F16, 80, 80 },
+        { GCUDA_TYPE_F16, 256, 256 }, { GCUDA_TYPE_BF16, 128, 128 }, { GCUDA_TYPE_F16, 40, 96 }, { GCUDA_TYPE_F16, 112, 72 }, { GCUDA_TYPE_BF16, 64, 40 },
+        { GCUDA_TYPE_F16, 192, 128 }, { GCUDA_TYPE_F16, 8, 8 } };
+    static const int64_t tokens[] = { 40, 130, 65, SIZE(300, 90) }, positions[] = { 64, 129, 334, SIZE(1000, 450), 2, 192 };
+    if (!has_wgmma()) {
+        test_skip("kernels are not compiled for 9.0a");
+        return;
+    }
+    for (int i = 0; i < SIZE(160, 40); ++i) {
+        const int s = i % (int) N_OF(sizes), mask = i / 3 % N_MASKS;
+        int64_t n_kv = positions[i % 6];
+        if (mask != MASK_NONE) { n_kv += n_kv % 2; } // biases are read in pairs
+        struct attn_case c = plain_case(sizes[s].type, sizes[s].type, sizes[s].dk, sizes[s].dv, 1 + i % 2, 1 + i / 2 % 3, tokens[i / 5 % 4], n_kv, (enum mask_kind) mask);
+        c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
+        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
+        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        c.content = i % 20 == 11 ? BIG_LOGITS : ORDINARY;
+        run_case("wgmma", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
 // ---- shared memory ----
 TEST(little_shared_memory) { // what every device has
     for (int t = 0; t < 16; ++t) {
@@ -1046,43 +1084,47 @@ TEST(few_blocks_of_gradients) {
 
 // ---- the choice of a path ----
 TEST(choice_of_a_path) {
-    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS };
+    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS, WGMMA = GCUDA_FLASH_ATTN_WGMMA };
     enum { F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16, Q8 = GCUDA_TYPE_Q8_0, Q4 = GCUDA_TYPE_Q4_0, F32 = GCUDA_TYPE_F32, Q5 = GCUDA_TYPE_Q5_0 };
-    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, path; } rows[] = {
-        { 900, F16, F16, 128, 128, 1, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 128, 128, 33, 1, 1, 1, ROWS },
-        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, ROWS },
-        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, ROWS },
-        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, SPLIT },
-        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, SPLIT },
-        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, PLAIN }, // no instruction for BF16
-        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, PLAIN },
-        { 720, F16, F16, 64, 64, 8, 1, 1, 1, PLAIN },
-        { 610, F16, F16, 64, 64, 100, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 1, SPLIT }, // no shared memory for many rows
-        { 900, F16, F16, 128, 128, 33, 1, 1, 0, ROWS },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 0, PLAIN },
-        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, SPLIT }, // codes are decoded there
-        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, SPLIT },
-        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, SPLIT },
-        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, SPLIT },
-        { 900, F32, F16, 128, 128, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F32, 128, 128, 1, 1, 1, 1, PLAIN },
-        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, PLAIN },
-        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 0, 1, 1, PLAIN }, // not aligned
-        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, PLAIN },
-        { 900, F16, F16, 40, 40, 33, 1, 1, 1, ROWS },
-        { 900, F16, F16, 36, 40, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 40, 36, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 640, 256, 1, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 648, 256, 1, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 256, 264, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 576, 256, 64, 1, 1, 1, ROWS },
-        { 900, F16, F16, 0, 64, 1, 1, 1, 1, PLAIN },
-        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, SPLIT },
+    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, fits_wgmma, path; } rows[] = {
+        { 900, F16, F16, 128, 128, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 0, ROWS },
+        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, 0, ROWS },
+        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, 0, ROWS },
+        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, 0, SPLIT },
+        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, 0, SPLIT },
+        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, 0, PLAIN }, // no instruction for BF16
+        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, 0, PLAIN },
+        { 720, F16, F16, 64, 64, 8, 1, 1, 1, 0, PLAIN },
+        { 610, F16, F16, 64, 64, 100, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 1, 0, SPLIT }, // no shared memory for many rows
+        { 900, F16, F16, 128, 128, 33, 1, 1, 0, 0, ROWS },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 0, 0, PLAIN },
+        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, 0, SPLIT }, // codes are decoded there
+        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, 0, SPLIT },
+        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, 0, SPLIT },
+        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 0, SPLIT },
+        { 900, F32, F16, 128, 128, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F32, 128, 128, 1, 1, 1, 1, 0, PLAIN },
+        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 0, PLAIN }, // not aligned
+        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 40, 40, 33, 1, 1, 1, 0, ROWS },
+        { 900, F16, F16, 36, 40, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 40, 36, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 640, 256, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 648, 256, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 256, 264, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 576, 256, 64, 1, 1, 1, 0, ROWS },
+        { 900, F16, F16, 0, 64, 1, 1, 1, 1, 0, PLAIN },
+        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 1, WGMMA },
+        { 900, BF16, BF16, 64, 64, 4096, 1, 1, 1, 1, WGMMA },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, SPLIT }, // few rows are read once anyhow
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, PLAIN },
     };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct gcuda_flash_attn_case c;
@@ -1090,7 +1132,7 @@ TEST(choice_of_a_path) {
         c.capability = rows[i].capability;
         c.k_type = (enum gcuda_type) rows[i].k, c.v_type = (enum gcuda_type) rows[i].v;
         c.dk = rows[i].dk, c.dv = rows[i].dv, c.n_rows = rows[i].n_rows;
-        c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0;
+        c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0, c.fits_wgmma = rows[i].fits_wgmma != 0;
         CHECK_MSG((int) gcuda_flash_attn_choose(&c) == rows[i].path, "row %lld: path %d, wanted %d", (long long) i, (int) gcuda_flash_attn_choose(&c),
             rows[i].path);
     }
@@ -1112,7 +1154,8 @@ TEST(wishes_are_followed) { // where the path can
         for (int splits = 1; splits < 5; ++splits) { // the last: more than tiles
             choose_plan(&x.p, (enum gcuda_flash_attn_path) rows[i].wish, splits < 4 ? splits : 100, 16);
             const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
-            CHECK_EQ_I(plan.path, rows[i].path);
+            const bool is_wgmma = rows[i].wish == GCUDA_FLASH_ATTN_AUTO && rows[i].path == GCUDA_FLASH_ATTN_ROWS && has_wgmma();
+            CHECK_EQ_I(plan.path, is_wgmma ? GCUDA_FLASH_ATTN_WGMMA : rows[i].path);
             CHECK_EQ_I(plan.n_splits, rows[i].path == GCUDA_FLASH_ATTN_PLAIN ? 1 : splits < 4 ? splits : 5);
             CHECK(plan.path != GCUDA_FLASH_ATTN_ROWS || plan.block_rows >= 64);
             CHECK(plan.path != GCUDA_FLASH_ATTN_SPLIT || rows[i].wish != GCUDA_FLASH_ATTN_SPLIT || plan.block_rows == 16);
@@ -1126,5 +1169,5 @@ TEST(every_path_has_run) {
         test_skip("not all tests, or no tensor cores");
         return;
     }
-    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= GCUDA_FLASH_ATTN_ROWS; ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
+    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= (has_wgmma() ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS); ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
 }

@@ -300,9 +300,10 @@ class Variant:
             self.test("test-conv", "--filter", "few_blocks")
 
     def warp_groups(self):
-        """Kernels for 9.0a: products, experts, convolutions."""
+        """Kernels for 9.0a: products, experts, convolutions, attention."""
         for program in ("test-warp-groups", "test-conv"):
             self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        self.test("test-attention", "--filter", "wgmma", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
 
     def seeds(self, n):
         for seed in range(2, n + 2):
