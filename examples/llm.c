@@ -291,7 +291,15 @@ static gcuda_status kv_type(const char * name, struct llm_session_params * p) {
     return name == NULL ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_INVALID_ARGUMENT, "--kv %s: the cache can be f16, bf16, q8_0, q4_0 or f32", name);
 }
 
-static gcuda_status make_session(struct app * a, int n_outputs) {
+// On a GPU only the tokens that the sampler can choose leave the device; 0: all.
+static int n_best_of(const struct app * a) {
+    const int n_last = a->sampler.params.repeat_penalty != 1.0f ? a->sampler.params.repeat_last : 0;
+    const int n_best = (a->o.temperature == 0.0f ? 1 : a->sampler.params.top_k) + n_last;
+    const bool is_possible = (a->o.temperature == 0.0f || a->sampler.params.top_k > 0) && a->sampler.params.repeat_penalty >= 1.0f;
+    return is_possible && n_best < a->info.n_vocab && strcmp(a->info.backend, "CPU") != 0 ? n_best : 0;
+}
+
+static gcuda_status make_session(struct app * a, int n_outputs, int n_best) {
     struct llm_session_params p;
     memset(&p, 0, sizeof p);
     TRY(kv_type(a->o.kv, &p));
@@ -300,6 +308,7 @@ static gcuda_status make_session(struct app * a, int n_outputs) {
     p.n_outputs = n_outputs;
     p.n_threads = a->o.threads > 0 ? a->o.threads : n_processors();
     p.exact = a->o.exact;
+    p.n_best = n_best;
     p.progress = on_progress;
     p.progress_user = a;
     TRY(llm_session_new(a->model, &p, &a->session));
@@ -460,7 +469,7 @@ static gcuda_status command_run(struct app * a) {
     struct text prompt = { NULL, 0, 0 }, answer = { NULL, 0, 0 };
     struct tokens t = { NULL, 0 };
     gcuda_status st = read_prompt(a, &prompt);
-    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, n_best_of(a)); }
     const bool is_chat = !a->o.raw && a->info.template_name != NULL;
     const struct llm_message messages[] = { { "system", a->o.system }, { "user", prompt.data } };
     const size_t n_skipped = a->o.system ? 0 : 1;
@@ -579,7 +588,7 @@ static gcuda_status chat_loop(struct app * a, struct chat * c) {
 
 static gcuda_status command_chat(struct app * a) {
     struct chat c = { NULL, 0, 0 };
-    gcuda_status st = make_session(a, 1);
+    gcuda_status st = make_session(a, 1, n_best_of(a));
     if (st == GCUDA_STATUS_SUCCESS && a->info.template_name == NULL) {
         st = fail(GCUDA_STATUS_UNSUPPORTED, "the file has no chat template that is known here: use -p TEXT --raw");
     }
@@ -729,8 +738,8 @@ static gcuda_status command_bench(struct app * a) {
     gcuda_status st;
     if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d", a->o.n_prompt); }
     a->o.ctx = most;
-    TRY(make_session(a, 1));
     TRY(llm_sampler_init(&a->sampler, NULL));
+    TRY(make_session(a, 1, strcmp(a->info.backend, "CPU") != 0));
     int32_t * tokens = (int32_t *) no_null(malloc((size_t) most * sizeof(int32_t)), &st);
     TRY(st);
     uint32_t random = 1; // any tokens will do
@@ -782,7 +791,7 @@ static gcuda_status command_perplexity(struct app * a) {
     size_t n = 0;
     gcuda_status st = read_file(a->o.file, &text);
     if (a->o.chunk == 0) { a->o.chunk = PERPLEXITY_CHUNK; }
-    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, PERPLEXITY_CHUNK); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, PERPLEXITY_CHUNK, 0); }
     if (st == GCUDA_STATUS_SUCCESS) { st = tokens_of(a, text.data, text.n, LLM_ADD_SPECIAL, &t); }
     if (a->o.n_tokens > 0 && t.n > (size_t) a->o.n_tokens) { t.n = (size_t) a->o.n_tokens; }
     if (st == GCUDA_STATUS_SUCCESS && t.n < 2) {
@@ -866,7 +875,7 @@ static gcuda_status command_embed(struct app * a) {
     struct text question = { NULL, 0, 0 }, text = { NULL, 0, 0 };
     gcuda_status st = read_file(a->o.file, &text);
     if (st == GCUDA_STATUS_SUCCESS) { st = read_prompt(a, &question); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, 0); }
     float * vectors = st == GCUDA_STATUS_SUCCESS ? (float *) no_null(malloc(2 * sizeof(float) * (size_t) a->info.n_embd), &st) : NULL;
     if (st == GCUDA_STATUS_SUCCESS) { st = embed_search(a, &question, &text, vectors); }
     free(vectors);

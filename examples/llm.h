@@ -177,6 +177,8 @@ struct llm_session_params {
     int32_t n_threads; // on the CPU; 0: gcuda's default
     enum gcuda_type kv_type; // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
     bool kv_is_set;    // false: F16
+    int32_t n_best;    // > 0: only so many of the largest logits leave the device, for llm_sample; llm_logits has none. For results as with
+                       // all of them: the sampler's top_k (1 if greedy) + repeat_last. 0: all
     bool exact;        // products with unrounded activations (GCUDA_PREC_F32): slower, for comparisons
     llm_progress progress; // of prompts longer than a chunk, and asked about every 10 ms on the CPU; NULL: none
     void * progress_user;
@@ -205,7 +207,7 @@ LLM_API void llm_cancel(struct llm_session * session);
 LLM_API bool llm_is_busy(const struct llm_session * session);
 
 // Logits [n_vocab] of the i-th output of the last batch; negative i counts from the end. NULL if there is none. Valid until the
-// session evaluates again.
+// session evaluates again. None in a session with n_best.
 LLM_API const float * llm_logits(const struct llm_session * session, int32_t i);
 // Of the last output of a sequence in the last batch.
 LLM_API const float * llm_seq_logits(const struct llm_session * session, int32_t seq);
@@ -258,7 +260,7 @@ struct llm_sampler {
 // params NULL: zeros, which is greedy. Takes no memory. INVALID_ARGUMENT: NaN, a negative number, more than the maxima.
 LLM_API gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sampler_params * params);
 LLM_API void llm_sampler_accept(struct llm_sampler * sampler, int32_t token); // for the penalty; llm_sample does it too
-// Draws from the last logits of the sequence. INVALID_DATA: logits are NaN, or all are -inf.
+// Draws from the last logits of the sequence. INVALID_DATA: logits are NaN (with n_best: those that came), or all are -inf.
 LLM_API gcuda_status llm_sample(struct llm_session * session, int32_t seq, struct llm_sampler * sampler, int32_t * token);
 
 #ifdef __cplusplus
@@ -2934,6 +2936,8 @@ struct llmi_build {
     int window_cache; // the cache of layers with a window: 0 or 1
     struct llmi_inputs in;
     struct llmi_graph_key key;
+    struct gcuda_tensor * best; // I32 [n_best, n_outputs]: tokens with the largest logits, which are the graph's result then; or NULL
+    int n_best;
     bool exact, is_long; // is_long: rope factors for long contexts
 };
 
@@ -3123,6 +3127,13 @@ static struct gcuda_tensor * llmi_decoder_layer(struct llmi_build * b, int64_t l
     return gcuda_add(b->ctx, x, h);
 }
 
+static struct gcuda_tensor * llmi_best_logits(struct llmi_build * b, struct gcuda_tensor * logits) {
+    b->best = gcuda_top_k(b->ctx, logits, b->n_best);
+    if (b->best != NULL) { gcuda_set_output(gcuda_set_name(b->best, "best tokens")); }
+    struct gcuda_tensor * rows = gcuda_reshape_3d(b->ctx, logits, 1, b->p->n_vocab, b->key.n_outputs);
+    return gcuda_get_rows(b->ctx, rows, b->best);
+}
+
 static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
     struct gcuda_tensor * x = gcuda_get_rows(b->ctx, b->m->w.embd, b->in.tokens);
     if ((b->m->traits & LLMI_SCALE_EMBD) != 0) { x = gcuda_scale(b->ctx, x, sqrtf((float) b->p->n_embd)); }
@@ -3133,7 +3144,7 @@ static struct gcuda_tensor * llmi_decoder(struct llmi_build * b) {
     if (b->p->softcap > 0.0f) {
         logits = gcuda_scale(b->ctx, gcuda_tanh(b->ctx, gcuda_scale(b->ctx, logits, 1.0f / b->p->softcap)), b->p->softcap);
     }
-    return logits;
+    return b->n_best > 0 ? llmi_best_logits(b, logits) : logits;
 }
 
 static struct gcuda_tensor * llmi_encoder_layer(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
@@ -3176,6 +3187,7 @@ static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, st
     b->graph = gcuda_new_graph_custom(b->ctx, max_nodes, false);
     LLMI_TRY(b->graph ? GCUDA_STATUS_SUCCESS : gcuda_context_status(b->ctx));
     llmi_make_inputs(b);
+    b->best = NULL;
     *result = (b->m->traits & LLMI_ENCODER) != 0 ? llmi_encoder(b) : llmi_decoder(b);
     if (*result != NULL) { gcuda_set_output(gcuda_set_name(*result, "result")); }
     return gcuda_build_forward_expand(b->graph, *result);
@@ -3217,7 +3229,8 @@ struct llm_session {
     int32_t * chunk_cells[2], * chunk_positions, * chunk_outputs;
     uint16_t * masks[2];
     // results
-    float * logits;
+    float * logits;       // [n_vocab] or [n_best] of each output
+    int32_t * best;       // [n_best] of each output: their tokens
     int32_t * output_seqs, n_outputs;
     struct llmi_pick * picks; // of the sampler: n_vocab
 };
@@ -3332,6 +3345,7 @@ static gcuda_status llmi_session_arrays(struct llm_session * s) {
     LLMI_TRY(llmi_made(s->masks[0] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[0])));
     if (p->window > 0) { LLMI_TRY(llmi_made(s->masks[1] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[s->build.window_cache]))); }
     LLMI_TRY(llmi_made(s->logits = LLMI_NEW(s->arena, float, logits)));
+    LLMI_TRY(llmi_made(s->best = LLMI_NEW(s->arena, int32_t, n_outputs * (size_t) q->n_best)));
     LLMI_TRY(llmi_made(s->output_seqs = LLMI_NEW(s->arena, int32_t, n_outputs)));
     return llmi_made(s->picks = LLMI_NEW(s->arena, struct llmi_pick, p->n_vocab));
 }
@@ -3365,6 +3379,7 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
     s->build.p = &s->m->params;
     s->build.key = largest;
     s->build.exact = s->params.exact;
+    s->build.n_best = s->params.n_best;
     s->build.is_long = s->params.n_ctx > s->m->params.n_ctx_orig;
     const size_t size = 2 * s->max_nodes * gcuda_tensor_overhead() + gcuda_graph_overhead_custom(s->max_nodes, false);
     LLMI_TRY(llmi_made(s->build.ctx = llmi_arena(size)));
@@ -3379,6 +3394,9 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx, 1 << 26,
             q->n_seqs, (int) LLM_MAX_SEQS, q->n_chunk, q->n_outputs);
+    }
+    if (q->n_best < 0 || q->n_best > m->params.n_vocab) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_session_new: n_best %d of %lld tokens", q->n_best, (long long) m->params.n_vocab);
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
     if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has an embedding for each position
@@ -3516,13 +3534,20 @@ static gcuda_status llmi_chunk_begin(struct llm_session * s, bool is_embedding) 
     return llmi_chunk_inputs(s);
 }
 
+static gcuda_status llmi_get_result(struct llm_session * s, const struct gcuda_tensor * t, void * data, size_t n_bytes) {
+    if (s->event == NULL) { return gcuda_backend_tensor_get(t, data, 0, n_bytes); }
+    return gcuda_backend_tensor_get_async(s->backends[0], t, data, 0, n_bytes);
+}
+
+static size_t llmi_output_size(const struct llm_session * s) { // logits kept of each output
+    return (size_t) (s->params.n_best > 0 ? s->params.n_best : s->m->params.n_vocab);
+}
+
 static gcuda_status llmi_chunk_read(struct llm_session * s) {
-    const size_t n_vocab = (size_t) s->m->params.n_vocab;
-    if (s->n_chunk_outputs == 0) { return GCUDA_STATUS_SUCCESS; }
-    float * to = s->logits + (size_t) s->n_outputs * n_vocab;
-    const size_t n_bytes = (size_t) s->n_chunk_outputs * n_vocab * sizeof(float);
-    if (s->event == NULL) { return gcuda_backend_tensor_get(s->result, to, 0, n_bytes); }
-    return gcuda_backend_tensor_get_async(s->backends[0], s->result, to, 0, n_bytes);
+    const size_t size = llmi_output_size(s), at = (size_t) s->n_outputs * size, n = (size_t) s->n_chunk_outputs * size;
+    if (n == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (s->build.best != NULL) { LLMI_TRY(llmi_get_result(s, s->build.best, s->best + at, n * sizeof *s->best)); }
+    return llmi_get_result(s, s->result, s->logits + at, n * sizeof *s->logits);
 }
 
 static void llmi_chunk_done(struct llm_session * s) {
@@ -3669,15 +3694,18 @@ gcuda_status llm_eval_tokens(struct llm_session * s, int32_t seq, const int32_t 
 // ---- results ----
 
 int32_t llm_n_outputs(const struct llm_session * s) { return s->n_outputs; }
+static int32_t llmi_seq_output(const struct llm_session * s, int32_t seq) { // the sequence's last one; -1: it has none
+    int32_t i = s->n_outputs - 1;
+    while (i >= 0 && s->output_seqs[i] != seq) { --i; }
+    return i;
+}
 const float * llm_logits(const struct llm_session * s, int32_t i) {
     if (i < 0) { i += s->n_outputs; }
-    return i < 0 || i >= s->n_outputs ? NULL : s->logits + (size_t) i * (size_t) s->m->params.n_vocab;
+    return i < 0 || i >= s->n_outputs || s->params.n_best > 0 ? NULL : s->logits + (size_t) i * (size_t) s->m->params.n_vocab;
 }
 const float * llm_seq_logits(const struct llm_session * s, int32_t seq) {
-    for (int32_t i = s->n_outputs - 1; i >= 0; --i) {
-        if (s->output_seqs[i] == seq) { return llm_logits(s, i); }
-    }
-    return NULL;
+    const int32_t i = llmi_seq_output(s, seq);
+    return i < 0 ? NULL : llm_logits(s, i);
 }
 
 // ---- sequences ----
@@ -4088,17 +4116,26 @@ void llm_sampler_accept(struct llm_sampler * sampler, int32_t token) {
     sampler->n_last = (int32_t) llmi_min(sampler->n_last + 1, sampler->params.repeat_last);
 }
 
+static bool llmi_was_seen(const struct llm_sampler * sampler, int32_t token) {
+    for (int32_t i = 0; i < sampler->n_last; ++i) {
+        if (sampler->last[i] == token) { return true; }
+    }
+    return false;
+}
+
+static float llmi_penalized(const struct llm_sampler * sampler, float logit) {
+    return logit > 0.0f ? logit / sampler->params.repeat_penalty : logit * sampler->params.repeat_penalty;
+}
+
 // Lower logits for tokens seen lately, each once. `before` gets the logits as they were, in the order of sampler->last.
 static void llmi_penalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, float * before) {
-    const float penalty = sampler->params.repeat_penalty;
-    for (int32_t i = 0; i < sampler->n_last; ++i) {
-        before[i] = sampler->last[i] >= 0 && sampler->last[i] < n_vocab
-            ? logits[sampler->last[i]] : 0.0f;
-    }
     for (int32_t i = 0; i < sampler->n_last; ++i) {
         const int32_t token = sampler->last[i];
-        if (token < 0 || token >= n_vocab) { continue; }
-        logits[token] = before[i] > 0.0f ? before[i] / penalty : before[i] * penalty; // of the same token twice: the same again
+        before[i] = token >= 0 && token < n_vocab ? logits[token] : 0.0f;
+    }
+    for (int32_t i = 0; i < sampler->n_last; ++i) { // of the same token twice: the same again
+        const int32_t token = sampler->last[i];
+        if (token >= 0 && token < n_vocab) { logits[token] = llmi_penalized(sampler, before[i]); }
     }
 }
 static void llmi_unpenalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, const float * before) {
@@ -4196,31 +4233,70 @@ static int32_t llmi_draw(struct llm_sampler * sampler, const struct llmi_pick * 
     return picks[n - 1].token;
 }
 
-static gcuda_status llmi_choose(struct llm_session * s, const float * logits, struct llm_sampler * sampler, int32_t * token) {
+// One of n candidates, of which `best` is the most probable.
+static int32_t llmi_choose_of(struct llm_sampler * sampler, struct llmi_pick * picks, int32_t n, float best) {
     const struct llm_sampler_params * p = &sampler->params;
-    const int32_t n_vocab = s->m->vocab.n_tokens;
-    struct llmi_pick best;
-    LLMI_TRY(llmi_best(logits, n_vocab, &best));
-    *token = best.token;
-    if (p->temperature == 0.0f) { return GCUDA_STATUS_SUCCESS; }
-    const int32_t n = llmi_collect(logits, n_vocab, p->top_k, s->picks);
     const bool has_filter = p->top_k > 0 || p->min_p > 0.0f || (p->top_p > 0.0f && p->top_p < 1.0f);
-    const int32_t n_kept = has_filter ? llmi_filter(p, s->picks, n, best.logit) : n;
-    *token = llmi_draw(sampler, s->picks + n - n_kept, n_kept, best.logit);
+    const int32_t n_kept = has_filter ? llmi_filter(p, picks, n, best) : n;
+    return llmi_draw(sampler, picks + n - n_kept, n_kept, best);
+}
+
+static gcuda_status llmi_choose(struct llm_session * s, const float * logits, struct llm_sampler * sampler, int32_t * token) {
+    struct llmi_pick best;
+    LLMI_TRY(llmi_best(logits, s->m->vocab.n_tokens, &best));
+    *token = best.token;
+    if (sampler->params.temperature == 0.0f) { return GCUDA_STATUS_SUCCESS; }
+    const int32_t n = llmi_collect(logits, s->m->vocab.n_tokens, sampler->params.top_k, s->picks);
+    *token = llmi_choose_of(sampler, s->picks, n, best.logit);
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status llm_sample(struct llm_session * s, int32_t seq, struct llm_sampler * sampler, int32_t * token) {
+static gcuda_status llmi_sample_all(struct llm_session * s, int32_t output, struct llm_sampler * sampler, int32_t * token) {
     float before[LLM_MAX_PENALTY];
-    float * logits = (float *) (uintptr_t) llm_seq_logits(s, seq); // of the session, which is not const
     const int32_t n_vocab = s->m->vocab.n_tokens;
-    if (logits == NULL) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "there are no logits of sequence %d: evaluate tokens first", seq); }
+    float * logits = s->logits + (size_t) output * (size_t) n_vocab;
     const bool is_penalized = sampler->params.repeat_penalty != 1.0f;
     if (is_penalized) { llmi_penalize(sampler, logits, n_vocab, before); }
     const gcuda_status st = llmi_choose(s, logits, sampler, token);
     if (is_penalized) { llmi_unpenalize(sampler, logits, n_vocab, before); }
-    if (st == GCUDA_STATUS_SUCCESS) { llm_sampler_accept(sampler, *token); }
     return st;
+}
+
+// Among the n_best tokens that have left the device.
+static gcuda_status llmi_sample_best(struct llm_session * s, int32_t output, struct llm_sampler * sampler, int32_t * token) {
+    const int32_t n = s->params.n_best, top_k = sampler->params.top_k;
+    for (int32_t i = 0; i < n; ++i) {
+        const size_t at = (size_t) output * (size_t) n + (size_t) i;
+        struct llmi_pick * pick = &s->picks[i];
+        pick->token = s->best[at];
+        pick->logit = s->logits[at];
+        if (!llmi_is_token(s->m, pick->token) || !(pick->logit <= INFINITY)) { // a NaN
+            return llmi_fail(GCUDA_STATUS_INVALID_DATA, "logits are not numbers: the model's weights are damaged, or a value was too large");
+        }
+        if (sampler->params.repeat_penalty != 1.0f && llmi_was_seen(sampler, pick->token)) { pick->logit = llmi_penalized(sampler, pick->logit); }
+    }
+    llmi_heapify(s->picks, n, 1);
+    const struct llmi_pick best = s->picks[0];
+    if (!(best.logit > -INFINITY)) { return llmi_fail(GCUDA_STATUS_INVALID_DATA, "all logits are -infinity"); }
+    *token = best.token;
+    if (sampler->params.temperature == 0.0f) { return GCUDA_STATUS_SUCCESS; }
+    const int32_t n_kept = top_k > 0 && top_k < n ? top_k : n;
+    for (int32_t i = 0; i < n_kept; ++i) { // the best ones go to the end
+        const struct llmi_pick pick = s->picks[0];
+        s->picks[0] = s->picks[n - 1 - i];
+        s->picks[n - 1 - i] = pick;
+        llmi_sift(s->picks, n - 1 - i, 0, 1);
+    }
+    *token = llmi_choose_of(sampler, s->picks + n - n_kept, n_kept, best.logit);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status llm_sample(struct llm_session * s, int32_t seq, struct llm_sampler * sampler, int32_t * token) {
+    const int32_t output = llmi_seq_output(s, seq);
+    if (output < 0) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "there are no logits of sequence %d: evaluate tokens first", seq); }
+    LLMI_TRY(s->params.n_best > 0 ? llmi_sample_best(s, output, sampler, token) : llmi_sample_all(s, output, sampler, token));
+    llm_sampler_accept(sampler, *token);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 #endif // LLM_IMPLEMENTATION

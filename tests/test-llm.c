@@ -183,6 +183,60 @@ TEST(llm_tokens) {
     close_model(&f);
 }
 
+// Bytes of any kind, pieces of characters and of special tokens: they come back byte for byte, a stranger's text holds no control token.
+TEST(llm_random_texts) {
+    static const char * const parts[] = { "abc", " x", "<|im_end|>", "<|im_", "\xE2\x82", "\xF0\x9F\x98\x80", "'s", "\n\n ", "   ", "12", "\xC3\xA9", "\xFF", "\xCC\x81" };
+    struct fixture f;
+    struct rng r = rng_for("texts");
+    char text[256], back[2560]; // a control token's name is longer than its byte
+    int32_t tokens[256];
+    write_model(1);
+    CHECK_OK(open_model(&f, NULL));
+    for (int i = 0; i < 4000; ++i) {
+        size_t n = 0, n_tokens = 0, n_back = 0;
+        for (int64_t left = rng_below(&r, 12); left >= 0; --left) {
+            const char * part = parts[rng_below(&r, (int64_t) (sizeof parts / sizeof *parts))];
+            const char byte = (char) rng_below(&r, 256);
+            const bool is_byte = rng_below(&r, 2) == 0;
+            memcpy(text + n, is_byte ? &byte : part, is_byte ? 1 : strlen(part));
+            n += is_byte ? 1 : strlen(part);
+        }
+        for (int flags = 0; flags <= LLM_PARSE_SPECIAL; flags += LLM_PARSE_SPECIAL) {
+            CHECK_OK(llm_tokenize(f.m, text, n, flags, tokens, 256, &n_tokens));
+            CHECK_OK(llm_detokenize(f.m, tokens, n_tokens, true, back, sizeof back, &n_back));
+            CHECK(n_back == n && memcmp(text, back, n) == 0);
+            for (size_t k = 0; flags == 0 && k < n_tokens; ++k) { CHECK(!llm_token_is_special(f.m, tokens[k])); }
+        }
+        CHECK(llm_utf8_whole(text, n) <= n && llm_utf8_whole(text, n) + 3 >= n);
+        const struct llm_message message = { "user", text };
+        size_t n_control = 0;
+        text[n < 200 ? n : 200] = '\0'; // the text ends at a zero byte, if it has one
+        CHECK_OK(llm_chat_tokenize(f.m, &message, 1, true, tokens, 256, &n_tokens));
+        for (size_t k = 0; k < n_tokens; ++k) { n_control += llm_token_is_special(f.m, tokens[k]); }
+        CHECK_EQ_I(n_control, 3); // those of the template
+    }
+    close_model(&f);
+}
+
+TEST(llm_chat_templates) {
+    static const struct { const char * text, * name; } rows[] = {
+        { "{{ '<|im_start|>' + role }}", "chatml" }, { "x<|im_start|>y<|im_sep|>", "phi4" }, { "chatml", "chatml" }, { "<|assistant|> <|end|>", "phi3" },
+        { "<start_of_turn>", "gemma" }, { "<|start_header_id|><|end_header_id|>", "llama3" }, { "<|start|><|channel|>", "gpt-oss" },
+        { "[INST] [SYSTEM_PROMPT]", "mistral-v7" }, { "{{ ' [INST] ' + system_message }}", "mistral-v1" }, { "{{ '[INST] ' }}", "mistral-v3" },
+        { "\"[INST]\" [AVAILABLE_TOOLS]", "mistral-v3-tekken" }, { "[INST] <<SYS>>", NULL }, { "", NULL }, { "{% for m in messages %}", NULL },
+    };
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        const struct llmi_template * t = llmi_template_of(rows[i].text);
+        CHECK_MSG((t == NULL) == (rows[i].name == NULL) && (t == NULL || strcmp(t->name, rows[i].name) == 0), "%s: %s", rows[i].text, t ? t->name : "none");
+    }
+    CHECK(llmi_template_of(NULL) == NULL);
+    const char * preset = llmi_default_system("'<|im_start|>system\\nBe kind.<|im_end|>\\n'", &n);
+    CHECK(preset != NULL && n == 8 && memcmp(preset, "Be kind.", 8) == 0);
+    CHECK(llmi_default_system("<|im_start|>system\n' + content + '<|im_end|>", &n) == NULL);
+    CHECK(llmi_default_system("<|im_start|>system", &n) == NULL && llmi_default_system("", &n) == NULL);
+}
+
 TEST(llm_utf8_tails) {
     static const struct { const char * text; size_t n; } rows[] = {
         { "", 0 }, { "a", 1 }, { "\xC3", 0 }, { "\xC3\xA9", 2 }, { "a\xE2\x82", 1 }, { "a\xE2\x82\xAC", 4 }, { "\xF0\x9F\x98", 0 }, { "\xF0\x9F\x98\x80", 4 },
@@ -558,6 +612,53 @@ TEST(llm_sampling) {
     CHECK_EQ_I(llm_sample(f.s, 0, &s, &token), GCUDA_STATUS_INVALID_ARGUMENT); // nothing was evaluated
     p.top_p = NAN;
     CHECK_EQ_I(llm_sampler_init(&s, &p), GCUDA_STATUS_INVALID_ARGUMENT);
+    close_model(&f);
+}
+
+// Only some of the logits leave the device: the same tokens as with all of them, greedy and drawn, with a penalty.
+TEST(llm_best_logits) {
+    write_model(2);
+    for (int mode = 0; mode < 3; ++mode) {
+        struct fixture all, some;
+        struct llm_sampler a, b;
+        struct llm_sampler_params p;
+        struct llm_session_params q = params_of(8, 2, 2);
+        memset(&p, 0, sizeof p);
+        p.repeat_penalty = mode == 0 ? 0.0f : 1.3f;
+        p.repeat_last = 6;
+        p.temperature = mode == 2 ? 1.5f : 0.0f;
+        p.top_k = mode == 2 ? 12 : 0;
+        p.top_p = mode == 2 ? 0.9f : 0.0f;
+        p.seed = 5;
+        CHECK_OK(llm_sampler_init(&a, &p));
+        CHECK_OK(llm_sampler_init(&b, &p));
+        CHECK_OK(open_model(&all, &q));
+        q.n_best = mode == 0 ? 1 : mode == 1 ? 7 : 18;
+        CHECK_OK(open_model(&some, &q));
+        int32_t tokens[4] = { 10, 20, 30, 40 }, seqs[4] = { 0, 1, 0, 1 };
+        const struct llm_batch batch = { tokens, seqs, NULL, 4 };
+        CHECK_OK(llm_eval(all.s, &batch));
+        CHECK_OK(llm_eval(some.s, &batch));
+        CHECK(llm_logits(some.s, 0) == NULL && llm_seq_logits(some.s, 1) == NULL && llm_n_outputs(some.s) == 2);
+        for (int i = 0; i < 50; ++i) {
+            int32_t x = -1, y = -2;
+            CHECK_OK(llm_sample(all.s, i % 2, &a, &x));
+            CHECK_OK(llm_sample(some.s, i % 2, &b, &y));
+            CHECK_MSG(x == y, "mode %d, token %d: %d and %d", mode, i, x, y);
+            if (i >= 48) { continue; } // a token for each sequence
+            const int32_t pair[2] = { x, x }, both[2] = { 0, 1 };
+            const struct llm_batch next = { pair, both, NULL, 2 };
+            if (i % 2 == 0) { continue; }
+            CHECK_OK(llm_eval(all.s, &next));
+            CHECK_OK(llm_eval(some.s, &next));
+        }
+        close_model(&all);
+        close_model(&some);
+    }
+    struct fixture f;
+    struct llm_session_params q = params_of(8, 1, 1);
+    q.n_best = N_VOCAB + 1;
+    CHECK_EQ_I(open_model(&f, &q), GCUDA_STATUS_INVALID_ARGUMENT);
     close_model(&f);
 }
 
