@@ -29,8 +29,10 @@ import strings
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
-F32, F16, Q8_0 = 0, 1, 8  # numbers of gcuda_type
+F32, F16, Q8_0, BF16 = 0, 1, 8, 30  # numbers of gcuda_type
 WINDOW_MODELS = ("gemma3", "gemma3-f16", "gpt-oss")
+# number of gcuda_type, name; a rounding that falls the other way moves a row more the fewer bits there are
+CACHE_TYPES = [(F16, "f16", 0.99999, 2e-3), (BF16, "bf16", 0.9999, 0.01), (Q8_0, "q8_0", 0.9995, 0.01)]
 ALIKE = ("tokenizer", "chats", "incomplete", "damaged")  # tests of what no backend has a part in
 VOCABULARIES = ("llama3", "llama-smollm", "llama-biased", "qwen2", "gpt-oss", "llama-spm", "phi3", "gemma3", "bert-mean", "bert-cls")
 
@@ -453,6 +455,23 @@ def long_window(name):
     return test
 
 
+def cache_types(name):
+    """F32 arithmetic with caches of fewer bits, against numpy with keys and values rounded in the same way."""
+    def test(run):
+        is_real = name == "smollm2 (real)"
+        path = models.f32_copy(real(models.smollm2)) if is_real else run.exact(run.path(name))
+        ids = expected("smollm2.json")[13]["ids"] if is_real else None
+        depth = 10 if is_real else 1  # 30 layers in place of 2 to 8
+        p = run.probe(path)
+        for kv, kind, cosine, error in CACHE_TYPES:
+            ref = run.reference(path, n_ctx=256, cache=kind)
+            row = ids or prompt(ref.n_vocab, 45, 1)
+            p.session(kv=kv, outputs=64)
+            run.near(p.eval(row), ref.logits(row), f"cache {kind}", 1 - depth * (1 - cosine), depth * error)
+        run.finish(p)
+    return test
+
+
 def longrope(run):
     """phi3: factors by the size of the context."""
     path = run.path("phi3")
@@ -771,6 +790,7 @@ def tests(level):
     out += [(f"prefix {name}", window_rewind(name)) for name in (*WINDOW_MODELS, "llama3")]
     out += [(f"long window {name}", long_window(name)) for name in WINDOW_MODELS]
     out.append(("longrope phi3", longrope))
+    out += [(f"cache types {name}", cache_types(name)) for name in ("qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm2 (real)")]
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
