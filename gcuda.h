@@ -2572,7 +2572,7 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
                                               struct gcuda_tensor * b);
 
 // Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
+// float weights the CPU always does, for quantized weights it is some times slower. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
 // ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
 // precision that does not exist.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
@@ -16968,8 +16968,8 @@ static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) {
 
 // Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
 static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
-                                            int64_t n_shared, int64_t k) {
-    const bool exact = gcudai_is_float(a) || m < 16;
+                                            int64_t n_shared, int64_t k, enum gcuda_prec prec) {
+    const bool exact = gcudai_is_float(a) || m < 16 || prec == GCUDA_PREC_F32;
     if (k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4) {
         return exact                                         ? GCUDAI_MM_DOT
                : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL
@@ -17052,13 +17052,13 @@ static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows
 }
 
 // The matrices of b that meet one of a are one long row of columns, except for GEMM, which packs each by itself.
-static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b) {
+static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b, enum gcuda_prec prec) {
     struct gcudai_mm_plan p;
     const int64_t n = b->ne[1], k = b->ne[0], matrices = b->ne[2] * b->ne[3],
         shared = n * (matrices / (a->ne[2] * a->ne[3]));
     GCUDAI_ZERO(p);
     p.simd = gcudai_simd_now();
-    p.path = gcudai_mm_choose(p.simd, a->type, a->ne[1], n, shared, k);
+    p.path = gcudai_mm_choose(p.simd, a->type, a->ne[1], n, shared, k, prec);
     p.converts = p.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
     p.col_size = gcudai_mm_col_size(p.path, k);
     p.n_prepare = p.path == GCUDAI_MM_GEMM ? (n + 3) / 4 * matrices : n * matrices;
@@ -17070,7 +17070,7 @@ static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, c
 
 static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]);
-    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b);
+    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b, (enum gcuda_prec) gcudai_param_i32(y, 0));
     int phase = 0;
     if (p.converts) {
         w->n_items[phase] = p.n_prepare;
@@ -17140,7 +17140,7 @@ static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struc
 
 static void gcudai_mul_mat_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_args * p = &args->mul_mat;
-    const struct gcudai_mm_plan plan = gcudai_mul_mat_plan(&p->a, &p->b);
+    const struct gcudai_mm_plan plan = gcudai_mul_mat_plan(&p->a, &p->b, p->prec);
     for (int64_t i = t->i0; i < t->i1; ++i) {
         if (plan.converts && t->phase == 0) {
             gcudai_mm_prepare(&plan, &p->b, i, t->shared);
@@ -17196,13 +17196,13 @@ struct gcudai_id_plan {
 };
 
 static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * as, const struct gcuda_array * b,
-                                                    const struct gcuda_array * ids) {
+                                                    const struct gcuda_array * ids, enum gcuda_prec prec) {
     struct gcudai_id_plan p;
     size_t n = 0;
     GCUDAI_ZERO(p);
     p.n_slots = ids->ne[0] * ids->ne[1];
     p.mm.simd = gcudai_simd_now();
-    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL
+    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 || prec == GCUDA_PREC_F32 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL
         ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
     p.mm.converts = p.mm.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
     p.mm.col_size = gcudai_mm_col_size(p.mm.path, b->ne[0]);
@@ -17225,7 +17225,7 @@ static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * a
 
 static void gcudai_mul_mat_id_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array as = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]), ids = gcudai_array(y->src[2]);
-    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids);
+    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids, (enum gcuda_prec) gcudai_param_i32(y, 0));
     const int64_t per_expert = p.n_slots / (as.ne[2] > 0 ? as.ne[2] : 1) + 1;
     w->n_phases = 2;
     w->n_items[0] = p.mm.n_prepare + 1;
@@ -17307,7 +17307,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
 // Items run over row tiles first. The list of tiles ends with an empty one; items behind it have nothing to do.
 static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
-    const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids);
+    const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids, p->prec);
     const struct gcudai_id_tile * tiles = (const struct gcudai_id_tile *) (const void *) (t->shared + plan.tiles_at);
     int64_t n_tiles = 0;
     while (t->phase == 1 && n_tiles < plan.max_tiles && tiles[n_tiles].n > 0) { ++n_tiles; }

@@ -22259,7 +22259,7 @@ static attn_back_plan attn_back_plan_of(const gcuda_flash_attn_ext_back_args & p
     b.p = p;
     b.p.y = attn_exchanged(p.y);
     b.p.dy = attn_exchanged(p.dy);
-    b.n_units = attn_gcd(p.k.ne[2], p.v.ne[2]);
+    b.n_units = gcudai_gcd(p.k.ne[2], p.v.ne[2]);
     b.n_blocks = (p.q.ne[1] + ATTN_QUERIES - 1) / ATTN_QUERIES;
     b.n_tiles = (p.k.ne[1] + ATTN_POSITIONS - 1) / ATTN_POSITIONS;
     const size_t row = 2 * (size_t) p.q.ne[0], kv_rows = p.q.ne[0] == 64 ? 128 : 64;

@@ -1315,7 +1315,7 @@ static gcuda_status write_all(const void * bytes, size_t size) { // changes, spl
         st = opened;
         gcuda_gguf_free(g);
     }
-    remove_parts(prefix, 4);
+    remove_parts(prefix, 3); // as many as were written before a failure
     open_end(&o);
     free(prefix);
     return st;

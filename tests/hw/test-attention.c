@@ -838,6 +838,41 @@ TEST(slices_of_tokens) {
     }
 }
 
+// ---- on warpgroup matrix instructions, where there are ----
+static bool has_wgmma(void) { // a case that takes them where the kernels are compiled for 9.0a
+    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 1, 1, 40, 64, MASK_NONE);
+    struct attention x;
+    attention_begin(&x, &c, "has_wgmma");
+    choose_plan(&x.p, GCUDA_FLASH_ATTN_AUTO, 0, 0);
+    const bool has = plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA;
+    attention_end(&x);
+    return has;
+}
+
+TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numbers of tiles, partial blocks, several items a block
+    static const struct { enum gcuda_type type; int64_t dk, dv; } sizes[] = { { GCUDA_TYPE_F16, 64, 64 }, { GCUDA_TYPE_F16, 128, 128 }, { GCUDA_TYPE_F16, 80, 80 },
+        { GCUDA_TYPE_F16, 256, 256 }, { GCUDA_TYPE_BF16, 128, 128 }, { GCUDA_TYPE_F16, 40, 96 }, { GCUDA_TYPE_F16, 112, 72 }, { GCUDA_TYPE_BF16, 64, 40 },
+        { GCUDA_TYPE_F16, 192, 128 }, { GCUDA_TYPE_F16, 8, 8 } };
+    static const int64_t tokens[] = { 40, 130, 65, SIZE(300, 90) }, positions[] = { 64, 129, 334, SIZE(1000, 450), 2, 192 };
+    if (!has_wgmma()) {
+        test_skip("kernels are not compiled for 9.0a");
+        return;
+    }
+    for (int i = 0; i < SIZE(160, 40); ++i) {
+        const int s = i % (int) N_OF(sizes), mask = i / 3 % N_MASKS;
+        int64_t n_kv = positions[i % 6];
+        if (mask != MASK_NONE) { n_kv += n_kv % 2; } // biases are read in pairs
+        struct attn_case c = plain_case(sizes[s].type, sizes[s].type, sizes[s].dk, sizes[s].dv, 1 + i % 2, 1 + i / 2 % 3, tokens[i / 5 % 4], n_kv, (enum mask_kind) mask);
+        c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
+        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
+        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        c.content = i % 20 == 11 ? BIG_LOGITS : ORDINARY;
+        run_case("wgmma", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
+
 // ---- gradients ----
 struct gradients {
     struct gcuda_flash_attn_ext_back_args p;
@@ -1012,41 +1047,6 @@ TEST(gradients_on_little_shared_memory) { // as every device has it: the plain p
     struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 2, 2, 33, 70, MASK_CAUSAL);
     c.max_shared = 0;
     run_gradients("gradients_on_little_shared_memory", &c, 1);
-}
-
-
-// ---- on warpgroup matrix instructions, where there are ----
-static bool has_wgmma(void) { // a case that takes them where the kernels are compiled for 9.0a
-    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 1, 1, 40, 64, MASK_NONE);
-    struct attention x;
-    attention_begin(&x, &c, "has_wgmma");
-    choose_plan(&x.p, GCUDA_FLASH_ATTN_AUTO, 0, 0);
-    const bool has = plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA;
-    attention_end(&x);
-    return has;
-}
-
-TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numbers of tiles, partial blocks, several items a block
-    static const struct { enum gcuda_type type; int64_t dk, dv; } sizes[] = { { GCUDA_TYPE_F16, 64, 64 }, { GCUDA_TYPE_F16, 128, 128 }, { GCUDA_TYPE_F16, 80, 80 },
-        { GCUDA_TYPE_F16, 256, 256 }, { GCUDA_TYPE_BF16, 128, 128 }, { GCUDA_TYPE_F16, 40, 96 }, { GCUDA_TYPE_F16, 112, 72 }, { GCUDA_TYPE_BF16, 64, 40 },
-        { GCUDA_TYPE_F16, 192, 128 }, { GCUDA_TYPE_F16, 8, 8 } };
-    static const int64_t tokens[] = { 40, 130, 65, SIZE(300, 90) }, positions[] = { 64, 129, 334, SIZE(1000, 450), 2, 192 };
-    if (!has_wgmma()) {
-        test_skip("kernels are not compiled for 9.0a");
-        return;
-    }
-    for (int i = 0; i < SIZE(160, 40); ++i) {
-        const int s = i % (int) N_OF(sizes), mask = i / 3 % N_MASKS;
-        int64_t n_kv = positions[i % 6];
-        if (mask != MASK_NONE) { n_kv += n_kv % 2; } // biases are read in pairs
-        struct attn_case c = plain_case(sizes[s].type, sizes[s].type, sizes[s].dk, sizes[s].dv, 1 + i % 2, 1 + i / 2 % 3, tokens[i / 5 % 4], n_kv, (enum mask_kind) mask);
-        c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
-        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
-        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
-        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
-        c.content = i % 20 == 11 ? BIG_LOGITS : ORDINARY;
-        run_case("wgmma", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
-    }
 }
 
 // ---- shared memory ----

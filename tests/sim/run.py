@@ -6,7 +6,8 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
+    ci     and: all cases of the operations; small language models of every architecture against numpy; 20 orders of threads and
+           streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
            in kernels, on the tests with several threads;
@@ -111,7 +112,7 @@ def run(command, timeout=900, **env):
 def digest():
     """Of all that is compiled into these programs."""
     total = hashlib.sha256()
-    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
+    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "examples/llm*", "tests/llm/*.*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
         for file in sorted(glob.glob(os.path.join(ROOT, pattern))):
             with open(file, "rb") as f:
                 total.update(hashlib.sha256(f.read()).digest())
@@ -323,6 +324,17 @@ def digits(total):
         total.add(f"digits on {device}", code, output, False, time.monotonic() - start, processor)
 
 
+def language_models(total, level):
+    """Small models of every architecture against numpy (tests/llm/check.py), with the Python that has the packages of the tests."""
+    pythons = [p for p in (sys.executable, os.path.join(ROOT, "build/venv/bin/python")) if os.path.exists(p) and
+               subprocess.run([p, "-c", "import gguf, sentencepiece, tokenizers"], stderr=subprocess.DEVNULL).returncode == 0]
+    if not pythons:
+        print("  language models: not run, no Python here has the packages of tests/tools/requirements.txt (make venv)", flush=True)
+    elif total.build(["build/sim/llm-probe"]):
+        what = ["--level", "full"] if level == "full" else ["--only", "forward"]
+        total.test([pythons[0], "tests/llm/check.py", "--small", *what, "--probe", "build/sim/llm-probe", "--backend", "CUDA0"], {}, 3600)
+
+
 # Asked after something has failed, or for a text: their own failure changes nothing.
 NO_FAULT = {"cudaThreadExchangeStreamCaptureMode", # fails for no mode that exists
             "cudaGetLastError", "cudaPeekAtLastError", "cudaGetErrorString", "cudaGetErrorName",
@@ -364,6 +376,8 @@ def plain_tests(total, level):
             plain.warp_groups()
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
+        if level != "user" and total.only in "language models":
+            plain.jobs.append(total.pool.submit(language_models, total, level))
         plain.wait()
         if not total.only:
             faults_are_complete(total, faults)
