@@ -43,6 +43,14 @@ MISTRAL = ("{{ bos_token }}{% if tools %}{{ '[AVAILABLE_TOOLS] ' + tools + '[/AV
            "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for message in rest %}{% if message['role'] == 'user' %}"
            "{{ '[INST] ' + (first if loop.first else '') + message['content'] + '[/INST]' }}{% else %}{{ ' ' + message['content'] | trim + eos_token }}"
            "{% endif %}{% endfor %}")
+HARMONY = ("{{ '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: ' + "
+           "strftime_now('%Y-%m-%d') + '\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every "
+           "message.<|end|>' }}{% if messages[0]['role'] == 'system' %}{{ '<|start|>developer<|message|># Instructions\n\n' + messages[0]['content'] + "
+           "'\n\n<|end|>' }}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}{% for message in rest %}"
+           "{% if message['role'] == 'assistant' %}{{ '<|start|>assistant<|channel|>final<|message|>' + message['content'] }}"
+           "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% else %}"
+           "{{ '<|start|>user<|message|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+           "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}")
 
 
 # ---- vocabularies ----
@@ -167,7 +175,7 @@ def qwen2_vocab():
 def o200k_vocab():
     names = ("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>")
     return byte_pairs("gpt-4o", names, (("bos_token_id", names[0]), ("eos_token_id", "<|return|>"), ("padding_token_id", "<|endoftext|>"),
-                                        ("add_bos_token", False)))
+                                        ("add_bos_token", False), ("chat", HARMONY)))
 
 
 def llama_vocab():

@@ -9,6 +9,7 @@ For SentencePiece the model that the vocabulary came from is beside the file, wi
 import functools
 import os
 import re
+import time
 
 import gguf
 import jinja2
@@ -128,5 +129,5 @@ class Oracle:
         f = self.fields
         name = lambda key: self.tokens[f[key]] if key in f else ""
         return env.from_string(f["tokenizer.chat_template"]).render(
-            messages=messages, add_generation_prompt=is_open, raise_exception=fail,
+            messages=messages, add_generation_prompt=is_open, raise_exception=fail, strftime_now=time.strftime,
             bos_token=name("tokenizer.ggml.bos_token_id"), eos_token=name("tokenizer.ggml.eos_token_id"))

@@ -141,12 +141,34 @@ def rounded(x):
     return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
 
 
-class Model:
-    """rounds: activations meet quantized weights rounded to 8 bits, as programs do where it is faster; False: they stay as they are."""
+def hadamard(n):
+    """Orthonormal and symmetric, n a power of two."""
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return h / np.sqrt(n)
 
-    def __init__(self, path, dtype=np.float64, n_ctx=None, rounds=False):
+
+def stored(x, kind):
+    """Rows of keys or values [cells, heads, D] as a cache of that type gives them back. "rotated q4_0": each 64 elements of a head are multiplied
+    by a Hadamard matrix before they are rounded, and again after; the same as rotating queries and results."""
+    rotated = kind.startswith("rotated ")
+    turn = hadamard(64) if rotated else None
+    if rotated:
+        x = (x.reshape(*x.shape[:-1], -1, 64) @ turn).reshape(x.shape)
+    type_ = gguf.GGMLQuantizationType[kind.split()[-1].upper()]
+    rows = np.ascontiguousarray(x.reshape(len(x), -1), np.float32)
+    y = gguf.quants.dequantize(gguf.quants.quantize(rows, type_), type_).astype(x.dtype).reshape(x.shape)
+    return (y.reshape(*y.shape[:-1], -1, 64) @ turn).reshape(y.shape) if rotated else y
+
+
+class Model:
+    """cache: type of the cache of keys and values, see stored; None: they stay as they are.
+    rounds: activations meet quantized weights rounded to 8 bits, as programs do where it is faster; False: they stay as they are."""
+
+    def __init__(self, path, dtype=np.float64, n_ctx=None, rounds=False, cache=None):
         f = self.f = File(path, dtype)
-        self.rounds = rounds
+        self.rounds, self.cache = rounds, cache
         if f.arch not in ARCHS:
             raise ValueError(f"{path}: architecture {f.arch} is none of {', '.join(ARCHS)}")
         self.arch = ARCHS[f.arch]
@@ -282,6 +304,8 @@ class Model:
         q, k, v = self.qkv(x, layer)
         keys, values = cache.add_rows(layer, k, v)
         q, keys = self.rope(q, pos, layer), self.rope(keys, cache.pos, layer)
+        if self.cache:
+            keys, values = stored(keys, self.cache), stored(values, self.cache)
         mask = self.visible(seq, pos, cache, layer)
         sinks = self.weight("attn_sinks", layer) if self.arch.sinks else None
         out = np.empty_like(q)
