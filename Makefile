@@ -141,7 +141,9 @@ $(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
 $(B)/test-llm$(EXE): examples/llm.h
 
 # examples are built as their first lines say: the implementation inside, a plain -O2
-$(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc
+$(B)/llm$(EXE): examples/llm.h
+$(B)/digits$(EXE): examples/digits_data.h
+$(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
 
 # what tests/llm/check.py drives

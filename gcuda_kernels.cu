@@ -21641,7 +21641,7 @@ struct d_attn_back_pair {
     }
 };
 
-static __global__ void __launch_bounds__(256) k_attn_back_queries(const d_attn_back a) {
+static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
     const gcuda_flash_attn_ext_back_args & p = a.p;
@@ -21735,7 +21735,7 @@ static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int
     }
 }
 
-static __global__ void __launch_bounds__(256) k_attn_back_kv(const d_attn_back a) {
+static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
     const gcuda_flash_attn_ext_back_args & p = a.p;
@@ -22259,7 +22259,7 @@ static attn_back_plan attn_back_plan_of(const gcuda_flash_attn_ext_back_args & p
     b.p = p;
     b.p.y = attn_exchanged(p.y);
     b.p.dy = attn_exchanged(p.dy);
-    b.n_units = attn_gcd(p.k.ne[2], p.v.ne[2]);
+    b.n_units = gcudai_gcd(p.k.ne[2], p.v.ne[2]);
     b.n_blocks = (p.q.ne[1] + ATTN_QUERIES - 1) / ATTN_QUERIES;
     b.n_tiles = (p.k.ne[1] + ATTN_POSITIONS - 1) / ATTN_POSITIONS;
     const size_t row = 2 * (size_t) p.q.ne[0], kv_rows = p.q.ne[0] == 64 ? 128 : 64;

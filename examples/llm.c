@@ -412,6 +412,18 @@ static void print_speed(const struct app * a, const struct speed * s) {
         s->n_answer, answer, a->info.backend, is_dim ? PLAIN : "");
 }
 
+// gpt-oss thinks in one channel and answers in another: its marks are shown, and of the answer the last channel is remembered.
+static bool shows_marks(const struct app * a) { return a->info.template_name != NULL && strcmp(a->info.template_name, "gpt-oss") == 0; }
+
+static void keep_final(struct text * answer) {
+    static const char mark[] = "<|channel|>final<|message|>";
+    for (char * at = strstr(answer->data, mark); at != NULL; at = strstr(answer->data, mark)) {
+        at += sizeof mark - 1;
+        answer->n = strlen(at);
+        memmove(answer->data, at, answer->n + 1);
+    }
+}
+
 // One token after the other until the model ends, the limit, a full context or Ctrl-C. The text goes to stdout and to answer.
 static gcuda_status generate(struct app * a, struct text * answer, struct speed * s) {
     struct text pending = { NULL, 0, 0 };
@@ -424,7 +436,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
         st = llm_sample(a->session, 0, &a->sampler, &token);
         if (st != GCUDA_STATUS_SUCCESS || llm_token_is_end(a->model, token)) { break; }
         const char * piece = llm_token_piece(a->model, token, &n);
-        if (llm_token_is_special(a->model, token)) { n = 0; }
+        if (llm_token_is_special(a->model, token) && !shows_marks(a)) { n = 0; }
         if (st == GCUDA_STATUS_SUCCESS) { st = append(&pending, piece, n); }
         if (st == GCUDA_STATUS_SUCCESS) { st = append(answer, piece, n); }
         print_whole(&pending, false);
@@ -436,6 +448,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
         if (st == GCUDA_STATUS_SUCCESS) { st = llm_eval_tokens(a->session, 0, &token, 1); }
     }
     s->answer_us += gcuda_time_us() - begin;
+    if (shows_marks(a) && answer->data != NULL) { keep_final(answer); }
     print_whole(&pending, true);
     free(pending.data);
     return st;
@@ -813,9 +826,16 @@ static gcuda_status command_perplexity(struct app * a) {
 
 struct line { const char * text; size_t n; float * vector; double likeness; };
 
+// Of a text longer than the context only the beginning counts, with the token that ends texts.
 static gcuda_status embed_text(struct app * a, const char * text, size_t n, float * vector) {
     struct tokens t = { NULL, 0 };
     gcuda_status st = tokens_of(a, text, n, LLM_ADD_SPECIAL, &t);
+    const size_t most = (size_t) llm_n_ctx(a->session);
+    if (st == GCUDA_STATUS_SUCCESS && t.n > most) {
+        fprintf(stderr, "warning: a text of %zu tokens is cut to the %zu that the context holds: %.*s...\n", t.n, most, (int) (n < 40 ? n : 40), text);
+        t.data[most - 1] = t.data[t.n - 1];
+        t.n = most;
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = llm_embed(a->session, t.data, t.n, vector); }
     free(t.data);
     return st;
@@ -875,6 +895,10 @@ static gcuda_status command_embed(struct app * a) {
     struct text question = { NULL, 0, 0 }, text = { NULL, 0, 0 };
     gcuda_status st = read_file(a->o.file, &text);
     if (st == GCUDA_STATUS_SUCCESS) { st = read_prompt(a, &question); }
+    if (!a->info.is_encoder) { // a text is one chunk
+        if (a->o.ctx == 0) { a->o.ctx = a->info.n_ctx_train < 512 ? a->info.n_ctx_train : 512; }
+        a->o.chunk = a->o.ctx;
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, 0); }
     float * vectors = st == GCUDA_STATUS_SUCCESS ? (float *) no_null(malloc(2 * sizeof(float) * (size_t) a->info.n_embd), &st) : NULL;
     if (st == GCUDA_STATUS_SUCCESS) { st = embed_search(a, &question, &text, vectors); }
@@ -887,14 +911,16 @@ static gcuda_status command_embed(struct app * a) {
 // ---- the program ----
 
 static gcuda_status run_command(struct app * a) {
-    static const struct { const char * name; gcuda_status (*run)(struct app * a); } rows[] = {
-        { "run", command_run }, { "chat", command_chat }, { "bench", command_bench }, { "perplexity", command_perplexity },
-        { "embed", command_embed }, { "tokenize", command_tokenize }, { "info", command_info },
+    static const struct { const char * name; bool writes; gcuda_status (*run)(struct app * a); } rows[] = { // writes: needs a model that does
+        { "run", true, command_run }, { "chat", true, command_chat }, { "bench", true, command_bench }, { "perplexity", true, command_perplexity },
+        { "embed", false, command_embed }, { "tokenize", false, command_tokenize }, { "info", false, command_info },
     };
     TRY(make_sampler(a)); // before a large file is loaded for nothing
     TRY(load_model(a));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
-        if (strcmp(a->o.command ? a->o.command : "run", rows[i].name) == 0) { return rows[i].run(a); }
+        if (strcmp(a->o.command ? a->o.command : "run", rows[i].name) != 0) { continue; }
+        if (!rows[i].writes || !a->info.is_encoder) { return rows[i].run(a); }
+        return fail(GCUDA_STATUS_UNSUPPORTED, "%s makes embeddings and writes no text: llm embed FILE -m %s -p TEXT", a->info.arch, a->o.model);
     }
     return GCUDA_STATUS_INVALID_ARGUMENT; // take_word knows the same names
 }

@@ -36,8 +36,8 @@ QUICK START
     llm_model_free(model);
 
 OBJECTS
-    A model is the file's weights on one device and its vocabulary. It does not change once it is loaded: any number of sessions
-    may use it, on several threads. A session is a KV cache and the memory of one evaluation; one thread at a time. A sampler is
+    A model is the file's weights, on one device or several, and its vocabulary. It does not change once it is loaded: any number of
+    sessions may use it, on several threads. A session is a KV cache and the memory of one evaluation; one thread at a time. A sampler is
     a plain struct of the caller's. Free sessions before their model.
 
 MEMORY
