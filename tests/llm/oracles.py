@@ -129,5 +129,5 @@ class Oracle:
         f = self.fields
         name = lambda key: self.tokens[f[key]] if key in f else ""
         return env.from_string(f["tokenizer.chat_template"]).render(
-            messages=messages, add_generation_prompt=is_open, raise_exception=fail, strftime_now=time.strftime,
+            messages=messages, add_generation_prompt=is_open, raise_exception=fail, strftime_now=lambda form: time.strftime(form, time.gmtime()),
             bos_token=name("tokenizer.ggml.bos_token_id"), eos_token=name("tokenizer.ggml.eos_token_id"))
