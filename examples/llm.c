@@ -1,7 +1,8 @@
 // Talks: runs a language model from a GGUF file on the CPU or a GPU. Answers a prompt, chats, measures speed and perplexity, finds
 // the lines of a text that are nearest to a question. The library is llm.h; this file is what a program around it looks like.
 //
-//   cc -O2 -I. examples/llm.c -o llm -pthread -lm -ldl && ./llm -m model.gguf -p "Why is the sky blue?"
+//   cc -O2 -I. examples/llm.c -o llm -pthread -lm -ldl && ./llm --help
+//   ./llm -m model.gguf -p "Why is the sky blue?"
 //
 // With CUDA: as README.md says of examples/digits.c. `make run` fetches a small model first.
 #define GCUDA_IMPLEMENTATION

@@ -270,6 +270,9 @@ LLM_API gcuda_status llm_sample(struct llm_session * session, int32_t seq, struc
 
 #if defined(LLM_IMPLEMENTATION) && !defined(LLM_IMPLEMENTATION_DONE)
 #define LLM_IMPLEMENTATION_DONE
+#ifdef GCUDA_NO_GGUF
+#error "llm.h reads models with gcuda.h's GGUF reader: compile without GCUDA_NO_GGUF"
+#endif
 
 #include <math.h>
 #include <stdarg.h>
