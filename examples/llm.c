@@ -1,7 +1,8 @@
 // Talks: runs a language model from a GGUF file on the CPU or a GPU. Answers a prompt, chats, measures speed and perplexity, finds
 // the lines of a text that are nearest to a question. The library is llm.h; this file is what a program around it looks like.
 //
-//   cc -O2 -I. examples/llm.c -o llm -pthread -lm -ldl && ./llm -m model.gguf -p "Why is the sky blue?"
+//   cc -O2 -I. examples/llm.c -o llm -pthread -lm -ldl && ./llm --help
+//   ./llm -m model.gguf -p "Why is the sky blue?"
 //
 // With CUDA: as README.md says of examples/digits.c. `make run` fetches a small model first.
 #define GCUDA_IMPLEMENTATION
@@ -175,16 +176,14 @@ static gcuda_status parse(struct options * o, int argc, char ** argv) {
     for (int i = 1; i < argc; ++i) {
         const struct option_row * r = find_option(argv[i]);
         if (r == NULL && argv[i][0] == '-' && argv[i][1] != '\0') {
-            return fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "there is no option '%s': see llm --help", argv[i]);
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "there is no option '%s': see llm --help", argv[i]);
         }
         if (r == NULL) {
             TRY(take_word(o, argv[i]));
             continue;
         }
         if (r->kind != FLAG && i + 1 == argc) {
-            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s wants a value: %s %s", argv[i], argv[i],
-                r->value);
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s wants a value: %s %s", argv[i], argv[i], r->value);
         }
         TRY(set_option(o, r, r->kind == FLAG ? "" : argv[++i]));
     }
@@ -313,8 +312,7 @@ static gcuda_status make_session(struct app * a, int n_outputs, int n_best) {
     p.progress_user = a;
     TRY(llm_session_new(a->model, &p, &a->session));
     if (a->info.n_ctx_train < a->o.ctx) {
-        fprintf(stderr, "warning: the model was trained for %d tokens, --ctx is %d\n",
-            a->info.n_ctx_train, a->o.ctx);
+        fprintf(stderr, "warning: the model was trained for %d tokens, --ctx is %d\n", a->info.n_ctx_train, a->o.ctx);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -610,8 +608,7 @@ static gcuda_status command_chat(struct app * a) {
         if (copy != NULL) { st = add_message(&c, "system", strcpy(copy, a->o.system)); }
     }
     if (st == GCUDA_STATUS_SUCCESS && !a->o.quiet) {
-        fprintf(stderr,
-            "%s on %s. /new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend);
+        fprintf(stderr, "%s on %s. /new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend);
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = chat_loop(a, &c); }
     drop_messages(&c, 0, c.n);
@@ -724,8 +721,7 @@ static gcuda_status bench_all(struct app * a, const int32_t * tokens, int n) {
         char * end;
         const long depth = strtol(at, &end, 10);
         if (end == at || depth < 0) {
-            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024",
-                a->o.depths);
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024", a->o.depths);
         }
         TRY(bench_depth(a, tokens, (int) depth, n, is_first));
         at = *end == ',' ? end + 1 : end;
@@ -808,8 +804,7 @@ static gcuda_status command_perplexity(struct app * a) {
     if (st == GCUDA_STATUS_SUCCESS) { st = tokens_of(a, text.data, text.n, LLM_ADD_SPECIAL, &t); }
     if (a->o.n_tokens > 0 && t.n > (size_t) a->o.n_tokens) { t.n = (size_t) a->o.n_tokens; }
     if (st == GCUDA_STATUS_SUCCESS && t.n < 2) {
-        st = fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: a text of %zu tokens; at least 2 are wanted", a->o.file, t.n);
+        st = fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a text of %zu tokens; at least 2 are wanted", a->o.file, t.n);
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = perplexity_of(a, &t, &sum, &squares, &n); }
     clear_bar(a);

@@ -270,6 +270,9 @@ LLM_API gcuda_status llm_sample(struct llm_session * session, int32_t seq, struc
 
 #if defined(LLM_IMPLEMENTATION) && !defined(LLM_IMPLEMENTATION_DONE)
 #define LLM_IMPLEMENTATION_DONE
+#ifdef GCUDA_NO_GGUF
+#error "llm.h reads models with gcuda.h's GGUF reader: compile without GCUDA_NO_GGUF"
+#endif
 
 #include <math.h>
 #include <stdarg.h>
@@ -1550,8 +1553,7 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
         if (strcmp(pre ? pre : "default", llmi_pre_rows[i].name) == 0) { v->pre_row = &llmi_pre_rows[i]; }
     }
     if (v->pre_row == NULL) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported",
-            pre);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported", pre);
     }
     llmi_pre_compile(&v->pre, v->pre_row);
     llmi_byte_chars(v);
@@ -1915,8 +1917,7 @@ static gcuda_status llmi_parts(struct llmi_tokenizer * t, const char * text, siz
 static gcuda_status llmi_tokenize(const struct llmi_vocab * v, const char * text, size_t n, const struct llmi_range * plain,
     size_t n_plain, int flags, struct llmi_out * out) {
     if (n > INT32_MAX / 4) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a text of %zu bytes; tokenize at most %d at a time", n,
-            INT32_MAX / 4);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a text of %zu bytes; tokenize at most %d at a time", n, INT32_MAX / 4);
     }
     struct llmi_tokenizer t = { v, llmi_arena(0), plain, n_plain, (flags & LLM_PARSE_SPECIAL) != 0, out };
     LLMI_TRY(llmi_made(t.arena));
@@ -2390,8 +2391,7 @@ static gcuda_status llmi_int_of_layers(const struct llmi_file * f, const char * 
     const struct llmi_key key = llmi_key_of(f, name);
     const int64_t id = gcuda_gguf_find_key(f->g, key.text);
     if (id < 0 || gcuda_gguf_get_kv_type(f->g, id) != GCUDA_GGUF_TYPE_ARRAY) {
-        return gcuda_gguf_get_int(f->g, key.text, is_required, 1,
-            max, value);
+        return gcuda_gguf_get_int(f->g, key.text, is_required, 1, max, value);
     }
     if (gcuda_gguf_get_arr_n(f->g, id) != (uint64_t) n_layers) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the key '%s' has %llu elements for %lld layers", key.text,
@@ -2423,24 +2423,23 @@ static gcuda_status llmi_load_sizes(const struct llmi_file * f, int traits, stru
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld heads of queries cannot share %lld of keys evenly", (long long) p->n_heads,
             (long long) p->n_kv);
     }
+    const struct llmi_key length_key = llmi_key_of(f, "attention.key_length");
+    const bool has_length = gcuda_gguf_find_key(f->g, length_key.text) >= 0;
     p->head = p->n_embd / p->n_heads;
-    const int64_t divided = p->head;
     LLMI_TRY(llmi_int(f, "attention.key_length", false, 1, 65536, &p->head));
     int64_t head_v = p->head;
     LLMI_TRY(llmi_int(f, "attention.value_length", false, 1, 65536, &head_v));
     if (head_v != p->head) {
-        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "keys of %lld elements, values of %lld", (long long) p->head,
-            (long long) head_v);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "keys of %lld elements, values of %lld", (long long) p->head, (long long) head_v);
     }
-    if (p->head == divided && p->n_embd % p->n_heads != 0) {
+    if (!has_length && p->n_embd % p->n_heads != 0) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld elements do not divide among %lld heads", (long long) p->n_embd,
             (long long) p->n_heads);
     }
     p->n_ff_expert = p->n_used > 0 && (traits & LLMI_SHARED_FF) != 0 ? llmi_max(1, p->n_ff / p->n_used) : p->n_ff;
     LLMI_TRY(llmi_int_of_layers(f, "expert_feed_forward_length", false, p->n_layers, big, &p->n_ff_expert));
     if (p->n_experts > 0 && p->n_used < 1) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld experts, of which none is used",
-            (long long) p->n_experts);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "%lld experts, of which none is used", (long long) p->n_experts);
     }
     p->n_rot = p->head;
     LLMI_TRY(llmi_int(f, "rope.dimension_count", false, 2, p->head, &p->n_rot));
@@ -2467,8 +2466,7 @@ static gcuda_status llmi_load_rope(const struct llmi_file * f, struct llmi_param
             type);
     }
     if (factor < 0.0f || r->base <= 0.0f) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: base %g, scaling factor %g",
-            (double) r->base, (double) factor);
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: base %g, scaling factor %g", (double) r->base, (double) factor);
     }
     r->scale = factor > 0.0f && strcmp(type, "none") != 0 ? 1.0f / factor : 1.0f;
     r->extrapolate = is_yarn ? 1.0f : 0.0f;
@@ -2529,8 +2527,7 @@ static gcuda_status llmi_load_params(struct llm_model * m) {
     }
     if (p->n_experts > 0) { m->traits = (m->traits & ~LLMI_DENSE) | LLMI_MOE; }
     if (p->n_experts == 0 && (m->traits & LLMI_EXPERT_BIAS) != 0) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
-            "the key 'expert_count' is missing or 0");
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "the key 'expert_count' is missing or 0");
     }
     if (gcuda_gguf_find_tensor(m->file.g, "blk.0.attn_qkv.weight") < 0) { m->traits |= LLMI_SPLIT_QKV; }
     return GCUDA_STATUS_SUCCESS;
@@ -3878,8 +3875,7 @@ gcuda_status llm_embed(struct llm_session * s, const int32_t * tokens, size_t n_
     }
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!llmi_is_token(s->m, tokens[i])) {
-            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i,
-                tokens[i], s->m->vocab.n_tokens);
+            return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has %d", i, tokens[i], s->m->vocab.n_tokens);
         }
         s->tokens[i] = tokens[i];
         s->seqs[i] = 0;
@@ -3943,8 +3939,7 @@ gcuda_status llm_state_save(struct llm_session * s, void * data, size_t capacity
     *n_bytes = llmi_state_bytes(s, &h);
     if (data == NULL) { return GCUDA_STATUS_SUCCESS; }
     if (*n_bytes > capacity) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes,
-            capacity);
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the state has %zu bytes, there is room for %zu", *n_bytes, capacity);
     }
     char * at = (char *) data;
     memcpy(at, &h, sizeof h);
@@ -4157,8 +4152,7 @@ static gcuda_status llmi_best(const float * logits, int32_t n, struct llmi_pick 
         }
     }
     if (is_nan) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA,
-            "logits are not numbers: the model's weights are damaged, or a value was too large");
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "logits are not numbers: the model's weights are damaged, or a value was too large");
     }
     return best->token != LLMI_NONE ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_DATA, "all logits are -infinity");
 }
