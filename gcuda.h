@@ -2584,6 +2584,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
+    GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores, 16 to 64 rows a block, whose warps split the elements: DV up to 512
 };
 struct gcuda_flash_attn_plan {
     enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
@@ -4349,15 +4350,16 @@ GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned;
-//             DK or DV not a multiple of 8; DK above 640 or DV above 256; too little shared memory
-//     ROWS    more than 32 rows, k and v F16 or BF16, and shared memory for it
-//     SPLIT   otherwise
+//             DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; Q8_0 or Q4_0 with DV above 256
+//     ROWS    DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
+//     SPLIT   DV up to 256 otherwise, and shared memory for it
+//     ELEMENTS  otherwise, k and v F16 or BF16
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of Q8_0 and Q4_0 of 2; elements of a row next to each other
-    bool fits_rows, fits_split;      // two stages fit in the shared memory that a block may have
+    bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 

@@ -19270,7 +19270,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
-//   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
+//   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
+//   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
 // depends on the order in which blocks run: the same bits on every run. Scores are kept in units of log 2.
@@ -19603,11 +19604,13 @@ static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_at
 }
 
 // Four elements of a row of q, as floats.
-static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char * x, int d) {
-    if (a.is_wide_q) { return *(const float4 *) (x + 4 * d); }
+static NO_INLINE __device__ float4 d_attn_any_quad(const d_attn_mma & a, const char * x, int d) {
     float v[4];
     UNROLL for (int i = 0; i < 4; ++i) { v[i] = d_load(a.p.q.type, x + (d + i) * (int64_t) a.p.q.nb[0]); }
     return make_float4(v[0], v[1], v[2], v[3]);
+}
+static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char * x, int d) {
+    return a.is_wide_q ? *(const float4 *) (x + 4 * d) : d_attn_any_quad(a, x, d);
 }
 static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, int place, float x, float y) {
     const bool is_bf16 = a.k.kind == ATTN_BF16;
@@ -20478,30 +20481,338 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
     }
 }
 
+// ---- long values: ELEMENTS ----
+// The 8 warps of a block share its 16 MT rows, of which the result has up to 512 elements. Four phases for each TP positions, between barriers:
+//   scores   a warp has 16 rows and every (8 / MT)-th 16 elements of q and k; the shares of a row's scores go to shared memory
+//   softmax  a warp has 2 MT rows, its lanes are positions: adds the shares, and leaves weights as the left operand of the next phase
+//   values   a warp has every eighth 16 elements of v, for all rows
+// Where v lies in k it is the same tile, read from memory once (latent attention: k 576, v its first 512 elements).
+//   floor    for 16 rows of 576/512 and 32 positions, in clocks of a multiprocessor of an H100: 2,770 to read 37 KB at 1/132 of 3.09 TB/s;
+//            shared memory 37 KB written, 37 + 18 read for scores, 32 written and read for their shares, 33 + 8 read for values: 1,300; 272
+//            products of 16 x 8 x 16: 440; some 700 from barrier to barrier. 16,384 positions: 6.1 us of reading, 1 us for the last
+//            tile, 4.3 MB of partial results written and read again in L2, 2 launches
+//   needs    16 MT rows of q and a stage (37 KB for 576/512) in shared memory; TP 16 where 32 do not fit
+#define ATTN_ELEMENT_WARPS 8
+#define ATTN_MAX_ELEMENTS 512    // of a result: 4 times 16 for each warp
+#define ATTN_ELEMENT_STAGES 6
+
+struct d_attn_elements {
+    d_attn_mma m;
+    int at_scores, at_weights, at_rows, at_ring; // bytes of shared memory before them
+    int stage_bytes;
+};
+
+// Floats from row to row of scores, bytes from row to row of weights, for TP positions.
+template <int TP> constexpr int d_attn_score_stride = TP == 32 ? 40 : 18;
+template <int TP> constexpr int d_attn_weight_stride = 2 * TP + 16;
+
+// What phases know about the rows of a block, in shared memory.
+template <int ROWS> struct d_attn_rows_shared {
+    float factor[ROWS], unit[ROWS], slope[ROWS]; // of what was summed before, of a product of q and k, of a bias
+    int exponent[ROWS], mask_row[ROWS];          // taken out of q; -1: there is no such row
+    uint32_t seen[ATTN_ELEMENT_WARPS];           // positions that some row of a warp sees
+};
+
+template <int ROWS> static inline __device__ void d_attn_elements_begin(d_attn_rows_shared<ROWS> & to, const d_attn_mma & a, const d_attn_block & b) {
+    const int row = (int) threadIdx.x, mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    if (row < ROWS) {
+        const bool is_row = row < b.n_rows;
+        const int head = d_attn_head(a, b, row);
+        to.unit[row] = !is_row ? 0.0f : to.exponent[row] == 0 ? a.scale : ldexpf(a.scale, to.exponent[row]);
+        to.slope[row] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+        to.mask_row[row] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
+    }
+}
+
+// Rows of TP positions from j0 on, a warp every eighth. After a row and after the last position: zeros.
+template <int TP> static inline __device__ void d_attn_fetch_rows(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    UNROLL for (int i = 0; i < TP / ATTN_ELEMENT_WARPS; ++i) {
+        const int row = warp + ATTN_ELEMENT_WARPS * i, n = j0 + row < n_kv ? s.row_bytes : 0;
+        const char * from = head + (j0 + row) * (int64_t) nb1;
+        NO_UNROLL for (int at = 16 * lane; at < 16 * s.n_pieces; at += 512) { d_copy_16_or_zero(to + row * s.stride + at, at < n ? from + at : head, at < n); }
+    }
+}
+
+static inline __device__ void d_attn_stages_wait(int n) {
+    switch (n) {
+        case 3: d_copies_wait<3>(); break;
+        case 4: d_copies_wait<4>(); break;
+        case 5: d_copies_wait<5>(); break;
+        default: d_attn_copies_wait(n); break;
+    }
+}
+
+// Shares of the scores of 16 rows and TP positions: steps `first`, `first` + STEP and so on.
+template <bool IS_BF16, int TP, int STEP>
+static inline __device__ void d_attn_score_shares(float (&s)[TP / 8][4], const d_attn_q & q, d_shared_at k, int stride, int first) {
+    const int lane = (int) threadIdx.x % 32;
+    k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL_4 for (int step = first; step < q.n_steps; step += STEP) {
+            uint32_t x[4], y[TP / 16][4];
+            d_matrices_at(x, q.rows + part * q.part_bytes + step * 32);
+            UNROLL for (int i = 0; i < TP / 16; ++i) { d_matrices_at(y[i], k + i * 16 * stride + step * 32); }
+            UNROLL for (int i = 0; i < TP / 8; ++i) { d_attn_mma_16<IS_BF16>(s[i], x, y[i / 2] + 2 * (i % 2)); }
+        }
+    }
+}
+
+// Biases of a warp's rows for position j of this lane; -inf: not seen.
+template <int OWN> static inline __device__ void d_attn_lane_biases(float (&bias)[OWN], const d_attn_mma & a, const int * mask_row, int j, bool is_in) {
+    UNROLL for (int i = 0; i < OWN; ++i) { bias[i] = mask_row[i] < 0 || !is_in ? -INFINITY : 0.0f; }
+    if (a.p.mask.data == nullptr) { return; }
+    const bool is_half = a.p.mask.type == GCUDA_TYPE_F16;
+    UNROLL for (int i = 0; i < OWN; ++i) {
+        const char * mask = (const char *) a.p.mask.data + mask_row[i] * (int64_t) a.p.mask.nb[1];
+        if (bias[i] == 0.0f) { bias[i] = is_half ? __half2float(((const __half *) mask)[j]) : d_attn_any_bias(a, mask, j); }
+    }
+}
+
+// Largest score and this lane's share of the sum of weights, of a warp's rows.
+template <int OWN> struct d_attn_sums {
+    float max[OWN], sum[OWN];
+};
+
+// Scores x of this lane's position become weights relative to the largest so far. Returns whether that has grown.
+template <int OWN> static inline __device__ bool d_attn_lane_soften(d_attn_sums<OWN> & st, float (&x)[OWN], float * factor) {
+    float top[OWN];
+    bool has_grown = false;
+    UNROLL for (int i = 0; i < OWN; ++i) { top[i] = x[i]; }
+    UNROLL for (int k = 16; k > 0; k /= 2) {
+        UNROLL for (int i = 0; i < OWN; ++i) { top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], k)); }
+    }
+    UNROLL for (int i = 0; i < OWN; ++i) {
+        const float max = fmaxf(st.max[i], top[i]), base = max == -INFINITY ? 0.0f : max, shrink = d_exp2(st.max[i] - base);
+        has_grown = has_grown || max != st.max[i];
+        x[i] = d_exp2(x[i] - base);
+        st.sum[i] = st.sum[i] * shrink + x[i];
+        st.max[i] = max;
+        if (threadIdx.x % 32 == 0) { factor[i] = shrink; }
+    }
+    return has_grown;
+}
+
+static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_two_halfs(v, 0.0f)) & 0xffffu; }
+// Weights of a warp's rows for this lane's position, and what rounding has left of them in the second part.
+template <int OWN> static inline __device__ void d_attn_put_weights(const d_attn_mma & a, float (&x)[OWN], d_shared_at to, int stride, int part_bytes) {
+    const bool is_bf16 = a.v.kind == ATTN_BF16;
+    UNROLL for (int i = 0; i < OWN; ++i) {
+        NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+            d_shared_put_u16(to + part * part_bytes + i * stride, d_attn_number_bits(is_bf16, x[i]));
+            x[i] -= is_bf16 ? d_attn_rounded<true>(x[i]) : d_attn_rounded<false>(x[i]);
+        }
+    }
+}
+
+// Adds 16 weighted positions to this warp's elements. w: where this lane reads weights; keep: as in d_attn_values.
+template <bool IS_BF16, int MT>
+static inline __device__ void d_attn_element_values(float (&o)[MT][8][4], const d_attn_mma & a, d_shared_at w, int w_stride, d_shared_at v, const uint32_t (&keep)[2]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    uint32_t x[MT][4];
+    UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], w + mt * 16 * w_stride); }
+    v += (lane / 8 % 2 * 8 + lane % 8) * a.v.stride + lane / 16 * 16 + warp * 32;
+    UNROLL for (int i = 0; i < 4; ++i) {
+        if (16 * (warp + ATTN_ELEMENT_WARPS * i) < a.dv) {
+            uint32_t y[4];
+            d_matrices_transposed_at(y, v + i * ATTN_ELEMENT_WARPS * 32);
+            UNROLL for (int k = 0; k < 4; ++k) { y[k] &= keep[k % 2]; }
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                d_attn_mma_16<IS_BF16>(o[mt][2 * i], x[mt], y);
+                d_attn_mma_16<IS_BF16>(o[mt][2 * i + 1], x[mt], y + 2);
+            }
+        }
+    }
+}
+
+// Writes this warp's elements of the result, or of a partial one. scale: of each row.
+template <int MT>
+static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], const d_attn_mma & a, const d_attn_block & b, int split, const float * scale) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int row = 16 * mt + 8 * r + g;
+            if (row >= b.n_rows) { continue; }
+            const int64_t out = d_attn_out_row(a, b, row);
+            float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+            UNROLL for (int j = 0; j < 8; ++j) {
+                const int d = 16 * (warp + ATTN_ELEMENT_WARPS * (j / 2)) + 8 * (j % 2);
+                if (d < a.dv) { *(float2 *) (y + d + 2 * t) = make_float2(o[mt][j][2 * r] * scale[row], o[mt][j][2 * r + 1] * scale[row]); }
+            }
+        }
+    }
+}
+
+// A block has 16 MT rows and a part of the tiles that they see.
+template <int MT, int TP> static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elements(const D_GRID_CONSTANT d_attn_elements e) {
+    constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, shares = ATTN_ELEMENT_WARPS / MT, per_tile = ATTN_TILE / TP;
+    constexpr int score_stride = d_attn_score_stride<TP>, weight_stride = d_attn_weight_stride<TP>;
+    DYNAMIC_SHARED(char, shared);
+    const d_attn_mma & a = e.m;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, row0 = warp * own;
+    d_attn_rows_shared<rows> & of_rows = *(d_attn_rows_shared<rows> *) (shared + e.at_rows);
+    float * scores = (float *) (shared + e.at_scores);
+    const d_shared_at base = d_shared_opaque(d_shared_at_of(shared)), ring = base + e.at_ring;
+    const d_shared_at w_read = base + e.at_weights + (lane / 8 % 2 * 8 + lane % 8) * weight_stride + lane / 16 * 16;
+    d_attn_q q;
+    q.rows = base + (warp % MT * 16 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
+    q.stride = a.q_stride;
+    q.part_bytes = a.q_bytes;
+    q.n_parts = a.q_parts;
+    q.n_steps = a.n_steps;
+    bool has_waited = !a.is_after_classes; // as in k_attn_split
+    if (has_waited) { d_take_turn(); }
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, rows, split);
+        const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+        const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
+        const bool has_q = !has_waited;
+        if (!has_waited) {
+            d_attn_put_q(a, b, shared, of_rows.exponent, rows);
+            d_take_turn();
+            has_waited = true;
+        }
+        d_attn_walk walk;
+        const int n_steps = per_tile * walk.begin(a, b, split), first = walk.rank;
+        int next = 0, stage = 0, held = 0; // what is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        auto issue = [&]() {
+            if (next < n_steps) {
+                walk.go_to(a, b, first + next / per_tile);
+                const int j0 = walk.tile() * ATTN_TILE + next % per_tile * TP;
+                const d_shared_at to = ring + stage * e.stage_bytes;
+                d_attn_fetch_rows<TP>(a.k, k_head, a.p.k.nb[1], a.n_kv, to, j0);
+                if (!a.is_v_in_k) { d_attn_fetch_rows<TP>(a.v, v_head, a.p.v.nb[1], a.n_kv, to + TP * a.k.stride, j0); }
+                held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
+                ++next;
+                stage = stage + 1 == a.n_stages ? 0 : stage + 1;
+            }
+            d_copies_commit();
+        };
+        NO_UNROLL for (int s = 0; s < a.n_stages; ++s) { issue(); }
+        if (!has_q) { d_attn_put_q(a, b, shared, of_rows.exponent, rows); }
+        __syncthreads();
+        d_attn_elements_begin<rows>(of_rows, a, b);
+        d_attn_sums<own> sums;
+        float o[MT][8][4];
+        UNROLL for (int i = 0; i < own; ++i) { sums.max[i] = -INFINITY, sums.sum[i] = 0.0f; }
+        UNROLL for (int i = 0; i < 32 * MT; ++i) { o[i / 32][i / 4 % 8][i % 4] = 0.0f; }
+        int at = 0; // the stage that is computed next
+        NO_UNROLL for (int i = 0; i < n_steps; ++i) {
+            // scores
+            if (i > 0) {
+                __syncthreads(); // all have read the stage before
+                issue();
+            }
+            d_attn_stages_wait(a.n_stages - 1);
+            __syncthreads();
+            const int code = __shfl_sync(0xffffffffu, held, at), j0 = code / 2 * 16, j = j0 + lane;
+            const bool is_full = code % 2 != 0;
+            const d_shared_at k = ring + at * e.stage_bytes, v = a.is_v_in_k ? k : k + TP * a.k.stride;
+            at = at + 1 == a.n_stages ? 0 : at + 1;
+            float bias[own];
+            if (!is_full) { d_attn_lane_biases<own>(bias, a, of_rows.mask_row + row0, j, lane < TP && j < a.n_kv); }
+            float s[TP / 8][4] = {};
+            if (a.k.kind == ATTN_BF16) {
+                d_attn_score_shares<true, TP, shares>(s, q, k, a.k.stride, warp / MT);
+            } else {
+                d_attn_score_shares<false, TP, shares>(s, q, k, a.k.stride, warp / MT);
+            }
+            float * to = scores + (warp / MT * rows + warp % MT * 16 + lane / 4) * score_stride + 2 * (lane % 4);
+            UNROLL for (int c = 0; c < TP / 8; ++c) {
+                *(float2 *) (to + 8 * c) = make_float2(s[c][0], s[c][1]);
+                *(float2 *) (to + 8 * c + 8 * score_stride) = make_float2(s[c][2], s[c][3]);
+            }
+            __syncthreads();
+            // softmax
+            float x[own];
+            UNROLL for (int r = 0; r < own; ++r) {
+                x[r] = 0.0f;
+                UNROLL for (int share = 0; share < shares; ++share) { x[r] += scores[(share * rows + row0 + r) * score_stride + lane % TP]; }
+                x[r] *= of_rows.unit[row0 + r];
+                if (a.cap != 0.0f) { x[r] = a.cap * d_attn_tanh(x[r]); }
+                if (TP < 32 && lane >= TP) { x[r] = -INFINITY; }
+            }
+            if (!is_full) {
+                bool is_seen = false;
+                UNROLL for (int r = 0; r < own; ++r) {
+                    x[r] = bias[r] == -INFINITY ? -INFINITY : x[r] + of_rows.slope[row0 + r] * bias[r];
+                    is_seen = is_seen || bias[r] != -INFINITY;
+                }
+                const uint32_t seen = __ballot_sync(0xffffffffu, is_seen);
+                if (lane == 0) { of_rows.seen[warp] = seen; }
+            }
+            const bool has_grown = d_attn_lane_soften<own>(sums, x, of_rows.factor + row0);
+            if (TP == 32 || lane < TP) { d_attn_put_weights<own>(a, x, base + e.at_weights + row0 * weight_stride + 2 * lane, weight_stride, rows * weight_stride); }
+            // values
+            if (__syncthreads_or(has_grown)) {
+                UNROLL for (int r = 0; r < 2 * MT; ++r) {
+                    const float factor = of_rows.factor[8 * r + lane / 4];
+                    UNROLL for (int c = 0; c < 16; ++c) { o[r / 2][c / 2][r % 2 * 2 + c % 2] *= factor; }
+                }
+            }
+            uint32_t seen = is_full ? 0xffffffffu : 0;
+            if (!is_full) {
+                UNROLL for (int w = 0; w < ATTN_ELEMENT_WARPS; ++w) { seen |= of_rows.seen[w]; }
+            }
+            NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+                UNROLL for (int c = 0; c < TP / 16; ++c) {
+                    const uint32_t bits = seen >> (16 * c + 2 * (lane % 4));
+                    const uint32_t keep[2] = { (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0), (bits & 256 ? 0xffffu : 0) | (bits & 512 ? 0xffff0000u : 0) };
+                    const d_shared_at w = w_read + part * rows * weight_stride + 32 * c, v_rows = v + 16 * c * a.v.stride;
+                    if (a.v.kind == ATTN_BF16) {
+                        d_attn_element_values<true, MT>(o, a, w, weight_stride, v_rows, keep);
+                    } else {
+                        d_attn_element_values<false, MT>(o, a, w, weight_stride, v_rows, keep);
+                    }
+                }
+            }
+        }
+        d_copies_wait<0>();
+        __syncthreads(); // factors have been read
+        UNROLL for (int r = 0; r < own; ++r) {
+            const float sum = d_warp_reduce<d_sum_op>(sums.sum[r]);
+            if (lane == 0 && row0 + r < b.n_rows) {
+                const int64_t out = d_attn_out_row(a, b, row0 + r), n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+                of_rows.factor[row0 + r] = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row0 + r), sums.max[r], sum) : 1.0f;
+                if (a.parts != nullptr) { ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(sums.max[r], sum); }
+            }
+        }
+        __syncthreads();
+        d_attn_elements_store<MT>(o, a, b, split, of_rows.factor);
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
 // ---- adding splits ----
-// Adds the splits of a row: a block has 128 elements of it, a lane four, a warp every fourth split; then the warps are added in order. Every
-// warp finds the largest score and the sum of weights for itself, while the first eight of its splits arrive.
-static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
-    __shared__ float4 shares[4][32];
+// Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
+// parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
+// 32 lanes, 4 parts, 8 at once; for long values 16 lanes, 16 parts, 9 at once: 132 splits of 16 rows of 512 elements are 4.3 MB, which 128
+// blocks read in one go, 33 KB each.
+template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
+    constexpr int chunk = 4 * LANES;
+    __shared__ float4 shares[PARTS][LANES];
     d_take_turn();
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_chunks = (a.dv + 127) / 128, n_splits = (int) a.n_splits.n;
-    const int n_rows = a.n_tokens * a.n_heads * a.n_seqs;
+    const int lane = (int) threadIdx.x % 32, column = (int) threadIdx.x % LANES, part = (int) threadIdx.x / LANES;
+    const int n_chunks = (a.dv + chunk - 1) / chunk, n_splits = (int) a.n_splits.n, n_rows = a.n_tokens * a.n_heads * a.n_seqs;
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
-        const int row = n_chunks == 1 ? item : item / n_chunks, d = (item - row * n_chunks) * 128 + 4 * lane;
+        const int row = n_chunks == 1 ? item : item / n_chunks, d = (item - row * n_chunks) * chunk + 4 * column;
         const float2 * sums = (const float2 *) a.part_sums + row;
         const float * parts = a.parts + (int64_t) row * a.dv + d;
         const int64_t step = (int64_t) n_rows * a.dv;
         float max = -INFINITY, sum = 0.0f, base = 0.0f;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        NO_UNROLL for (int s0 = warp; s0 == warp || s0 < n_splits; s0 += 32) {
-            float4 x[8];
-            float top[8];
-            UNROLL for (int k = 0; k < 8; ++k) {
-                const int s = s0 + 4 * k;
+        NO_UNROLL for (int first = 0; first == 0 || first < n_splits; first += DEPTH * PARTS) {
+            float4 x[DEPTH];
+            float top[DEPTH];
+            UNROLL for (int k = 0; k < DEPTH; ++k) {
+                const int s = first + part + PARTS * k;
                 top[k] = s < n_splits ? sums[(int64_t) s * n_rows].x : -INFINITY;
                 x[k] = s < n_splits && d < a.dv ? *(const float4 *) (parts + s * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
-            if (s0 == warp) {
+            if (first == 0) {
                 const float2 own = lane < n_splits ? sums[(int64_t) lane * n_rows] : make_float2(-INFINITY, 0.0f);
                 max = own.x;
                 NO_UNROLL for (int s = lane + 32; s < n_splits; s += 32) { max = fmaxf(max, sums[(int64_t) s * n_rows].x); }
@@ -20511,19 +20822,19 @@ static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT 
                 NO_UNROLL for (int s = lane + 32; s < n_splits; s += 32) { sum += d_exp2(sums[(int64_t) s * n_rows].x - base) * sums[(int64_t) s * n_rows].y; }
                 sum = d_warp_reduce<d_sum_op>(sum);
             }
-            UNROLL for (int k = 0; k < 8; ++k) {
+            UNROLL for (int k = 0; k < DEPTH; ++k) {
                 const float w = d_exp2(top[k] - base);
                 if (w != 0.0f) { // else the split has seen nothing
                     v.x += w * x[k].x, v.y += w * x[k].y, v.z += w * x[k].z, v.w += w * x[k].w;
                 }
             }
         }
-        shares[warp][lane] = v;
+        shares[part][column] = v;
         __syncthreads();
-        if (warp == 0 && d < a.dv) {
+        if (part == 0 && d < a.dv) {
             const float scale = d_attn_final_scale(a.p, row % a.n_heads, max, sum);
-            for (int w = 1; w < 4; ++w) {
-                const float4 x = shares[w][lane];
+            for (int w = 1; w < PARTS; ++w) {
+                const float4 x = shares[w][column];
                 v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
             }
             const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - seq_rows;
@@ -20548,16 +20859,18 @@ static bool attn_is_codes(gcuda_type type) { return type == GCUDA_TYPE_Q8_0 || t
 
 enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
     if (c->capability < 750 || attn_kind(c->k_type) < 0 || attn_kind(c->v_type) < 0 || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
-    if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 256) { return GCUDA_FLASH_ATTN_PLAIN; }
+    if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 512) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
-    const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type);
-    if (!has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
-    return c->fits_split ? GCUDA_FLASH_ATTN_SPLIT : GCUDA_FLASH_ATTN_PLAIN;
+    const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type), is_short = c->dv <= 256 && (has_codes || c->dk <= 256);
+    if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
+    if (is_short && c->fits_split) { return GCUDA_FLASH_ATTN_SPLIT; }
+    return !has_codes && c->fits_elements ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
 }
 
 // Blocks of a path.
 struct attn_blocks {
-    int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp
+    int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp; ELEMENTS: sixteens of a block
+    int n_positions;                     // ELEMENTS: of a stage
     bool has_pair;  // there are registers for two blocks on a multiprocessor
     size_t n_bytes; // of shared memory
 };
@@ -20611,8 +20924,7 @@ static bool attn_is_countable(const gcuda_flash_attn_ext_args & p) {
 
 static bool attn_has_q_rest(const gcuda_flash_attn_ext_args & p) { return p.prec == GCUDA_PREC_F32 || p.k.type == GCUDA_TYPE_BF16; }
 
-static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int block_rows) {
-    const int n_steps = attn_k_steps(p);
+static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int n_steps, int block_rows) { // n_steps 0: of whole 32 elements
     a.n_steps = n_steps > 0 && !attn_is_codes(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 31) / 32 * 2);
     a.q_stride = 16 * (2 * a.n_steps + 1);
     a.q_bytes = block_rows * a.q_stride;
@@ -20651,7 +20963,7 @@ static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_querie
     w.mt = is_fixed ? p.plan.block_rows / 8 : n_queries <= 8 ? 1 : n_queries <= 16 ? 2 : 4;
     w.mt = w.mt >= 4 && attn_out_tiles(p) <= 16 ? 4 : w.mt >= 2 ? 2 : 1;
     w.block_rows = 8 * w.mt;
-    attn_set_q(p, a, w.block_rows);
+    attn_set_q(p, a, attn_k_steps(p), w.block_rows);
     for (w.n_warps = has_codes ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
         w.has_pair = w.n_warps <= 4 || attn_out_tiles(p) * w.mt <= ATTN_PAIR_REGISTERS;
         if (attn_set_stages(p, a, w, 1)) { return true; }
@@ -20664,18 +20976,68 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     w.has_pair = true;
     w.mt = attn_out_tiles(p) <= 16 ? 2 : 1;
     w.block_rows = 64 * w.mt;
-    attn_set_q(p, a, w.block_rows);
+    attn_set_q(p, a, attn_k_steps(p), w.block_rows);
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
+}
+
+// Offsets in shared memory of a block of 16 mt rows with stages of tp positions. Returns whether so many stages fit.
+static bool attn_try_elements(const gcuda_flash_attn_ext_args & p, d_attn_elements & e, attn_blocks & w, int mt, int tp, int n_least) {
+    const int rows = 16 * mt;
+    attn_set_q(p, e.m, 0, rows);
+    e.at_scores = e.m.q_parts * e.m.q_bytes;
+    e.at_weights = e.at_scores + 512 * (tp == 32 ? d_attn_score_stride<32> : d_attn_score_stride<16>);
+    e.at_rows = e.at_weights + e.m.w_parts * rows * (tp == 32 ? d_attn_weight_stride<32> : d_attn_weight_stride<16>);
+    e.at_ring = e.at_rows + 20 * rows + 32; // d_attn_rows_shared
+    e.stage_bytes = tp * (e.m.k.stride + (e.m.is_v_in_k ? 0 : e.m.v.stride));
+    w.n_warps = ATTN_ELEMENT_WARPS;
+    w.mt = mt;
+    w.block_rows = rows;
+    w.n_positions = tp;
+    w.per_sm = 1;
+    for (int n = ATTN_ELEMENT_STAGES; n >= n_least; --n) {
+        w.n_bytes = (size_t) e.at_ring + (size_t) n * (size_t) e.stage_bytes;
+        if (fits_shared(w.n_bytes, p.max_shared)) {
+            e.m.n_stages = n;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Rows in shared memory have whole 32 elements.
+static void attn_set_element_sides(const gcuda_flash_attn_ext_args & p, d_attn_mma & a) {
+    a.k = attn_side(p.k, 0);
+    a.v = attn_side(p.v, 0);
+    if (a.is_v_in_k) { a.v.stride = a.k.stride; }
+}
+
+// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
+static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
+    const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
+    const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
+    for (int mt = want <= 16 ? 1 : want <= 32 ? 2 : 4; mt >= 1; mt /= 2) {
+        if (attn_try_elements(p, e, w, mt, 32, 2)) { return true; }
+    }
+    return attn_try_elements(p, e, w, 1, 16, 1);
 }
 
 // What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
 struct attn_plan {
     d_attn_mma a;
+    d_attn_elements e; // ELEMENTS: its m is a copy of a
     attn_blocks w;
     gcuda_flash_attn_path path;
     int64_t n_rows, n_splits;
     size_t class_bytes, part_bytes;
 };
+
+// Whether a path can take what some path for tensor cores takes.
+static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path) {
+    const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = c.dv <= 256 && (has_codes || c.dk <= 256);
+    return path == GCUDA_FLASH_ATTN_SPLIT  ? c.fits_split && is_short
+           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && is_short && !has_codes
+                                           : c.fits_elements && !has_codes;
+}
 
 static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     attn_plan x;
@@ -20706,7 +21068,9 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a.v.tile_bytes = a.k.tile_bytes;
     }
     d_attn_mma rows = a;
-    attn_blocks rows_w = x.w;
+    attn_blocks rows_w = x.w, elements_w = x.w;
+    x.e.m = a;
+    attn_set_element_sides(p, x.e.m);
     gcuda_flash_attn_case c;
     memset(&c, 0, sizeof(c));
     c.capability = capability_major() * 100 + device_attribute(cudaDevAttrComputeCapabilityMinor) * 10;
@@ -20718,14 +21082,17 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
     c.fits_rows = attn_set_rows(p, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
+    c.fits_elements = attn_set_elements(p, a.n_queries, x.e, elements_w);
     x.path = gcuda_flash_attn_choose(&c);
     if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT ? c.fits_split : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
-        x.path = can ? p.plan.path : x.path;
+        x.path = attn_can(c, p.plan.path) ? p.plan.path : x.path;
     }
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
         x.w = rows_w;
+    } else if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
+        a = x.e.m;
+        x.w = elements_w;
     }
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
     a.n_row_blocks = divisor_of(n_row_blocks);
@@ -20769,11 +21136,23 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) {
+template <typename P> static gcuda_status attn_launch_with(void (*kernel)(P), const attn_plan & x, const P & p, gcuda_stream stream) {
     const int64_t n = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, p)
+                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, p);
+}
+static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, x.a, stream); }
+
+static gcuda_status attn_launch_elements(const attn_plan & x, gcuda_stream stream) {
+    d_attn_elements e = x.e;
+    e.m = x.a;
+    switch (100 * x.w.mt + x.w.n_positions) {
+        case 116: return attn_launch_with(k_attn_elements<1, 16>, x, e, stream);
+        case 132: return attn_launch_with(k_attn_elements<1, 32>, x, e, stream);
+        case 232: return attn_launch_with(k_attn_elements<2, 32>, x, e, stream);
+        default: return attn_launch_with(k_attn_elements<4, 32>, x, e, stream);
+    }
 }
 
 template <int KT, int DT, bool HAS_CODES> static gcuda_status attn_launch_eights(const attn_plan & x, gcuda_stream stream) {
@@ -20788,7 +21167,7 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
         case 408: return attn_launch_eights<4, 8, HAS_CODES>(x, stream);
         case 816: return attn_launch_eights<8, 16, HAS_CODES>(x, stream);
         case 1632: return attn_launch_eights<16, 32, HAS_CODES>(x, stream);
-        default: return attn_launch_eights<0, 32, HAS_CODES>(x, stream);
+        default: return attn_launch_eights<HAS_CODES ? 0 : 16, 32, HAS_CODES>(x, stream); // floats of longer rows: ELEMENTS
     }
 }
 
@@ -20797,11 +21176,11 @@ static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
         const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
         return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
     }
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) { return attn_launch_elements(x, stream); }
     switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
         case 408: return attn_launch(k_attn_rows<4, 8, 2, 4>, x, stream);
         case 816: return attn_launch(k_attn_rows<8, 16, 2, 2>, x, stream);
-        case 1632: return attn_launch(k_attn_rows<16, 32, 1, 2>, x, stream);
-        default: return attn_launch(k_attn_rows<0, 32, 1, 2>, x, stream);
+        default: return attn_launch(k_attn_rows<16, 32, 1, 2>, x, stream);
     }
 }
 
@@ -20833,6 +21212,9 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     }
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
-    return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
+        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((args->v.ne[0] + 63) / 64), dim3(256), 0, 0, stream, x.a);
+    }
+    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
 #endif // part 7

@@ -51,7 +51,7 @@ struct attention {
     struct rng r;
 };
 
-static long n_runs[4]; // of each path
+static long n_runs[GCUDA_FLASH_ATTN_ELEMENTS + 1]; // of each path
 
 // ---- the plan, in one place ----
 static void choose_plan(struct gcuda_flash_attn_ext_args * p, enum gcuda_flash_attn_path path, int n_splits, int block_rows) {
@@ -465,7 +465,7 @@ static void judge(const struct attention * x, const struct errors * e, const cha
 }
 
 static void compare(const struct attention * x, const float * y, const float * plain, enum gcuda_flash_attn_path path, int n_splits) {
-    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS" };
+    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS", "ELEMENTS" };
     const int64_t dv = x->c.dv;
     const struct bound b = bound_of(&x->c, path);
     struct errors e = { 0.0, 0.0, 0.0, 0 };
@@ -485,7 +485,8 @@ static void compare(const struct attention * x, const float * y, const float * p
 // Kernels for tensor cores take the sizes, types and strides of this case, whatever their shared memory.
 static bool can_use_tensor_cores(const struct attn_case * c) {
     const bool has_bf16 = c->k == GCUDA_TYPE_BF16 || c->v == GCUDA_TYPE_BF16;
-    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 256;
+    const bool has_codes = gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v);
+    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= (has_codes ? 256 : 512);
 }
 
 // The result of a path, so many times with the same bits.
@@ -503,8 +504,9 @@ static void run_plan(struct attention * x, struct gcuda_flash_attn_plan plan, co
 
 // Every path that can run, each plan once.
 static void run_paths(struct attention * x, bool has_plain, int n_times) {
-    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS };
-    struct gcuda_flash_attn_plan done[6];
+    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_ELEMENTS };
+    enum { N = sizeof wishes / sizeof wishes[0] };
+    struct gcuda_flash_attn_plan done[2 * N];
     float * plain = NULL;
     int n_done = 0;
     if (has_plain) {
@@ -513,9 +515,9 @@ static void run_paths(struct attention * x, bool has_plain, int n_times) {
         ++n_runs[GCUDA_FLASH_ATTN_PLAIN];
         compare(x, plain, NULL, GCUDA_FLASH_ATTN_PLAIN, 1);
     }
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 2 * N; ++i) {
         bool is_done = false;
-        choose_plan(&x->p, wishes[i % 3], i < 3 ? x->c.splits : 0, i < 3 ? x->c.block_rows : 0);
+        choose_plan(&x->p, wishes[i % N], i < N ? x->c.splits : 0, i < N ? x->c.block_rows : 0);
         const struct gcuda_flash_attn_plan plan = plan_of(&x->p);
         if (can_use_tensor_cores(&x->c) && x->c.max_shared > (size_t) 96 << 10) { CHECK(plan.path != GCUDA_FLASH_ATTN_PLAIN); }
         for (int k = 0; k < n_done; ++k) {
@@ -568,7 +570,7 @@ static void run_case(const char * test, const struct attn_case * c, bool has_pla
 static const enum gcuda_type kv_types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0 };
 static const enum gcuda_type float_types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
 static const int64_t head_sizes[][2] = { { 40, 40 }, { 64, 64 }, { 72, 72 }, { 80, 80 }, { 96, 96 }, { 112, 112 }, { 128, 128 }, { 192, 128 }, { 256, 256 },
-    { 320, 256 }, { 64, 128 }, { 8, 8 }, { 576, 256 } };
+    { 320, 256 }, { 64, 128 }, { 8, 8 }, { 576, 256 }, { 576, 512 }, { 512, 512 }, { 72, 392 } };
 static const int64_t groups[] = { 1, 2, 4, 5, 8, 16 }, tokens_of[] = { 1, 2, 3, 5, 9, 33, 70 },
     positions_of[] = { 1, 31, 33, 64, 127, 129, 200, 333, 1000, 4097 };
 static const int splits_of[] = { 0, 1, 2, 3, 7 };
@@ -590,7 +592,7 @@ static void draw_sizes(struct attn_case * c, struct rng * r) {
     c->n_kv = positions_of[i];
     while (i > 0 && c->heads * c->tokens * c->seqs * c->n_kv * (c->dk + c->dv) > SIZE(300000000, 10000000)) { c->n_kv = positions_of[--i]; }
     c->splits = splits_of[rng_below(r, N_OF(splits_of))];
-    c->block_rows = rng_below(r, 2) == 0 ? 0 : 8 << rng_below(r, 3);
+    c->block_rows = rng_below(r, 2) == 0 ? 0 : 8 << rng_below(r, 4);
 }
 
 static void draw_mask(struct attn_case * c, struct rng * r) {
@@ -664,9 +666,9 @@ TEST(unaligned_rows) { // these go to the plain kernel, whatever was wished
 }
 
 TEST(v_in_k) { // one head for all of q, as latent attention has it
-    static const int64_t sizes[][2] = { { 576, 256 }, { 320, 256 }, { 192, 128 }, { 128, 64 }, { 256, 256 }, { 96, 96 } };
+    static const int64_t sizes[][2] = { { 576, 512 }, { 320, 256 }, { 192, 128 }, { 128, 64 }, { 256, 256 }, { 96, 96 }, { 576, 256 }, { 512, 512 } };
     for (int t = 0; t < 4; ++t) {
-        for (int i = 0; i < 6; ++i) {
+        for (int i = 0; i < 8; ++i) {
             struct attn_case c = plain_case(kv_types[t], kv_types[t], sizes[i][0], sizes[i][1], 1, 16, 1 + i % 3, 130, i % 2 == 0 ? MASK_NONE : MASK_HOLES);
             c.layout = V_IN_K, c.splits = i % 3, c.is_hidden = true;
             run_case("v_in_k", &c, false, 1);
@@ -678,10 +680,10 @@ TEST(v_in_k) { // one head for all of q, as latent attention has it
 
 // ---- the contract ----
 TEST(unseen_positions_may_hold_nan) {
-    static const struct { int64_t dk, dv, tokens, n_kv; } sizes[] = { { 64, 64, 2, SIZE(733, 333) }, { 128, 128, 17, SIZE(670, 270) }, { 40, 40, 70, 129 }, { 320, 256, 3, 130 } };
+    static const struct { int64_t dk, dv, tokens, n_kv; } sizes[] = { { 64, 64, 2, SIZE(733, 333) }, { 128, 128, 17, SIZE(670, 270) }, { 40, 40, 70, 129 }, { 320, 256, 3, 130 }, { 576, 512, 5, 130 } };
     for (int t = 0; t < 16; ++t) {
         for (int mask = MASK_CAUSAL; mask < N_MASKS; ++mask) {
-            const int i = (t + mask) % 4;
+            const int i = (t + mask) % 5;
             const bool is_short = i == 2 && (t % 4 > 1 || t / 4 > 1);
             struct attn_case c = plain_case(kv_types[t % 4], kv_types[t / 4], is_short ? 32 : sizes[i].dk, is_short ? 32 : sizes[i].dv, 2, 2, sizes[i].tokens,
                 sizes[i].n_kv, (enum mask_kind) mask);
@@ -722,10 +724,30 @@ TEST(many_splits) { // more than a warp has lanes, of which most see nothing whe
     }
 }
 
+TEST(long_values) { // in blocks of 16, 32 and 64 rows, of which the last is not full
+    static const struct { int64_t dk, dv, group, tokens; } sizes[] = { { 576, 512, 16, 1 }, { 512, 512, 4, 5 }, { 576, 512, 16, 4 }, { 264, 264, 3, 1 }, { 512, 512, 4, 20 },
+        { 128, 512, 1, 40 } };
+    for (int t = 0; t < 4; ++t) {
+        for (int64_t i = 0; i < N_OF(sizes); ++i) {
+            struct attn_case c = plain_case(kv_types[t % 2], kv_types[(t + t / 2) % 2], sizes[i].dk, sizes[i].dv, 1 + i % 2, sizes[i].group, sizes[i].tokens, 64 * i + 33, (enum mask_kind) (MASK_CAUSAL + (t + i) % 7));
+            c.is_hidden = c.is_tight = true;
+            c.layout = i % 2 == 0 && c.k == c.v ? V_IN_K : i % 3 == 0 ? PADDED : INTERLEAVED;
+            c.splits = (int) (t + i) % 4;
+            c.is_f32 = (t + i) % 3 == 0;
+            c.has_sinks = i % 4 == 1;
+            c.softcap = (t + i) % 5 == 0 ? 3.0f : 0.0f;
+            c.max_bias = i == 3 ? 8.0f : 0.0f;
+            run_case("long_values", &c, i % 3 == 0, 1);
+        }
+    }
+}
+
 TEST(no_positions) { // zeros, with a sink too
     for (int t = 0; t < 4; ++t) {
         struct attn_case c = plain_case(kv_types[t], kv_types[t], 64, 64, 1, 4, 40, 0, t % 2 == 0 ? MASK_NONE : MASK_ZERO);
         c.has_sinks = t >= 2;
+        run_case("no_positions", &c, true, 1);
+        c.dk = c.dv = 320;
         run_case("no_positions", &c, true, 1);
     }
 }
@@ -829,6 +851,7 @@ TEST(slices_of_tokens) {
         attention_begin(&x, &c, name);
         run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32);
         if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
+        if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ELEMENTS, 64); }
         attention_end(&x);
         test_case_end();
     }
@@ -849,7 +872,7 @@ TEST(little_shared_memory) { // what every device has
 TEST(few_blocks) {
     static const struct { int k, v; int64_t dk, dv, tokens; } rows[] = { { 0, 0, 64, 64, 1 }, { 0, 0, 128, 128, 5 }, { 0, 0, 256, 256, 9 }, { 0, 0, 320, 256, 1 },
         { 1, 0, 64, 64, 66 }, { 0, 1, 128, 128, 66 }, { 1, 1, 256, 256, 66 }, { 0, 0, 320, 256, 40 }, { 2, 2, 64, 64, 1 }, { 3, 3, 128, 128, 1 }, { 2, 3, 128, 128, 9 },
-        { 3, 2, 256, 256, 2 }, { 2, 0, 320, 256, 3 }, { 3, 1, 128, 128, 4 } };
+        { 3, 2, 256, 256, 2 }, { 2, 0, 320, 256, 3 }, { 3, 1, 128, 128, 4 }, { 0, 0, 576, 512, 1 }, { 1, 1, 512, 512, 20 }, { 0, 1, 512, 512, 9 } };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct attn_case c = plain_case(kv_types[rows[i].k], kv_types[rows[i].v], rows[i].dk, rows[i].dv, 1, 2, rows[i].tokens, SIZE(583, 263), i % 2 == 0 ? MASK_HOLES : MASK_TILES);
         c.splits = 2, c.is_tight = true;
@@ -859,43 +882,51 @@ TEST(few_blocks) {
 
 // ---- the choice of a path ----
 TEST(choice_of_a_path) {
-    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS };
+    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS, ELEMENTS = GCUDA_FLASH_ATTN_ELEMENTS };
     enum { F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16, Q8 = GCUDA_TYPE_Q8_0, Q4 = GCUDA_TYPE_Q4_0, F32 = GCUDA_TYPE_F32, Q5 = GCUDA_TYPE_Q5_0 };
-    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, path; } rows[] = {
-        { 900, F16, F16, 128, 128, 1, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 128, 128, 33, 1, 1, 1, ROWS },
-        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, ROWS },
-        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, ROWS },
-        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, SPLIT },
-        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, SPLIT },
-        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, PLAIN }, // no instruction for BF16
-        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, PLAIN },
-        { 720, F16, F16, 64, 64, 8, 1, 1, 1, PLAIN },
-        { 610, F16, F16, 64, 64, 100, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 1, SPLIT }, // no shared memory for many rows
-        { 900, F16, F16, 128, 128, 33, 1, 1, 0, ROWS },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 0, PLAIN },
-        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, SPLIT }, // codes are decoded there
-        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, SPLIT },
-        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, SPLIT },
-        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, SPLIT },
-        { 900, F32, F16, 128, 128, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F32, 128, 128, 1, 1, 1, 1, PLAIN },
-        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, PLAIN },
-        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 0, 1, 1, PLAIN }, // not aligned
-        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, PLAIN },
-        { 900, F16, F16, 40, 40, 33, 1, 1, 1, ROWS },
-        { 900, F16, F16, 36, 40, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 40, 36, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 640, 256, 1, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 648, 256, 1, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 256, 264, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 576, 256, 64, 1, 1, 1, ROWS },
-        { 900, F16, F16, 0, 64, 1, 1, 1, 1, PLAIN },
-        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, SPLIT },
+    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, fits_elements, path; } rows[] = {
+        { 900, F16, F16, 128, 128, 1, 1, 1, 1, 1, SPLIT },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 1, ROWS },
+        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, 1, ROWS },
+        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, 1, ROWS },
+        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, 1, SPLIT },
+        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, 1, SPLIT },
+        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, 1, PLAIN }, // no instruction for BF16
+        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, 1, PLAIN },
+        { 720, F16, F16, 64, 64, 8, 1, 1, 1, 1, PLAIN },
+        { 610, F16, F16, 64, 64, 100, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 1, 1, SPLIT }, // no shared memory for many rows
+        { 900, F16, F16, 128, 128, 33, 1, 1, 0, 1, ROWS },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 1, ELEMENTS },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 0, 1, ELEMENTS },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 0, PLAIN },
+        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, 1, SPLIT }, // codes are decoded there
+        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, 1, SPLIT },
+        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, 1, SPLIT },
+        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 1, SPLIT },
+        { 900, F32, F16, 128, 128, 33, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F32, 128, 128, 1, 1, 1, 1, 1, PLAIN },
+        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 1, PLAIN },
+        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, PLAIN }, // not aligned
+        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 40, 40, 33, 1, 1, 1, 1, ROWS },
+        { 900, F16, F16, 36, 40, 33, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 40, 36, 33, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 640, 256, 1, 1, 1, 1, 1, ELEMENTS },
+        { 900, F16, F16, 648, 256, 1, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 256, 264, 33, 1, 1, 1, 1, ELEMENTS },
+        { 750, F16, F16, 576, 512, 16, 1, 0, 0, 1, ELEMENTS },
+        { 800, BF16, BF16, 512, 512, 4096, 1, 1, 1, 1, ELEMENTS },
+        { 750, BF16, BF16, 512, 512, 4, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 576, 512, 16, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 576, 512, 16, 0, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 512, 520, 16, 1, 1, 1, 1, PLAIN },
+        { 900, Q8, Q8, 576, 512, 16, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 576, 256, 64, 1, 1, 1, 1, ELEMENTS },
+        { 900, F16, F16, 0, 64, 1, 1, 1, 1, 1, PLAIN },
+        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, 1, SPLIT },
     };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct gcuda_flash_attn_case c;
@@ -904,6 +935,7 @@ TEST(choice_of_a_path) {
         c.k_type = (enum gcuda_type) rows[i].k, c.v_type = (enum gcuda_type) rows[i].v;
         c.dk = rows[i].dk, c.dv = rows[i].dv, c.n_rows = rows[i].n_rows;
         c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0;
+        c.fits_elements = rows[i].fits_elements != 0;
         CHECK_MSG((int) gcuda_flash_attn_choose(&c) == rows[i].path, "row %lld: path %d, wanted %d", (long long) i, (int) gcuda_flash_attn_choose(&c),
             rows[i].path);
     }
@@ -913,6 +945,7 @@ TEST(wishes_are_followed) { // where the path can
     static const struct { int k, wish, path; int64_t tokens; } rows[] = {
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_ROWS, 50 },
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_ROWS, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_SPLIT, 50 },
+        { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ELEMENTS, GCUDA_FLASH_ATTN_ELEMENTS, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ELEMENTS, GCUDA_FLASH_ATTN_ELEMENTS, 50 },
         { GCUDA_TYPE_Q8_0, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_SPLIT, 50 }, { GCUDA_TYPE_Q4_0, GCUDA_FLASH_ATTN_PLAIN, GCUDA_FLASH_ATTN_PLAIN, 50 } };
     if (capability() < 750) {
         test_skip("no tensor cores");
@@ -939,5 +972,5 @@ TEST(every_path_has_run) {
         test_skip("not all tests, or no tensor cores");
         return;
     }
-    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= GCUDA_FLASH_ATTN_ROWS; ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
+    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= GCUDA_FLASH_ATTN_ELEMENTS; ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
 }
