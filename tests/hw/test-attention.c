@@ -240,12 +240,15 @@ static double scale_of(const struct attn_case * c) {
     return c->content == BIG_LOGITS ? 5e3 * usual : c->content == BIG_Q ? 1e-6 : usual;
 }
 
+static int unit_of(enum gcuda_type type) { return type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_1 ? 4 : gcuda_is_quantized(type) ? 2 : 16; } // bytes
+
 static void make_sources(struct attention * x) {
     struct attn_case * c = &x->c;
     const bool has_codes[2] = { gcuda_is_quantized(c->k), gcuda_is_quantized(c->v) };
     const enum layout layout = c->layout == V_IN_K ? PADDED : c->layout;
     const int64_t spare = c->is_tight ? 0 : 3;
-    const size_t pad[2] = { layout == PACKED ? 0 : has_codes[0] ? 2 : 16, layout == PACKED ? 0 : has_codes[1] ? 6 : 48 };
+    const bool has_words = unit_of(c->k) == 4 || unit_of(c->v) == 4;
+    const size_t pad[2] = { layout == PACKED ? 0 : has_codes[0] ? (has_words ? 4 : 2) : 16, layout == PACKED ? 0 : has_codes[1] ? (has_words ? 12 : 6) : 48 };
     const size_t first[2] = { (size_t) c->skew * (has_codes[0] ? 2 : 16), (size_t) c->skew * (has_codes[1] ? 2 : 16) };
     x->q = source_of(c->q, c->dk, c->tokens, c->heads, c->seqs, c->q_skew % 2 == 0 ? PACKED : INTERLEAVED,
         (size_t) (c->q_skew / 2) * gcuda_type_size(c->q), (size_t) (c->q_skew / 4) * gcuda_type_size(c->q), 0);
@@ -482,11 +485,16 @@ static void compare(const struct attention * x, const float * y, const float * p
     free(want);
 }
 
+static bool is_kv_type(enum gcuda_type type) { // that SPLIT decodes
+    return type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16 || type == GCUDA_TYPE_Q8_0 || type == GCUDA_TYPE_Q4_0;
+}
 // Kernels for tensor cores take the sizes, types and strides of this case, whatever their shared memory.
 static bool can_use_tensor_cores(const struct attn_case * c) {
     const bool has_bf16 = c->k == GCUDA_TYPE_BF16 || c->v == GCUDA_TYPE_BF16;
     const bool has_codes = gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v);
-    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= (has_codes ? 256 : 512);
+    const bool is_short = c->dk <= 256 && c->dv <= 256 && is_kv_type(c->k) && is_kv_type(c->v);
+    if (has_codes && !is_short && c->is_f32) { return false; } // F16 of them has too few digits
+    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 512;
 }
 
 // The result of a path, so many times with the same bits.
@@ -742,6 +750,22 @@ TEST(long_values) { // in blocks of 16, 32 and 64 rows, of which the last is not
     }
 }
 
+TEST(packed_types) { // that become F16 in shared memory, each with each and with floats; rows at any multiple of their alignment
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const struct { int64_t dk, dv, group, tokens; } sizes[] = { { 128, 128, 4, 1 }, { 576, 512, 16, 1 }, { 64, 96, 3, 9 }, { 512, 512, 4, 17 }, { 320, 256, 5, 1 } };
+    for (int t = 0; t < 49; ++t) {
+        const int64_t * size = &sizes[t % 5].dk;
+        struct attn_case c = plain_case(types[t % 7], types[t / 7], size[0], size[1], 2, size[2], size[3], 150 + t, (enum mask_kind) (t % N_MASKS));
+        c.layout = c.k == c.v && c.dk >= c.dv && t % 2 == 0 ? V_IN_K : (enum layout) (t % 3);
+        c.skew = (c.k == GCUDA_TYPE_Q4_1 || c.k == GCUDA_TYPE_Q5_1 || c.v == GCUDA_TYPE_Q4_1 || c.v == GCUDA_TYPE_Q5_1 ? 2 : 1) * (t % 4);
+        c.is_hidden = t % 3 > 0, c.is_tight = t % 2 == 0;
+        c.splits = t % 4;
+        c.content = t % 4 == 1 && gcuda_is_quantized(c.v) && c.layout != V_IN_K ? BIG_V : ORDINARY;
+        c.max_shared = t % 6 == 5 ? (size_t) 99 << 10 : most_shared();
+        run_case("packed_types", &c, t % 5 == 0, 1);
+    }
+}
+
 TEST(no_positions) { // zeros, with a sink too
     for (int t = 0; t < 4; ++t) {
         struct attn_case c = plain_case(kv_types[t], kv_types[t], 64, 64, 1, 4, 40, 0, t % 2 == 0 ? MASK_NONE : MASK_ZERO);
@@ -907,8 +931,9 @@ TEST(choice_of_a_path) {
         { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 1, SPLIT },
         { 900, F32, F16, 128, 128, 33, 1, 1, 1, 1, PLAIN },
         { 900, F16, F32, 128, 128, 1, 1, 1, 1, 1, PLAIN },
-        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 1, PLAIN },
-        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 1, PLAIN },
+        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 1, ELEMENTS },
+        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 1, ELEMENTS },
+        { 900, Q5, Q5, 128, 128, 33, 1, 1, 1, 0, PLAIN },
         { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, PLAIN }, // not aligned
         { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, 1, PLAIN },
         { 900, F16, F16, 40, 40, 33, 1, 1, 1, 1, ROWS },
@@ -923,7 +948,8 @@ TEST(choice_of_a_path) {
         { 900, F16, F16, 576, 512, 16, 1, 1, 1, 0, PLAIN },
         { 900, F16, F16, 576, 512, 16, 0, 1, 1, 1, PLAIN },
         { 900, F16, F16, 512, 520, 16, 1, 1, 1, 1, PLAIN },
-        { 900, Q8, Q8, 576, 512, 16, 1, 1, 1, 1, PLAIN },
+        { 900, Q8, Q8, 576, 512, 16, 1, 1, 1, 1, ELEMENTS },
+        { 900, Q8, Q8, 320, 256, 16, 1, 1, 1, 1, ELEMENTS },
         { 900, F16, F16, 576, 256, 64, 1, 1, 1, 1, ELEMENTS },
         { 900, F16, F16, 0, 64, 1, 1, 1, 1, 1, PLAIN },
         { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, 1, SPLIT },
