@@ -148,7 +148,7 @@ tidy: ## clang-tidy on gcuda.h
 SIM = $(B)/sim
 SIM_CFLAGS ?= -O1 -g1
 SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Itests/sim/include -I. -Itests -Iexamples
-SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -Itests/sim/include -I. -Itests
+SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -Wno-psabi -DGCUDA_CUDA -Itests/sim/include -I. -Itests
 # gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.
 KERNEL_PARTS := $(shell sed -n 's/^\#if GCUDAI_PART(\([0-9]*\)).*/\1/p' gcuda_kernels.cu 2> /dev/null | sort -nu)
 # SIM_SHARED: those that are linked as the plain build in another folder has them (tests/sim/run.py).

@@ -18,6 +18,7 @@
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
 //   >>k-mul-mat-vec  products of block formats with up to 8 columns, on tensor cores 16
 //   >>k-mul-mat-vec-float  products of float weights with up to 8 columns
+//   >>k-sm90      what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
 //   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
 //   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
 //   >>k-attention attention in one pass
@@ -35,6 +36,7 @@
 #include "gcuda.h"
 #if defined(GCUDAI_SIM)
 #include "sim_mma.h"
+#include "sim_sm90.h"
 #endif
 
 // =====================================================================================================
@@ -5842,7 +5844,24 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
 }
 
 // Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
-// leave the range of F32, a part stores minus the root of their mean instead of the sum.
+// leave the range of F32, a part stores minus the root of their mean instead of the sum. Of elements below 1 it stores both times
+// SMALL_PART, for in F32 they may be subnormal and have few digits.
+#define SMALL_PART 1.2676506002282294e30f // 2^100
+#define SMALL_PART_ROOT 9007199254740992.0f // 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
+static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // of elements times unit
+    const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
+    const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
+    return is_small ? make_float2(mean * (SMALL_PART / unit), -up) : make_float2(mean / unit, -root / unit);
+}
+struct d_norm_found {
+    double mean, squares;
+};
+static inline __device__ d_norm_found d_norm_found_of(const float2 & part, double n) {
+    if (part.y >= 0.0f) { return { (double) part.x, (double) part.y }; }
+    const double down = part.y > -SMALL_PART_ROOT ? 1.0 / (double) SMALL_PART : 1.0, root = (double) part.y * down;
+    return { (double) part.x * down, n * root * root };
+}
+
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
@@ -5852,13 +5871,14 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
         float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+        float2 part = make_float2(mean, sum);
         if (d_norm_is_beyond<KIND>(sum, q.n, p.eps)) {
             const float unit = d_unit(d_row_max<H::THREADS>(d_largest(x)));
             x.all([&](float & v) { v *= unit; });
-            sum = -sqrtf(d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean) / (float) q.n) / unit;
-            mean /= unit;
+            sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+            part = d_norm_part(mean, sum, q.n, unit);
         }
-        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, make_float2(mean, sum)); }
+        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, part); }
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
@@ -5870,13 +5890,15 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_wait_before(); }
         bool is_missing = false;
-        const double first = (double) d_found<float2>(found, &is_missing).x; // sums around it lose no digits
+        const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
             const float2 part = d_found<float2>(found + i, &is_missing);
-            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most), d = (double) part.x - first;
+            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most);
+            const d_norm_found own = d_norm_found_of(part, n);
+            const double d = own.mean - first;
             sum.x += n * d;
-            sum.y += n * d * d + (part.y < 0.0f ? n * (double) part.y * (double) part.y : (double) part.y);
+            sum.y += n * d * d + own.squares;
         }
         if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
         sum = d_block_sums(sum);
@@ -5886,7 +5908,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
             const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            unit = d_unit(fminf((float) (1.0 / right), F32_MOST)); // x * unit is of the order of 1
+            const double length = 1.0 / right; // below F32 where one element of a long row is the least subnormal number
+            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of the order of 1
             shift = (float) ((first + mean) * (double) unit);
             scale = (float) (right / (double) unit);
         }
@@ -6599,22 +6622,23 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
 // the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
-// device they are cut into parts, whose sums a launch before leaves in scratch.
+// device they are cut into parts, whose sums a launch before leaves in scratch. A stretch one of whose sums is not finite in F32 is
+// summed again in double.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 #define SCAN_THREADS 256
 
 // Inclusive within the warp.
-static inline __device__ float d_warp_scan(float v) {
+template <typename F> static inline __device__ F d_warp_scan(F v) {
     for (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, v, d);
-        v += (int) threadIdx.x % 32 >= d ? before : 0.0f;
+        const F before = __shfl_up_sync(0xffffffffu, v, d);
+        v += (int) threadIdx.x % 32 >= d ? before : (F) 0;
     }
     return v;
 }
 // Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before it.
-static inline __device__ float d_warp_before(float inclusive) {
-    const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
-    return threadIdx.x % 32 > 0 ? before : 0.0f;
+template <typename F> static inline __device__ F d_warp_before(F inclusive) {
+    const F before = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
 template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
@@ -6681,7 +6705,41 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             sum += (double) own;
         }
         sum = d_block_sum(sum);
+        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // the same on all threads
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
+    }
+
+    // Recomputes a part's sum in double, after a sum in F32 was not finite.
+    static NO_INLINE __device__ double find_double(const d_scan & q, const char * x, int64_t i0, int64_t end) {
+        double sum = 0.0;
+        for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) { sum += (double) d_f32(*(const T *) (x + i * (int64_t) q.p.x.nb[0])); }
+        return d_block_sum(sum);
+    }
+
+    // Recomputes and stores a stretch of n elements in double, after a sum in F32 was not finite. All threads of the block call it and
+    // get the sum up to the end of the stretch.
+    static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
+        __shared__ double sums[SCAN_THREADS / 32]; // of the warps
+        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+        stretch s;
+        s.load(q.p.x, x, n);
+        for (int k = 0; k < 4; ++k) {
+            double own = 0.0;
+            for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
+            const double scan = d_warp_scan(own);
+            __syncthreads(); // the last use of sums is over
+            if (lane == 31) { sums[warp] = scan; }
+            __syncthreads();
+            double left = before;
+            for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+                left += w < warp ? sums[w] : 0.0;
+                before += sums[w];
+            }
+            left += d_warp_before(scan);
+            for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
+        }
+        s.store(q.p.y, y, n);
+        return before;
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
@@ -6696,7 +6754,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         bool is_begin = q.n_parts > 1;
         for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
             stretch s;
-            float scan[4];
+            float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
                 if (!MAY_MISS) { d_wait_before(); }
@@ -6715,7 +6773,6 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
                 for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
                 scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
             }
-            __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
             }
@@ -6728,10 +6785,19 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
-                for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
+                for (int j = 0; j < stretch::N; ++j) {
+                    const float within = left + s.v[k][j];
+                    lost = fmaf(within, 0.0f, lost); // NaN from an infinite sum on, and from NaN
+                    s.v[k][j] = (float) (before + (double) within);
+                }
             }
-            s.template store<MAY_MISS>(q.p.y, y, n);
-            before += (double) total;
+            const double all = (double) total;
+            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; nothing of the stretch is in y, which may be x
+                before = finish_double(q, x, y, n, before);
+            } else {
+                s.template store<MAY_MISS>(q.p.y, y, n);
+                before += all;
+            }
             x += stretch::SIZE * (int64_t) q.p.x.nb[0];
             y += stretch::SIZE * (int64_t) q.p.y.nb[0];
         }
@@ -8907,20 +8973,30 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
     return w;
 }
 
-// The largest value and where in the plane its first occurrence is, or -1.
+// Whether v is larger than the largest before it, where NaN is no number.
+static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
+
+// The largest value and where in the plane its first occurrence is; NaN if the window has no number, -FLT_MAX and -1 if it has no element.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
-    float max = -3.402823466e38f;
+    float max = NAN;
     *at = -1;
     for (int64_t y = w.y0; y < w.y1; ++y) {
         for (int64_t x = w.x0; x < w.x1; ++x) {
             const float v = d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || d_pool_is_larger(v, max)) {
                 max = v;
                 *at = y * p.x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -F32_MOST : max;
+}
+
+// A maximum that began as NaN: still NaN if the window has no number, which is -FLT_MAX if it has no element either.
+static inline __device__ float d_pool_max_of(const gcuda_pool_args & p, float max, int64_t ox, int64_t oy) {
+    if (!isnan(max)) { return max; }
+    const d_window w = d_window_of(p, ox, oy);
+    return w.x0 < w.x1 && w.y0 < w.y1 ? max : -F32_MOST;
 }
 
 // Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
@@ -8981,7 +9057,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
         const int64_t y0 = y > 0 ? y : 0, y1 = y + p.k1 < p.x.ne[1] ? y + p.k1 : p.x.ne[1];
         const T * row = (const T *) d_at(p.x, 0, y0, i.i2, i.i3) + x;
         float v[POOL_AHEAD];
-        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         const bool is_inside = x >= 0 && x + (POOL_AHEAD - 1) * step + K <= p.x.ne[0];
         for (int64_t at = y0; at < y1 && is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
             T raw[POOL_AHEAD][K];
@@ -8991,7 +9067,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
                 UNROLL for (int j = 0; j < K; ++j) {
                     const float u = d_f32(raw[k][j]);
-                    v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k];
+                    v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; // fmaxf ignores NaN
                 }
             }
         }
@@ -9007,7 +9083,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
                 UNROLL for (int j = 0; j < K; ++j) {
                     const int64_t from = x + k * step + j;
                     const float u = d_f32(raw[k][j]);
-                    if (from >= 0 && from < p.x.ne[0]) { v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k]; }
+                    if (from >= 0 && from < p.x.ne[0]) { v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; }
                 }
             }
         }
@@ -9015,7 +9091,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
             if (at < p.y.ne[0]) {
                 const float divisor = IS_MAX || is_inside ? whole : d_pool_divisor(p, at);
-                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
+                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) =
+                    IS_MAX ? d_pool_max_of(p, v[k], at, i.i1) : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
             }
         }
     }
@@ -9032,7 +9109,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
         const int n = p.y.ne[0] - i.i0 < N ? (int) (p.y.ne[0] - i.i0) : N;
         const char * row = d_at(p.x, i.i0 * K, y0, i.i2, i.i3);
         float v[N];
-        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         for (int64_t at = y0; at < y1 && n == N; at += K, row += K * (int64_t) p.x.nb[1]) {
             uint4 raw[K][K];
             UNROLL for (int r = 0; r < K; ++r) {
@@ -9044,18 +9121,19 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
                 float u[K * N];
                 UNROLL for (int j = 0; j < K; ++j) { d_unpack<T>(raw[r][j], u + j * N); }
                 UNROLL for (int j = 0; j < K * N; ++j) {
-                    if (at + r < y1) { v[j / K] = !IS_MAX ? v[j / K] + u[j] : u[j] > v[j / K] ? u[j] : v[j / K]; }
+                    if (at + r < y1) { v[j / K] = IS_MAX ? fmaxf(v[j / K], u[j]) : v[j / K] + u[j]; }
                 }
             }
         }
         for (int64_t at = y0; at < y1 && n < N; ++at, row += p.x.nb[1]) {
             UNROLL for (int j = 0; j < K * N; ++j) {
                 const float u = j < K * n ? d_f32(((const T *) row)[j]) : 0.0f;
-                v[j / K] = !IS_MAX ? v[j / K] + u : u > v[j / K] ? u : v[j / K];
+                v[j / K] = IS_MAX ? fmaxf(v[j / K], u) : v[j / K] + u;
             }
         }
         float * to = (float *) d_at(p.y, i.i0, i.i1, i.i2, i.i3);
         UNROLL for (int k = 0; k < N; ++k) {
+            if (IS_MAX) { v[k] = d_pool_max_of(p, v[k], i.i0 + k, i.i1); }
             if (!IS_MAX && k < n) { v[k] = d_pool_mean_of(p, v[k], divisor, i.i0 + k, i.i1, i.i2, i.i3); }
         }
         UNROLL for (int k = 0; k < N; k += 4) {
@@ -9189,11 +9267,12 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
 // Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
 static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
     const float v[4] = { top.x, top.y, low.x, low.y };
-    float max = -3.402823466e38f, y[4];
-    int winner = -1;
-    UNROLL for (int k = 0; k < 4; ++k) {
-        winner = v[k] > max ? k : winner;
-        max = v[k] > max ? v[k] : max;
+    float max = v[0], y[4];
+    int winner = 0;
+    UNROLL for (int k = 1; k < 4; ++k) {
+        const bool is_larger = d_pool_is_larger(v[k], max);
+        winner = is_larger ? k : winner;
+        max = is_larger ? v[k] : max;
     }
     UNROLL for (int k = 0; k < 4; ++k) { y[k] = !is_max || winner == k ? g : 0.0f; }
     *y_top = make_float2(y[0], y[1]);
@@ -16661,13 +16740,406 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 }
 #endif // part 14
 
+#if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
+// =====================================================================================================
+// >>k-sm90   what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+// =====================================================================================================
+// All of these instructions stand here and nowhere else; products, convolutions and attention are written with the functions below.
+// They compile to nothing where they are not called: only the bodies of kernels ask for D_SM90. Addresses in shared memory are numbers
+// (d_shared_address), as the instructions take them: an mbarrier is eight bytes at a multiple of eight.
+//
+// HOW A KERNEL IS WRITTEN. Copies and products run by themselves; threads start them and wait for them. So that both always have something
+// to do, different threads of a block do the two, and a ring of stages in shared memory lies between them.
+//   roles      a warpgroup is four warps. One is the producer: a single thread of it starts copies. The others are consumers, which
+//              multiply. Each role is one branch of one if, and begins with d_give_registers or d_take_registers
+//   stage      a place in shared memory for one step of both operands, with two mbarriers. `full`: its phase is over when the producer has
+//              arrived once and the bytes that it expects have landed. `empty`: when each consumer warp has arrived once, in a cluster those
+//              of all blocks that the copy lands in
+//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes); d_tma_load...(full); next stage
+//   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_... ; d_wgmma_commit; d_wgmma_wait<0>; one lane of each warp
+//              calls d_mbarrier_arrive(empty); next stage. With d_wgmma_wait<1> the tensor cores never run dry: what is over then are the
+//              products of the step before, and its stage is the one to give back
+//   phases     a stage is used again and again, and a wait names only the parity of the phase: d_pipeline_state counts both. A producer
+//              begins with parity 1, so that its first round of waits for `empty` returns at once
+//   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init, then all meet: __syncthreads, in clusters d_cluster_sync
+//   end        no copy may be under way to a block that has ended: every phase that copies belong to is waited for, and a cluster's
+//              blocks end together (d_cluster_sync)
+// Rules that compilers do not check and hardware answers with wrong numbers or a hang:
+//   1. the producer expects exactly the bytes that its copies bring, before them    2. a stage is given back after d_wgmma_wait, not before
+//   3. descriptor and tensor map say the same swizzle, from a multiple of 1024 on   4. a barrier's count is the arrivals that really come
+//   5. operands written by threads: d_fence_async by each of them before they arrive at a barrier    6. d_wgmma_fence before the first wgmma
+//   after a wait; nobody touches accumulators between    7. all four warps of a warpgroup execute the same wgmmas
+// k_example of tests/sim/test-sm90.cpp is a whole small kernel; the test breaks each of these rules in it, and the simulated device, which
+// runs the same code (tests/sim/sim-sm90.h), says which.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
+#define D_SM90 1
+#else
+#define D_SM90 0
+#endif
+
+// An instruction; on the simulated device a call of tests/sim/include/sim_sm90.h.
+#ifdef __CUDACC__
+#define D_PTX(instruction, call) instruction
+#else
+#define D_PTX(instruction, call) call
+#endif
+
+// Of a kernel whose blocks come in clusters of n along x; the grid is a multiple of it. Its body begins with D_IN_CLUSTER(n).
+#if D_SM90 && defined(__CUDACC__)
+#define D_CLUSTER(n) __cluster_dims__(n, 1, 1)
+#else
+#define D_CLUSTER(n)
+#endif
+#define D_IN_CLUSTER(n) D_PTX((void) 0, sim_cluster(n))
+
+// n mbarriers of a kernel. On the simulated device blocks of a cluster would share what is declared otherwise.
+#ifdef __CUDACC__
+#define D_SHARED_MBARRIERS(name, n) alignas(8) __shared__ uint64_t name[n]
+#else
+#define D_SHARED_MBARRIERS(name, n)                                                                      \
+    uint64_t * const name = (uint64_t *) sim_block_shared([]() -> const void * {                         \
+        static char key;                                                                                 \
+        return &key;                                                                                     \
+    }(), 8 * (size_t) (n))
+#endif
+
+// What cuTensorMapEncodeTiled makes (tensor_map_of). A kernel takes it as D_GRID_CONSTANT const argument, never as a copy.
+struct alignas(64) d_tensor_map {
+    uint64_t words[16];
+};
+
+// Stage of a ring of N, and the parity of its phase. A consumer waits on the stages' full barriers and begins with { 0, 0 }. A producer
+// waits on their empty barriers and begins with { 0, 1 }: the phase before a barrier's first counts as over, so that no wait blocks in
+// the first round.
+template <int N> struct d_pipeline_state {
+    int index;
+    uint32_t phase;
+    inline __device__ void next() {
+        index = index + 1 == N ? 0 : index + 1;
+        phase ^= index == 0 ? 1u : 0u;
+    }
+};
+
+// The address of dynamic shared memory or of D_SHARED_MBARRIERS.
+static inline __device__ uint32_t d_shared_address(const void * p) {
+#ifdef __CUDACC__
+    return (uint32_t) __cvta_generic_to_shared(p);
+#else
+    return sim_shared_address(p);
+#endif
+}
+
+// ---- mbarrier ----
+// A phase is over when n_arrivals threads have arrived and as many bytes have landed as were expected; then the next one begins.
+
+// By one thread, which then calls d_mbarrier_fence_init; __syncthreads or d_cluster_sync before any other thread uses it.
+static inline __device__ void d_mbarrier_init(uint32_t bar, int n_arrivals) {
+    D_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_arrivals) : "memory"), sim_mbarrier_init(bar, n_arrivals));
+}
+// The barriers of this thread's d_mbarrier_init are seen by TMA and by the other blocks of the cluster.
+static inline __device__ void d_mbarrier_fence_init() { D_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), sim_mbarrier_fence_init()); }
+// Returns once the phase of this parity is over: 0 for a barrier's first, third, ... phase, 1 for the others and the one before the first.
+// Whoever waits must not fall two phases behind: parity would be that of a later one.
+static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
+#ifdef __CUDACC__
+    uint32_t is_over;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(is_over)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    } while (is_over == 0);
+#else
+    sim_mbarrier_wait(bar, parity);
+#endif
+}
+static inline __device__ void d_mbarrier_arrive(uint32_t bar) {
+    D_PTX(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive(bar, -1));
+}
+// At the barrier of the same address in block `rank` of the cluster.
+static inline __device__ void d_mbarrier_arrive_at(uint32_t bar, int rank) {
+    D_PTX(asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+                 "r"(rank)
+                 : "memory"), sim_mbarrier_arrive(bar, rank));
+}
+// Arrives, and the phase waits for n_bytes more. Before the copies that bring them.
+static inline __device__ void d_mbarrier_arrive_expect(uint32_t bar, int n_bytes) {
+    D_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), (sim_mbarrier_expect(bar, n_bytes), sim_mbarrier_arrive(bar, -1)));
+}
+// The same without arriving.
+static inline __device__ void d_mbarrier_expect(uint32_t bar, int n_bytes) {
+    D_PTX(asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), sim_mbarrier_expect(bar, n_bytes));
+}
+// Arrives once this thread's d_copy_16 so far have landed; counts as one of n_arrivals.
+static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
+    D_PTX(asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive_after_copies(bar));
+}
+
+// ---- TMA: asynchronous copies by one thread ----
+// Loads land in shared memory at some time before the phase of `bar` is over that was told to expect their bytes. Plain ones are n_bytes
+// in a row, everything at multiples of 16. Multicast ones land at the same address in each block of the cluster whose bit is set in
+// `blocks`, and count at the barrier of the same address there.
+static inline __device__ void d_tma_load(uint32_t to, const void * from, int n_bytes, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(n_bytes), "r"(bar)
+                 : "memory"), sim_tma_load(to, from, n_bytes, bar, 0));
+}
+static inline __device__ void d_tma_load_multicast(uint32_t to, const void * from, int n_bytes, uint32_t bar, uint16_t blocks) {
+    D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(bar), "h"(blocks)
+                 : "memory"), sim_tma_load(to, from, n_bytes, bar, blocks));
+}
+// The box of a tensor map whose first element is at these coordinates (x along dimension 0); elements outside are zeros and count as
+// bytes. `to` at a multiple of 128 bytes, with 128-byte swizzle of 1024.
+static inline __device__ void d_tma_load_2d(uint32_t to, const d_tensor_map & map, int x, int y, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y));
+}
+static inline __device__ void d_tma_load_3d(uint32_t to, const d_tensor_map & map, int x, int y, int z, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z));
+}
+static inline __device__ void d_tma_load_4d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w));
+}
+static inline __device__ void d_tma_load_5d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, int v, uint32_t bar) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+                 "[%7];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(bar)
+                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w, v));
+}
+static inline __device__ void d_tma_load_4d_multicast(
+    uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar, uint16_t blocks) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
+                 "%4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "h"(blocks)
+                 : "memory"), sim_tma_load_box(to, &map, bar, blocks, x, y, z, w));
+}
+// Into the L2 cache alone the descriptor that a kernel is about to use.
+static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
+    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
+}
+
+// Stores read shared memory that was written before d_fence_async. Groups end with d_tma_commit and belong to the thread: after
+// d_tma_wait_read<N> all but its last N groups have read shared memory, after d_tma_wait<N> they have also written.
+static inline __device__ void d_tma_store(void * to, uint32_t from, int n_bytes) {
+    D_PTX(asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory"), sim_tma_store(to, from, n_bytes));
+}
+// Elements of the box that are outside are not written.
+static inline __device__ void d_tma_store_2d(const d_tensor_map & map, int x, int y, uint32_t from) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y));
+}
+static inline __device__ void d_tma_store_3d(const d_tensor_map & map, int x, int y, int z, uint32_t from) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y), "r"(z),
+                 "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y, z));
+}
+static inline __device__ void d_tma_store_4d(const d_tensor_map & map, int x, int y, int z, int w, uint32_t from) {
+    D_PTX(asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map), "r"(x), "r"(y),
+                 "r"(z), "r"(w), "r"(from)
+                 : "memory"), sim_tma_store_box(&map, from, x, y, z, w));
+}
+static inline __device__ void d_tma_commit() { D_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), sim_tma_commit()); }
+template <int N> static inline __device__ void d_tma_wait_read() { D_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"), sim_tma_wait(N, true)); }
+template <int N> static inline __device__ void d_tma_wait() { D_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"), sim_tma_wait(N, false)); }
+
+// What this thread wrote to shared memory by itself is seen by wgmma and TMA that begin after a barrier which it arrives at from now on.
+static inline __device__ void d_fence_async() { D_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), sim_fence_async()); }
+
+// ---- blocks of a cluster, named barriers, registers ----
+static inline __device__ int d_cluster_rank() {
+    int rank;
+    D_PTX(asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)), rank = sim_cluster_rank());
+    return rank;
+}
+// By all threads of the cluster. Also last of all in a kernel to whose shared memory another block may still send.
+static inline __device__ void d_cluster_sync() {
+    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"), sim_cluster_sync());
+}
+// Barrier 1 .. 15 of a block (0 is that of __syncthreads): over when n_threads, a multiple of 32, have come with sync or arrive.
+static inline __device__ void d_named_sync(int id, int n_threads) { D_PTX(asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, true)); }
+static inline __device__ void d_named_arrive(int id, int n_threads) {
+    D_PTX(asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, false));
+}
+// By all four warps of a warpgroup: registers of a thread from now on, a multiple of 8 from 24 to 256. The kernel has __launch_bounds__
+// with blocks per multiprocessor; giving comes first in one branch, taking first in the other.
+template <int N> static inline __device__ void d_give_registers() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
+template <int N> static inline __device__ void d_take_registers() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
+
+// ---- wgmma: descriptors of operands in shared memory ----
+// A matrix of 16-bit elements (8-bit and 32-bit ones: the same bytes) is laid out in one of these ways, by rows of m or n:
+//   d_desc_k_128(at)             K-major, 128-byte swizzle: a row's 64 elements of k are 128 bytes, rows follow each other, `at` is a
+//                                multiple of 1024. The next 16 elements of k: + 2. What a tensor map with boxes of 128 bytes makes.
+//   d_desc_mn_128(at, panel)     MN-major, 128-byte swizzle, with TRANS: 64 elements of m or n for one k are 128 bytes, the next k
+//                                follows; the next 64 elements of m or n are `panel` bytes further (a multiple of 1024), if there
+//                                are more. The next 16 k: + 128. What the same map makes of a matrix whose rows are k.
+//   d_desc_plain(at, plane)      K-major without swizzle: a row's eight elements of k are 16 bytes, rows follow each other, the next
+//                                eight elements of k are `plane` bytes further. Any row, at a multiple of 16, may be the first.
+// With 128-byte swizzle the 16 bytes c of row r of 128 bytes are at c ^ (r % 8), counted from a multiple of 1024.
+enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // as in bits 62 and 63
+
+// leading, stride: bytes. K-major: stride to the next eight rows; leading only without swizzle, to the next eight elements of k.
+// MN-major: leading to the next 128 (64, 32) bytes of m or n, stride to the next eight k.
+template <int SWIZZLE> static inline __device__ uint64_t d_desc(uint32_t at, uint32_t leading, uint32_t stride) {
+    return (uint64_t) ((at & 0x3ffffu) >> 4) | (uint64_t) (leading >> 4) << 16 | (uint64_t) (stride >> 4) << 32 | (uint64_t) SWIZZLE << 62;
+}
+static inline __device__ uint64_t d_desc_k_128(uint32_t at) { return d_desc<SWIZZLE_128>(at, 16, 1024); }
+static inline __device__ uint64_t d_desc_mn_128(uint32_t at, uint32_t panel) { return d_desc<SWIZZLE_128>(at, panel, 1024); }
+static inline __device__ uint64_t d_desc_plain(uint32_t at, int plane) { return d_desc<SWIZZLE_NONE>(at, (uint32_t) plane, 128); }
+
+// ---- wgmma: products of a warpgroup ----
+// By all 128 threads: d_wgmma_fence, some products, d_wgmma_commit; d_wgmma_wait<N>: all but the last N groups are over. In between
+// operands in shared memory stay as they are, and nobody touches accumulators (the next products may) or a's registers.
+// d_wgmma_fence also comes after other instructions have written these.
+static inline __device__ void d_wgmma_fence() { D_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), sim_wgmma_fence()); }
+static inline __device__ void d_wgmma_commit() { D_PTX(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), sim_wgmma_commit()); }
+template <int N> static inline __device__ void d_wgmma_wait() { D_PTX(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"), sim_wgmma_wait(N)); }
+// After a wait, for accumulators that are read next: the compiler moves no read to before it.
+template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
+#ifdef __CUDACC__
+    UNROLL for (int i = 0; i < H; ++i) { asm volatile("" : "+f"(d[i])::"memory"); }
+#else
+    sim_wgmma_read(d, H);
+#endif
+}
+
+// d = a b + (adds != 0 ? d : 0), of F16, BF16 (16 elements of k) or F32 as TF32 (8), which the first argument says; 64 rows.
+//   d    float[N / 2] for N columns: warp w of the group has rows 16 w .. 16 w + 15, registers 4 j .. 4 j + 3 of a lane its two elements of
+//        columns 8 j .. 8 j + 7 as those of mma.m16n8: row lane / 4 columns 2 (lane % 4) and the next, then row lane / 4 + 8
+//   a    _ss: descriptor; _rs: four registers, as those of mma.m16n8k16 (TF32: m16n8k8)
+//   b    descriptor
+//   d_wgmma_rs<TRANS_B>, d_wgmma_ss<TRANS_B, TRANS_A>: true for an operand that is MN-major; 16-bit types only
+#ifndef __CUDACC__
+template <typename T>
+static inline void d_sim_wgmma(T, float * d, int n, const uint32_t * registers, uint64_t a, uint64_t b, int adds, bool trans_a, bool trans_b) {
+    sim_wgmma_op op = { sizeof(T) == 4 ? SIM_WGMMA_TF32 : std::is_same<T, __half>::value ? SIM_WGMMA_F16 : SIM_WGMMA_BF16, n, registers != nullptr,
+        trans_a, trans_b, adds, a, b, {} };
+    if (registers != nullptr) { memcpy(op.registers, registers, sizeof(op.registers)); }
+    sim_wgmma(op, d);
+}
+#endif
+#define D_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D_F8(i) D_F4(i), D_F4(i + 4)
+#define D_F16(i) D_F8(i), D_F8(i + 8)
+#define D_F_8 D_F8(0)
+#define D_F_16 D_F16(0)
+#define D_F_20 D_F_16, D_F4(16)
+#define D_F_24 D_F_16, D_F8(16)
+#define D_F_32 D_F_16, D_F16(16)
+#define D_F_36 D_F_32, D_F4(32)
+#define D_F_40 D_F_32, D_F8(32)
+#define D_F_48 D_F_32, D_F16(32)
+#define D_F_56 D_F_48, D_F8(48)
+#define D_F_64 D_F_48, D_F16(48)
+#define D_F_80 D_F_64, D_F16(64)
+#define D_F_96 D_F_80, D_F16(80)
+#define D_F_128 D_F_96, D_F16(96), D_F16(112)
+
+#define D_R10(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
+#define D_R_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define D_R_16 D_R10() ", %10, %11, %12, %13, %14, %15"
+#define D_R_20 D_R10() ", " D_R10(1)
+#define D_R_24 D_R_20 ", %20, %21, %22, %23"
+#define D_R_30 D_R_20 ", " D_R10(2)
+#define D_R_32 D_R_30 ", %30, %31"
+#define D_R_36 D_R_32 ", %32, %33, %34, %35"
+#define D_R_40 D_R_30 ", " D_R10(3)
+#define D_R_48 D_R_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define D_R_50 D_R_40 ", " D_R10(4)
+#define D_R_56 D_R_50 ", %50, %51, %52, %53, %54, %55"
+#define D_R_60 D_R_50 ", " D_R10(5)
+#define D_R_64 D_R_60 ", %60, %61, %62, %63"
+#define D_R_80 D_R_60 ", " D_R10(6) ", " D_R10(7)
+#define D_R_90 D_R_80 ", " D_R10(8)
+#define D_R_96 D_R_90 ", %90, %91, %92, %93, %94, %95"
+#define D_R_120 D_R_90 ", " D_R10(9) ", " D_R10(10) ", " D_R10(11)
+#define D_R_128 D_R_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+
+// Columns, accumulators, and the numbers of the operands after them.
+#define D_WGMMA_SIZES(X, T, KIND, TAIL)                   \
+    X(T, KIND, TAIL, 16, 8, 8, 9, 10, 11, 12, 13, 14)            \
+    X(T, KIND, TAIL, 32, 16, 16, 17, 18, 19, 20, 21, 22)         \
+    X(T, KIND, TAIL, 40, 20, 20, 21, 22, 23, 24, 25, 26)         \
+    X(T, KIND, TAIL, 48, 24, 24, 25, 26, 27, 28, 29, 30)         \
+    X(T, KIND, TAIL, 64, 32, 32, 33, 34, 35, 36, 37, 38)         \
+    X(T, KIND, TAIL, 72, 36, 36, 37, 38, 39, 40, 41, 42)         \
+    X(T, KIND, TAIL, 80, 40, 40, 41, 42, 43, 44, 45, 46)         \
+    X(T, KIND, TAIL, 96, 48, 48, 49, 50, 51, 52, 53, 54)         \
+    X(T, KIND, TAIL, 112, 56, 56, 57, 58, 59, 60, 61, 62)        \
+    X(T, KIND, TAIL, 128, 64, 64, 65, 66, 67, 68, 69, 70)        \
+    X(T, KIND, TAIL, 160, 80, 80, 81, 82, 83, 84, 85, 86)        \
+    X(T, KIND, TAIL, 192, 96, 96, 97, 98, 99, 100, 101, 102)     \
+    X(T, KIND, TAIL, 256, 128, 128, 129, 130, 131, 132, 133, 134)
+
+#define D_WGMMA_RS(T, KIND, TAIL, N, H, a0, a1, a2, a3, b_, p_, tb)                                                          \
+    template <bool TRANS_B = false> static inline __device__ void d_wgmma_rs(T, float (&d)[H], const uint32_t * a, uint64_t b, int adds) { \
+        D_PTX(asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
+                     " {" D_R_##H "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1" TAIL(", %" #tb) ";\n}"     \
+                     : D_F_##H                                                                                               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(TRANS_B ? 1 : 0)),                \
+            d_sim_wgmma(T(), d, N, a, 0, b, adds, false, TRANS_B));                                                                     \
+    }
+#define D_WGMMA_SS(T, KIND, TAIL, N, H, a_, b_, p_, ta, tb, i5, i6)                                                          \
+    template <bool TRANS_B = false, bool TRANS_A = false>                                                                   \
+    static inline __device__ void d_wgmma_ss(T, float (&d)[H], uint64_t a, uint64_t b, int adds) {                           \
+        D_PTX(asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND               \
+                     " {" D_R_##H "}, %" #a_ ", %" #b_ ", p, 1, 1" TAIL(", %" #ta ", %" #tb) ";\n}"                           \
+                     : D_F_##H                                                                                               \
+                     : "l"(a), "l"(b), "r"(adds), "n"(TRANS_A ? 1 : 0), "n"(TRANS_B ? 1 : 0)),                              \
+            d_sim_wgmma(T(), d, N, nullptr, a, b, adds, TRANS_A, TRANS_B));                                                             \
+    }
+#define D_WITH_TRANS(s) s
+#define D_NO_TRANS(s) ""
+D_WGMMA_SIZES(D_WGMMA_RS, __half, "k16.f32.f16.f16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_SS, __half, "k16.f32.f16.f16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_RS, __nv_bfloat16, "k16.f32.bf16.bf16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_SS, __nv_bfloat16, "k16.f32.bf16.bf16", D_WITH_TRANS)
+D_WGMMA_SIZES(D_WGMMA_RS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
+D_WGMMA_SIZES(D_WGMMA_SS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
+
+// ---- tensor maps, on the host ----
+typedef int (*tensor_map_encoder)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
+    const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
+
+// The driver's function; NULL where it has none, or could not be asked.
+static tensor_map_encoder find_tensor_map_encoder() {
+    void * found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
+    return asked(err) && result == cudaDriverEntryPointSuccess ? (tensor_map_encoder) found : nullptr;
+}
+
+// Of an array of F16, BF16 or F32 (rounded to TF32 on the way): boxes of box[0] x box[1] x box[2] x box[3] elements in 128-byte swizzle,
+// box[0] of them 128 bytes at most, the others 256 at most. Elements of a row are adjacent; data and the other strides are multiples of 16
+// bytes, those of dimensions of size 1 are not read. False: the driver refuses, and the error is noted (asked).
+static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, const uint32_t (&box)[4], d_tensor_map * map) {
+    uint64_t ne[4], nb[3];
+    const uint32_t size = (uint32_t) gcuda_type_size(x.type), steps[4] = { 1, 1, 1, 1 };
+    for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
+    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * size + 15) / 16 * 16; }
+    enum { FLOAT16 = 6, BFLOAT16 = 9, TFLOAT32 = 11, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
+    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : x.type == GCUDA_TYPE_BF16 ? BFLOAT16 : TFLOAT32;
+    // the numbers of the driver's errors are those of the runtime's
+    return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
+}
+#endif // parts 7, 13 and 90
+
 #if GCUDAI_PART(13)
 // =====================================================================================================
 // >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
 // =====================================================================================================
-// Elsewhere there is no code and gcuda_has_warp_groups says so. What stands between the words __CUDA_ARCH_FEAT_SM90_ALL and
-// 9.0a is all in this file that the simulated device cannot run; tests/sim/test-fragments.cpp covers what is around it, and
-// tests/hw/test-warp-groups.c the whole on a device.
+// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90. tests/hw/test-warp-groups.c covers the
+// whole, on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1); tests/sim/test-fragments.cpp what is around the instructions.
 //
 // A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
 // warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
@@ -17152,11 +17624,6 @@ template <int TN> static inline __device__ void d_wg_store(
 }
 
 // ---- both sides from memory: F16, BF16, or F32 as TF32, any number of matrices ----
-#ifdef __CUDACC__
-#define D_WG_MAP_ALIGN alignas(64)
-#else
-#define D_WG_MAP_ALIGN
-#endif
 struct d_wg_gemm {
     d_wg_job wg; // of it m, n, tiles, parts and y
     int ne2, a2, a3, b2, b3; // matrices of y in dimension 2; how many of them share one of a and of b
@@ -17176,12 +17643,6 @@ template <int TN> struct d_wg_gemm_shape {
     static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes);
 };
 
-struct D_WG_MAP_ALIGN d_wg_map { // what cuTensorMapEncodeTiled makes
-    uint64_t words[16];
-};
-
-// What follows, up to the end of the condition, is all that the simulated device cannot run.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, int64_t item, int tn) {
     const int64_t n = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts, matrix = item / n;
     d_wg_gemm_item t;
@@ -17189,148 +17650,6 @@ static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, i
     t.i2 = (int) (matrix % p.ne2);
     t.i3 = (int) (matrix / p.ne2);
     return t;
-}
-
-// ---- barriers of shared memory, asynchronous copies ----
-static inline __device__ uint32_t d_shared_address(const void * p) { return (uint32_t) __cvta_generic_to_shared(p); }
-
-static inline __device__ void d_barrier_init(uint32_t bar, int n) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n) : "memory");
-}
-static inline __device__ void d_barrier_wait(uint32_t bar, uint32_t parity) {
-    uint32_t is_over;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(is_over)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    } while (is_over == 0);
-}
-static inline __device__ void d_barrier_arrive(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-// At the barrier of the same address in block `rank` of the cluster.
-static inline __device__ void d_barrier_arrive_at(uint32_t bar, int rank) {
-    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-                 "r"(rank)
-                 : "memory");
-}
-static inline __device__ void d_barrier_expect(uint32_t bar, int n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory");
-}
-// Once this thread's asynchronous copies so far have arrived.
-static inline __device__ void d_barrier_arrive_after_copies(uint32_t bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-// To the same address in both blocks of the cluster, whose barriers at one address count the bytes.
-static inline __device__ void d_copy_to_both(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(n_bytes), "r"(bar), "h"((uint16_t) 3)
-                 : "memory");
-}
-// A box of a tensor map (coordinates in elements, along k, rows, and the two dimensions of matrices), here or to both blocks.
-static inline __device__ void d_copy_box(uint32_t to, const d_wg_map & map, int k, int row, int i2, int i3, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-                 "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar)
-                 : "memory");
-}
-static inline __device__ void d_copy_box_to_both(uint32_t to, const d_wg_map & map, int k, int row, int i2, int i3, uint32_t bar) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
-                 "%4, %5}], [%6], %7;" ::"r"(to),
-                 "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar), "h"((uint16_t) 3)
-                 : "memory");
-}
-static inline __device__ void d_copy_bulk(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(n_bytes), "r"(bar)
-                 : "memory");
-}
-static inline __device__ int d_cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return (int) rank;
-}
-static inline __device__ void d_cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// ---- warp-group products ----
-static inline __device__ void d_wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static inline __device__ void d_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> static inline __device__ void d_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-
-// Columns at a multiple of 1024 bytes, rows of 128 bytes swizzled; sixteen elements of k further is 32 bytes further.
-static inline __device__ uint64_t d_wg_columns(uint32_t address) {
-    return (uint64_t) ((address & 0x3ffffu) >> 4) | (uint64_t) 1 << 16 | (uint64_t) 64 << 32 | (uint64_t) 1 << 62;
-}
-
-#define D_F8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define D_F32(i) D_F8(i), D_F8(i + 8), D_F8(i + 16), D_F8(i + 24)
-#define D_R10(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define D_R30 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " D_R10(1) D_R10(2)
-#define D_R60 D_R30 D_R10(3) D_R10(4) D_R10(5)
-#define D_R120 D_R60 D_R10(6) D_R10(7) D_R10(8) D_R10(9) D_R10(10) D_R10(11)
-
-// d += a b, or d = a b: 64 rows in registers, as for d_mma, a warp 16 of them; sixteen k; TN columns in shared memory.
-#define D_WG_MMA(NAME, K_AND_TYPES, FLAGS)                                                                                                      \
-    static inline __device__ void NAME(float (&d)[128], const uint32_t * a, uint64_t b, int adds) {                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256" K_AND_TYPES                 \
-                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, " FLAGS ";\n}"  \
-                     : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
-    }                                                                                                                             \
-    static inline __device__ void NAME(float (&d)[64], const uint32_t * a, uint64_t b, int adds) {                               \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
-                     " {" D_R60 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, " FLAGS ";\n}"                                   \
-                     : D_F32(0), D_F32(32)                                                                                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
-    }                                                                                                                             \
-    static inline __device__ void NAME(float (&d)[32], const uint32_t * a, uint64_t b, int adds) {                               \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64" K_AND_TYPES                   \
-                     " {" D_R30 "%30, %31}, {%32, %33, %34, %35}, %36, p, " FLAGS ";\n}"                                            \
-                     : D_F32(0)                                                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
-    }
-D_WG_MMA(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0")
-D_WG_MMA(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0")
-D_WG_MMA(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
-
-// The same with a in shared memory, as b.
-#define D_WG_MMA_SHARED(NAME, K_AND_TYPES, FLAGS)                                                                                 \
-    static inline __device__ void NAME(float (&d)[128], uint64_t a, uint64_t b, int adds) {                                       \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256" K_AND_TYPES                 \
-                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, " FLAGS ";\n}"                     \
-                     : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                                                \
-    }                                                                                                                             \
-    static inline __device__ void NAME(float (&d)[64], uint64_t a, uint64_t b, int adds) {                                        \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
-                     " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, " FLAGS ";\n}"                                                   \
-                     : D_F32(0), D_F32(32)                                                                                        \
-                     : "l"(a), "l"(b), "r"(adds));                                                                                \
-    }
-D_WG_MMA_SHARED(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0, 0")
-D_WG_MMA_SHARED(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0, 0")
-D_WG_MMA_SHARED(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
-
-template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], uint64_t a, uint64_t b, int adds) {
-    d_wg_mma_f16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], uint64_t a, uint64_t b, int adds) {
-    d_wg_mma_bf16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], uint64_t a, uint64_t b, int adds) {
-    d_wg_mma_tf32(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
-    d_wg_mma_f16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
-    d_wg_mma_bf16(d, a, b, adds);
-}
-template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
-    d_wg_mma_tf32(d, a, b, adds);
 }
 
 // ---- the kernel ----
@@ -17342,16 +17661,6 @@ template <typename A, typename S> struct d_wg_ring {
     uint32_t full_stage, empty_stage, full_slab, empty_slab; // barriers, eight bytes each
 };
 
-// Place in a ring and how often it has been round.
-template <int N> struct d_wg_place {
-    int slot;
-    uint32_t parity;
-    inline __device__ void next() {
-        slot = slot + 1 == N ? 0 : slot + 1;
-        parity ^= slot == 0 ? 1u : 0u;
-    }
-};
-
 #define FOR_WG_ITEMS(t, p, J, TN)                                                                            \
     for (int i_ = (int) blockIdx.x / J::cluster, n_ = d_wg_items(p); i_ < n_; i_ += (int) gridDim.x / J::cluster) \
         for (auto t = d_wg_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
@@ -17359,15 +17668,15 @@ template <int N> struct d_wg_place {
 template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank) {
     typedef d_wg_shape<A, TN> shape;
-    constexpr int steps = d_wg_unit<A>::steps, half = shape::stage_bytes / 2;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    constexpr int steps = d_wg_unit<A>::steps, half_bytes = shape::stage_bytes / 2;
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
-        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half;
+        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
-            const uint32_t full = ring.full_stage + 8 * at.slot;
-            d_barrier_wait(ring.empty_stage + 8 * at.slot, at.parity);
-            d_barrier_expect(full, shape::stage_bytes);
-            d_copy_to_both(ring.stages + at.slot * shape::stage_bytes + rank * half, from, half, full);
+            const uint32_t full = ring.full_stage + 8 * at.index;
+            d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
+            d_mbarrier_arrive_expect(full, shape::stage_bytes);
+            d_tma_load_multicast(ring.stages + at.index * shape::stage_bytes + rank * half_bytes, from, half_bytes, full, 3);
             from += shape::stage_bytes;
             at.next();
         }
@@ -17385,7 +17694,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     constexpr int ROWS = WG_FETCHERS / slab::pieces, N = (WG_ROWS + ROWS - 1) / ROWS;
     const int row = thread / slab::pieces, piece = thread % slab::pieces;
     const int64_t step = ROWS * p.a_stride;
-    d_wg_place<shape::slabs> at = { 0, 1 };
+    d_pipeline_state<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
         const int m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
         const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // rows behind this one
@@ -17394,8 +17703,8 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
             const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
             const int n_rows = byte < p.row_bytes ? left : 0;
             const char * from = n_rows > 0 ? a + byte : p.a;
-            char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + 16 * piece;
-            d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
+            char * to = ring.slabs + at.index * shape::slab_bytes + row * slab::stride + 16 * piece;
+            d_mbarrier_wait(ring.empty_slab + 8 * at.index, at.phase);
             if (row < ROWS) {
                 UNROLL for (int i = 0; i < N; ++i) {
                     if ((i + 1) * ROWS <= WG_ROWS || row + i * ROWS < WG_ROWS) {
@@ -17406,7 +17715,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
                     }
                 }
             }
-            d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
+            d_mbarrier_arrive_after_copies(ring.full_slab + 8 * at.index);
             at.next();
         }
     }
@@ -17418,15 +17727,15 @@ template <typename A>
 static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_wg_ring<A, d_wg_id_shape<A>> & ring, int) {
     typedef d_wg_id_shape<A> shape;
     constexpr int steps = d_wg_unit<A>::steps;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // the other columns of a stage are whatever is there
         const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
-            const uint32_t full = ring.full_stage + 8 * at.slot;
-            d_barrier_wait(ring.empty_stage + 8 * at.slot, at.parity);
-            d_barrier_expect(full, n_bytes);
-            d_copy_bulk(ring.stages + at.slot * shape::stage_bytes, from, n_bytes, full);
+            const uint32_t full = ring.full_stage + 8 * at.index;
+            d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
+            d_mbarrier_arrive_expect(full, n_bytes);
+            d_tma_load(ring.stages + at.index * shape::stage_bytes, from, n_bytes, full);
             from += n_bytes;
             at.next();
         }
@@ -17439,15 +17748,15 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
     typedef d_wg_id_shape<A> shape;
     constexpr int ROWS = WG_FETCHERS / slab::pieces;
     const int row = thread / slab::pieces, piece = 16 * (thread % slab::pieces);
-    d_wg_place<shape::slabs> at = { 0, 1 };
+    d_pipeline_state<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int left = p.m - t.m0, n_rows = row >= ROWS ? 0 : left < WG_ROWS ? left : WG_ROWS;
         const char * a = d_wg_id_row(p, t, row) + piece;
         for (int s = t.first; s < t.end; ++s) {
             const char * from = a + (int64_t) s * slab::bytes;
-            char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + piece;
+            char * to = ring.slabs + at.index * shape::slab_bytes + row * slab::stride + piece;
             const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // of a row
-            d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
+            d_mbarrier_wait(ring.empty_slab + 8 * at.index, at.phase);
             if (left_bytes >= 16 * slab::pieces) {
                 UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
                     d_copy_16(to, (const char *) ((uintptr_t) from & ~(uintptr_t) 15), 16);
@@ -17462,17 +17771,17 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
                     to += ROWS * slab::stride;
                 }
             }
-            d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
+            d_mbarrier_arrive_after_copies(ring.full_slab + 8 * at.index);
             at.next();
         }
     }
 }
 
 static inline __device__ void d_wg_release(const d_wg_job &, uint32_t bar, int lane) { // a stage, by a warp that has read it
-    if (lane < 2) { d_barrier_arrive_at(bar, lane); }
+    if (lane < 2) { d_mbarrier_arrive_at(bar, lane); }
 }
 static inline __device__ void d_wg_release(const d_wg_id_job &, uint32_t bar, int lane) {
-    if (lane == 0) { d_barrier_arrive(bar); }
+    if (lane == 0) { d_mbarrier_arrive(bar); }
 }
 
 template <typename A, typename S, typename J>
@@ -17481,8 +17790,8 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
     typedef S shape;
     constexpr int TN = S::tn;
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // of the block's 128
-    d_wg_place<shape::slabs> at_slab = { 0, 0 };
-    d_wg_place<shape::stages> at = { 0, 0 };
+    d_pipeline_state<shape::slabs> at_slab = { 0, 0 };
+    d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     uint32_t a[2][16];
     d_wg_weights<A> w;
@@ -17490,36 +17799,36 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         uint32_t before = 0; // barrier of the stage that was read last
         int adds = 0;
         for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
-            const int half = s % (d_wg_unit<A>::k / 128);
+            const int part = s % (d_wg_unit<A>::k / 128);
             UNROLL for (int u = 0; u < 2; ++u) {
-                const char * from = ring.slabs + at_slab.slot * shape::slab_bytes;
-                if (slab::k == WG_K || (u == 0 && half == 0)) { d_barrier_wait(ring.full_slab + 8 * at_slab.slot, at_slab.parity); }
-                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, half, ring.table); }
+                const char * from = ring.slabs + at_slab.index * shape::slab_bytes;
+                if (slab::k == WG_K || (u == 0 && part == 0)) { d_mbarrier_wait(ring.full_slab + 8 * at_slab.index, at_slab.phase); }
+                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, part, ring.table); }
                 if (u == 0) {
                     w.template fragment<0>(a[0]);
                 } else {
                     w.template fragment<1>(a[1]);
                 }
-                const uint64_t b = d_wg_columns(ring.stages + at.slot * shape::stage_bytes);
-                d_barrier_wait(ring.full_stage + 8 * at.slot, at.parity);
-                d_wg_fence();
+                const uint64_t b = d_desc_k_128(ring.stages + at.index * shape::stage_bytes);
+                d_mbarrier_wait(ring.full_stage + 8 * at.index, at.phase);
+                d_wgmma_fence();
                 UNROLL for (int i = 0; i < 4; ++i) {
-                    d_wg_mma(typename d_wg_operand<A>::type(), d, a[u] + 4 * i, b + 2 * i, adds);
+                    d_wgmma_rs(typename d_wg_operand<A>::type(), d, a[u] + 4 * i, b + 2 * i, adds);
                     adds = 1;
                 }
-                d_wg_commit();
-                if (slab::k == WG_K || (u == 1 && half == slab::k / 128 - 1)) { // the slab is read
-                    d_barrier_arrive(ring.empty_slab + 8 * at_slab.slot); // every lane: racecheck does not see one that arrives for others
+                d_wgmma_commit();
+                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab is read
+                    d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane: racecheck does not see one that arrives for others
                     at_slab.next();
                 }
-                d_wg_wait<1>(); // the step before
+                d_wgmma_wait<1>(); // the step before
                 if (before != 0) { d_wg_release(p, before, lane); }
-                before = ring.empty_stage + 8 * at.slot;
+                before = ring.empty_stage + 8 * at.index;
                 at.next();
             }
         }
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
         if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // without units: of experts alone
         d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
     }
@@ -17531,17 +17840,17 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         for (d_wg_gemm_item t = d_wg_gemm_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
 
 template <typename T, int TN> static inline __device__ void d_wg_gemm_fetch(
-    const d_wg_gemm & p, const d_wg_map & a, const d_wg_map & b, uint32_t stages, uint32_t full, uint32_t empty, int rank) {
+    const d_wg_gemm & p, const d_tensor_map & a, const d_tensor_map & b, uint32_t stages, uint32_t full, uint32_t empty, int rank) {
     typedef d_wg_gemm_shape<TN> shape;
     constexpr int step = d_wg_gemm_step<T>;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_GEMM_ITEMS(t, p, TN) {
         for (int s = t.wg.first; s < t.wg.end; ++s) {
-            const uint32_t to = stages + at.slot * shape::stage_bytes, bar = full + 8 * at.slot;
-            d_barrier_wait(empty + 8 * at.slot, at.parity);
-            d_barrier_expect(bar, shape::stage_bytes);
-            d_copy_box(to, a, s * step, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
-            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * step, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar);
+            const uint32_t to = stages + at.index * shape::stage_bytes, bar = full + 8 * at.index;
+            d_mbarrier_wait(empty + 8 * at.index, at.phase);
+            d_mbarrier_arrive_expect(bar, shape::stage_bytes);
+            d_tma_load_4d(to, a, s * step, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
+            d_tma_load_4d_multicast(to + shape::a_bytes + rank * (TN * WG_K), b, s * step, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar, 3);
             at.next();
         }
     }
@@ -17551,36 +17860,30 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
     const d_wg_gemm & p, uint32_t stages, uint32_t full, uint32_t empty, int rank, int thread) {
     typedef d_wg_gemm_shape<TN> shape;
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    d_wg_place<shape::stages> at = { 0, 0 };
+    d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     FOR_GEMM_ITEMS(t, p, TN) {
         uint32_t before = 0; // barrier of the stage that was read last
         for (int s = t.wg.first; s < t.wg.end; ++s) {
-            const uint32_t from = stages + at.slot * shape::stage_bytes;
-            const uint64_t a = d_wg_columns(from + thread / 128 * (64 * WG_K * 2)), b = d_wg_columns(from + shape::a_bytes);
-            d_barrier_wait(full + 8 * at.slot, at.parity);
-            d_wg_fence();
-            UNROLL for (int i = 0; i < 4; ++i) { d_wg_mma(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
-            d_wg_commit();
-            d_wg_wait<1>(); // the step before
-            if (before != 0 && lane < 2) { d_barrier_arrive_at(before, lane); }
-            before = empty + 8 * at.slot;
+            const uint32_t from = stages + at.index * shape::stage_bytes;
+            const uint64_t a = d_desc_k_128(from + thread / 128 * (64 * WG_K * 2)), b = d_desc_k_128(from + shape::a_bytes);
+            d_mbarrier_wait(full + 8 * at.index, at.phase);
+            d_wgmma_fence();
+            UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
+            d_wgmma_commit();
+            d_wgmma_wait<1>(); // the step before
+            if (before != 0 && lane < 2) { d_mbarrier_arrive_at(before, lane); }
+            before = empty + 8 * at.index;
             at.next();
         }
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
-        if (lane < 2) { d_barrier_arrive_at(before, lane); }
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
+        if (lane < 2) { d_mbarrier_arrive_at(before, lane); }
         d_wg_job y = p.wg;
         y.y += t.i2 * p.y_nb2 + t.i3 * p.y_nb3;
         d_wg_store<TN>(y, t.wg, t.wg.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
-#define D_WG_CLUSTER __cluster_dims__(2, 1, 1)
-#else
-#define D_WG_CLUSTER
-#endif // 9.0a
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
 template <typename A, typename S>
 static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
@@ -17598,43 +17901,41 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
     ring.empty_slab = ring.full_slab + 8 * shape::slabs;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_barrier_init(ring.full_stage + 8 * i, 1);
-            d_barrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
+            d_mbarrier_init(ring.full_stage + 8 * i, 1);
+            d_mbarrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
         }
         for (int i = 0; i < shape::slabs; ++i) {
-            d_barrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
-            d_barrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
+            d_mbarrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
+            d_mbarrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        d_mbarrier_fence_init();
     }
 }
-#endif // 9.0a
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Registers, from the warps that fetch to those that multiply; with two blocks on a multiprocessor each has half of them.
 template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
     if constexpr (ARE_TWO) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        d_give_registers<32>();
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        d_give_registers<40>();
     }
 }
 template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
     if constexpr (ARE_TWO) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        d_take_registers<104>();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        d_take_registers<232>();
     }
 }
-#endif // 9.0a
 
 // Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
 template <typename A, int TN>
-static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
+#if D_SM90
+    D_IN_CLUSTER(2);
     typedef d_wg_shape<A, TN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    D_SHARED_MBARRIERS(barriers, 2 * (shape::stages + shape::slabs));
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_job::cluster);
@@ -17659,10 +17960,10 @@ static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, TN == WG_FEW ?
 
 // The same for experts, two blocks on a multiprocessor, without clusters.
 template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_mul_mat_id_wg(const D_GRID_CONSTANT d_wg_id_job p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if D_SM90
     typedef d_wg_id_shape<A> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    D_SHARED_MBARRIERS(barriers, 2 * (shape::stages + shape::slabs));
     const int thread = (int) threadIdx.x;
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_id_job::cluster);
@@ -17686,21 +17987,22 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
 
 // A block has 128 rows of a and TN columns of b, each of two warp groups 64 rows; the two blocks of a cluster have the same columns,
 // of which each fetches half for both. One thread fetches, by the tensor maps: they also make zeros of what is outside.
-template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1)
-    k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_wg_map a, const D_GRID_CONSTANT d_wg_map b) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, 1)
+    k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b) {
+#if D_SM90
+    D_IN_CLUSTER(2);
     typedef d_wg_gemm_shape<TN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
     const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // the swizzle wants it
     const uint32_t full = d_shared_address(barriers), empty = full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_barrier_init(full + 8 * i, 1);
-            d_barrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
+            d_mbarrier_init(full + 8 * i, 1);
+            d_mbarrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        d_mbarrier_fence_init();
     }
     d_cluster_sync();
     d_take_turn();
@@ -18048,41 +18350,12 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     return best;
 }
 
-#ifdef __CUDACC__
-typedef int (*wg_encode)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb, const uint32_t * box,
-    const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
-
-// The driver's function; NULL where it has none, or could not be asked.
-static wg_encode wg_encode_found() {
-    void * found = nullptr;
-    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-    const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-#else
-    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
-#endif
-    return asked(err) && result == cudaDriverEntryPointSuccess ? (wg_encode) found : nullptr;
+// Boxes of 128 bytes of k and so many rows of a and b.
+static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_map * a, d_tensor_map * b) {
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    const uint32_t k = WG_K * 2 / (uint32_t) gcuda_type_size(p.a.type), a_box[4] = { k, WG_ROWS, 1, 1 }, b_box[4] = { k, b_rows, 1, 1 };
+    return encode != nullptr && tensor_map_of(encode, p.a, a_box, a) && tensor_map_of(encode, p.b, b_box, b);
 }
-
-// Boxes of 128 bytes of k and `rows` rows, swizzled as the instructions read them; F32 is rounded to TF32 on the way.
-static bool wg_map_of(wg_encode encode, const gcuda_array & x, int rows, d_wg_map * map) {
-    uint64_t ne[4], nb[3];
-    const uint32_t size = (uint32_t) gcuda_type_size(x.type), box[4] = { WG_K * 2 / size, (uint32_t) rows, 1, 1 }, steps[4] = { 1, 1, 1, 1 };
-    for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
-    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * size + 15) / 16 * 16; }
-    enum { FLOAT16 = 6, BFLOAT16 = 9, TFLOAT32 = 11, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
-    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : x.type == GCUDA_TYPE_BF16 ? BFLOAT16 : TFLOAT32;
-    // a failure is remembered: the numbers of the driver's errors are those of the runtime's
-    return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
-}
-
-static bool wg_maps_of(const gcuda_mul_mat_args & p, int b_rows, d_wg_map * a, d_wg_map * b) {
-    const wg_encode encode = wg_encode_found();
-    return encode != nullptr && wg_map_of(encode, p.a, WG_ROWS, a) && wg_map_of(encode, p.b, b_rows, b);
-}
-#else
-static bool wg_maps_of(const gcuda_mul_mat_args &, int, d_wg_map *, d_wg_map *) { return false; } // the simulated device has no use for them
-#endif
 
 static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
@@ -18097,7 +18370,7 @@ static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array 
 template <typename T, int TN> static gcuda_status launch_wg_gemm(
     const d_wg_gemm & p, const gcuda_mul_mat_args & args, gcuda_stream stream) {
     const int64_t n_clusters = wg_clusters(TN), n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
-    d_wg_map a, b;
+    d_tensor_map a, b;
     return wg_maps_of(args, TN / 2, &a, &b)
                ? launch_overlapped(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
                      p, a, b)
@@ -18473,19 +18746,9 @@ template <int BM, int BN> struct d_wg_conv {
 #define WG_CONV_SQUARE 30.0
 #define WG_CONV_FLAT 31.0
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What this thread wrote to shared memory is seen by warp-group products that begin after a barrier.
-static inline __device__ void d_wg_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-static inline __device__ void d_wg_copy(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(n_bytes),
-                 "r"(bar)
-                 : "memory");
-}
-
 // Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
-static inline __device__ void d_wg_await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
-static inline __device__ void d_wg_pass_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 + group) : "memory"); }
+static inline __device__ void d_wg_await_turn(int group) { d_named_sync(2 + group, 256); }
+static inline __device__ void d_wg_pass_turn(int group) { d_named_arrive(2 + group, 256); }
 
 struct d_wg_conv_ring {
     char * stages;
@@ -18498,32 +18761,32 @@ template <int BM, int BN>
 static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
     typedef d_wg_conv<BM, BN> shape;
     const int piece = thread % 8, row = thread / 8, n_m = (q.n_oc + BM - 1) / BM;
-    d_wg_place<shape::stages> at = { 0, 1 };
+    d_pipeline_state<shape::stages> at = { 0, 1 };
     int n_behind = 0, slot_behind = 0;
     uint32_t * firsts = ring.firsts;
     auto announce = [&] { // the oldest step not yet announced, whose copies have arrived
-        d_wg_publish();
+        d_fence_async();
         __syncwarp();
-        if (thread % 32 == 0) { d_barrier_arrive(ring.full + 8 * slot_behind); }
+        if (thread % 32 == 0) { d_mbarrier_arrive(ring.full + 8 * slot_behind); }
         slot_behind = slot_behind + 1 == shape::stages ? 0 : slot_behind + 1;
         --n_behind;
     };
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         const int pixel0 = item / n_m * BN, tile = item % n_m * (BM / 64);
         UNROLL for (int i = 0; i < BN / 128; ++i) { firsts[thread + 128 * i] = d_packed_first(p, q, pixel0 + thread + 128 * i); }
-        asm volatile("bar.sync 1, 128;" ::: "memory");
+        d_named_sync(1, 128);
         const char * from[BN / 16];
         UNROLL for (int i = 0; i < BN / 16; ++i) { from[i] = q.x + (uint64_t) firsts[row + 16 * i] * 16; }
         firsts = firsts == ring.firsts ? ring.firsts + BN : ring.firsts;
         d_packed_walk walk(p, q, piece);
         for (int step = 0; step < q.n_steps; ++step) {
-            char * to = ring.stages + at.slot * shape::stage_bytes;
-            d_barrier_wait(ring.empty + 8 * at.slot, at.parity);
+            char * to = ring.stages + at.index * shape::stage_bytes;
+            d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
             if (thread == 0) {
-                d_barrier_expect(ring.full + 8 * at.slot, shape::a_bytes);
+                d_mbarrier_arrive_expect(ring.full + 8 * at.index, shape::a_bytes);
                 UNROLL for (int i = 0; i < BM / 64; ++i) {
-                    d_wg_copy(d_shared_address(to) + i * PACKED_TILE, q.w + ((int64_t) (tile + i) * q.n_steps + step) * PACKED_TILE,
-                        PACKED_TILE, ring.full + 8 * at.slot);
+                    d_tma_load(d_shared_address(to) + i * PACKED_TILE, q.w + ((int64_t) (tile + i) * q.n_steps + step) * PACKED_TILE,
+                        PACKED_TILE, ring.full + 8 * at.index);
                 }
             }
             const uint64_t place = (uint64_t) walk.place() * 16;
@@ -18549,51 +18812,50 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
     typedef d_wg_conv<BM, BN> shape;
     const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128, n_m = (q.n_oc + BM - 1) / BM;
     const uint32_t stages = d_shared_address(ring.stages), own = shape::in_turns ? 0 : (uint32_t) (group * PACKED_TILE);
-    d_wg_place<shape::stages> at = { 0, 0 };
+    d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[BN / 2];
     int turn = 0;
     if (shape::in_turns && group == 1) { d_wg_pass_turn(0); }
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x, turn ^= 1) {
         if (shape::in_turns && turn != group) { // the other group's
-            const int to = at.slot + q.n_steps;
-            at.parity ^= (uint32_t) (to / shape::stages & 1);
-            at.slot = to % shape::stages;
+            const int to = at.index + q.n_steps;
+            at.phase ^= (uint32_t) (to / shape::stages & 1);
+            at.index = to % shape::stages;
             continue;
         }
         uint32_t before = 0; // barrier of the stage that was read last
         int adds = 0;
         if (shape::in_turns) { d_wg_await_turn(group); }
         for (int step = 0; step < q.n_steps; ++step) {
-            const uint32_t stage = stages + (uint32_t) (at.slot * shape::stage_bytes);
-            const uint64_t a = d_wg_columns(stage + own), b = d_wg_columns(stage + shape::a_bytes);
-            d_barrier_wait(ring.full + 8 * at.slot, at.parity);
-            d_wg_fence();
+            const uint32_t stage = stages + (uint32_t) (at.index * shape::stage_bytes);
+            const uint64_t a = d_desc_k_128(stage + own), b = d_desc_k_128(stage + shape::a_bytes);
+            d_mbarrier_wait(ring.full + 8 * at.index, at.phase);
+            d_wgmma_fence();
             UNROLL for (int i = 0; i < 4; ++i) {
-                d_wg_mma_f16(d, a + 2 * i, b + 2 * i, adds);
+                d_wgmma_ss(__half(), d, a + 2 * i, b + 2 * i, adds);
                 adds = 1;
             }
-            d_wg_commit();
-            d_wg_wait<1>(); // the step before
-            if (before != 0 && lane == 0) { d_barrier_arrive(before); }
-            before = ring.empty + 8 * at.slot;
+            d_wgmma_commit();
+            d_wgmma_wait<1>(); // the step before
+            if (before != 0 && lane == 0) { d_mbarrier_arrive(before); }
+            before = ring.empty + 8 * at.index;
             at.next();
         }
         if (shape::in_turns) { d_wg_pass_turn(group ^ 1); }
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < BN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
-        if (lane == 0) { d_barrier_arrive(before); }
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
+        if (lane == 0) { d_mbarrier_arrive(before); }
         const int oc = item % n_m * BM + (shape::in_turns ? 0 : group * 64) + warp * 16 + lane / 4;
         d_packed_store<TY, BN / 8>(p, q, oc, item / n_m * BN + lane % 4 * 2, d);
     }
 }
-#endif // 9.0a
 
 template <typename TY, int BM, int BN>
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if D_SM90
     typedef d_wg_conv<BM, BN> shape;
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x;
     d_wg_conv_ring ring;
     ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
@@ -18602,17 +18864,17 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda
     ring.empty = ring.full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_barrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
-            d_barrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
+            d_mbarrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
+            d_mbarrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
         }
-        d_wg_publish();
+        d_fence_async();
     }
     __syncthreads();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_give_registers<72>();
         d_wg_conv_fetch<BM, BN>(p, q, ring, n_items, thread);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        d_take_registers<216>();
         d_wg_conv_multiply<TY, BM, BN>(p, q, ring, n_items, thread - 128);
     }
 #else
@@ -18632,20 +18894,6 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
 // channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every second row of the result
 // each; a warp's channels go through shared memory, eight at a time, from where they are copied asynchronously.
 //   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A matrix without swizzle: eight rows of 16 bytes follow each other, the next eight 128 bytes further, the second half of sixteen k a
-// plane further.
-static inline __device__ uint64_t d_wg_plain(uint32_t address, int plane) {
-    return (uint64_t) ((address & 0x3ffffu) >> 4) | (uint64_t) (uint32_t) (plane >> 4) << 16 | (uint64_t) 8 << 32;
-}
-
-// To global memory; both at multiples of 16 bytes, and so is n_bytes. What was copied may be overwritten after d_wg_await_stores.
-static inline __device__ void d_wg_copy_out(float * to, uint32_t from, int n_bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory");
-}
-static inline __device__ void d_wg_commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-static inline __device__ void d_wg_await_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
 struct d_wg_rows {
     char * ring;
     float * raw;
@@ -18665,10 +18913,10 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
         const int end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide;
         const int n_bytes = y >= 0 && y < high && end > from ? (end - from) * 4 : 0;
         const int n = n_in - rest / 2 * 8 < 8 ? n_in - rest / 2 * 8 : 8;
-        if (lane == 0) { d_barrier_expect(r.arrived + 8 * slot, n * n_bytes); }
+        if (lane == 0) { d_mbarrier_arrive_expect(r.arrived + 8 * slot, n * n_bytes); }
         __syncwarp();
         if (lane < n && n_bytes > 0) {
-            d_wg_copy(d_shared_address(r.raw + (slot * 8 + lane) * PACKED_RAW + from - first),
+            d_tma_load(d_shared_address(r.raw + (slot * 8 + lane) * PACKED_RAW + from - first),
                 image + c * (int64_t) p.x.nb[2] + y * (int64_t) p.x.nb[1] + from * (int64_t) 4, n_bytes, r.arrived + 8 * slot);
         }
     };
@@ -18684,9 +18932,9 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
             const int first = i % 2 * (PACKED_STRIP / 2);
             const float * raw = r.raw + at * 8 * PACKED_RAW + skip;
             char * to = r.ring + (slot * q.n_c + c) * s.plane + first * 16;
-            d_barrier_wait(r.arrived + 8 * at, arrived >> (at / 4) & 1);
+            d_mbarrier_wait(r.arrived + 8 * at, arrived >> (at / 4) & 1);
             arrived ^= 1u << at / 4;
-            if (i == warp) { d_barrier_wait(r.empty + 8 * slot, parity); }
+            if (i == warp) { d_mbarrier_wait(r.empty + 8 * slot, parity); }
             auto convert = [&](int j) {
                 float u[8];
                 UNROLL for (int k = 0; k < 8; ++k) { u[k] = raw[k * PACKED_RAW + j]; }
@@ -18703,9 +18951,9 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
             __syncwarp(); // all have read it
             if (unit + PACKED_RAWS < n_units) { request(unit + PACKED_RAWS, at); }
         }
-        d_wg_publish();
+        d_fence_async();
         __syncwarp();
-        if (lane == 0) { d_barrier_arrive(r.full + 8 * slot); }
+        if (lane == 0) { d_mbarrier_arrive(r.full + 8 * slot); }
         slot = slot + 1 == s.ring ? 0 : slot + 1;
         parity ^= slot == 0 ? 1u : 0u;
     }
@@ -18717,7 +18965,7 @@ static inline __device__ void d_wg_rows_store(
     const uint32_t plane = (uint32_t) q.image_pixels, start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first);
     const bool is_pair = (plane | (uint32_t) p.y.ne[0] | start) % 2 == 0;
     float * y = (float *) p.y.data + first;
-    if (lane < 8) { d_wg_await_stores(); }
+    if (lane < 8) { d_tma_wait_read<0>(); }
     __syncwarp();
     float * own = stage + lane / 4 * PACKED_OUT + ((start + (uint32_t) (lane / 4) * plane) & 7) + lane % 4 * 2;
     UNROLL for (int j = 0; j < PACKED_STRIP / 8; ++j) {
@@ -18728,7 +18976,7 @@ static inline __device__ void d_wg_rows_store(
             own[8 * j + 1] = d[4 * j + 1];
         }
     }
-    d_wg_publish();
+    d_fence_async();
     __syncwarp();
     auto head_of = [&](int row) { // floats before the first multiple of 32 bytes
         const int ahead = (int) (0u - start - (uint32_t) row * plane) & 7;
@@ -18737,8 +18985,8 @@ static inline __device__ void d_wg_rows_store(
     if (lane < 8) {
         const int head = head_of(lane), body = (n - head) & ~7;
         const float * from = stage + lane * PACKED_OUT + ((start + (uint32_t) lane * plane) & 7);
-        if (oc + lane < q.n_oc && body > 0) { d_wg_copy_out(y + lane * (int64_t) plane + head, d_shared_address(from + head), body * 4); }
-        d_wg_commit_stores();
+        if (oc + lane < q.n_oc && body > 0) { d_tma_store(y + lane * (int64_t) plane + head, d_shared_address(from + head), body * 4); }
+        d_tma_commit();
     }
     UNROLL for (int i = 0; i < 8; i += 4) {
         const int row = i + lane / 8, e = lane % 8, head = head_of(row), tail = head + ((n - head) & ~7) + e;
@@ -18756,41 +19004,40 @@ static inline __device__ void d_wg_rows_multiply(
     const uint32_t ring = d_shared_address(at.ring);
     float * stage = out + thread / 32 * 8 * PACKED_OUT;
     float d[PACKED_STRIP / 2];
-    if (group == 1 && lane == 0) { d_barrier_arrive(at.empty); } // no row before the first uses its place
+    if (group == 1 && lane == 0) { d_mbarrier_arrive(at.empty); } // no row before the first uses its place
     for (int r = group; r < at.n_rows; r += 2) {
         const int last = r + s.below;
-        d_barrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
-        d_wg_fence();
+        d_mbarrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
+        d_wgmma_fence();
         int piece = 0;
         for (int ky = 0; ky < (int) p.kernel.ne[1]; ++ky) {
             const uint32_t row = ring + (uint32_t) ((r + ky * p.d1) % s.ring * q.n_c * s.plane);
             for (int kx = 0; kx < (int) p.kernel.ne[0]; ++kx) {
                 for (int c = 0; c < q.n_c; c += 2, piece += 2) {
-                    d_wg_mma_f16(d, d_wg_columns(w + (uint32_t) (piece / 8 * PACKED_TILE)) + (uint64_t) (piece % 8),
-                        d_wg_plain(row + (uint32_t) (c * s.plane + kx * p.d0 * 16), s.plane), piece > 0 ? 1 : 0);
+                    d_wgmma_ss(__half(), d, d_desc_k_128(w + (uint32_t) (piece / 8 * PACKED_TILE)) + (uint64_t) (piece % 8),
+                        d_desc_plain(row + (uint32_t) (c * s.plane + kx * p.d0 * 16), s.plane), piece > 0 ? 1 : 0);
                 }
             }
         }
-        d_wg_commit();
-        d_wg_wait<0>();
-        UNROLL for (int i = 0; i < PACKED_STRIP / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        d_wgmma_commit();
+        d_wgmma_wait<0>();
+        d_wgmma_read(d);
         if (lane == 0) { // the first row of this result is used by the one before too, which is the other group's
-            d_barrier_arrive(at.empty + 8 * (r % s.ring));
-            d_barrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
+            d_mbarrier_arrive(at.empty + 8 * (r % s.ring));
+            d_mbarrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
         }
         const int64_t first = ((int64_t) at.image * q.n_oc + warp * 16) * q.image_pixels + (at.y0 + r) * p.y.ne[0] + at.x0;
         UNROLL for (int h = 0; h < 2; ++h) {
             d_wg_rows_store(p, q, first + 8 * h * (int64_t) q.image_pixels, warp * 16 + 8 * h, left, stage, lane, d + 2 * h);
         }
     }
-    d_wg_await_stores(); // shared memory stays until they have read it
+    d_tma_wait_read<0>(); // shared memory stays until they have read it
 }
-#endif // 9.0a
 
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const gcuda_conv_args p, const d_packed q, const d_packed_rows s) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if D_SM90
     DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * PACKED_RING + PACKED_RAWS + 1];
+    D_SHARED_MBARRIERS(barriers, 2 * PACKED_RING + PACKED_RAWS + 1);
     const int thread = (int) threadIdx.x, strip = (int) blockIdx.x % s.n_strips, rest = (int) blockIdx.x / s.n_strips;
     char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     d_wg_rows r;
@@ -18807,22 +19054,22 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
     const uint32_t weights = r.arrived + 8 * PACKED_RAWS;
     if (thread == 0) {
         for (int i = 0; i < s.ring; ++i) {
-            d_barrier_init(r.full + 8 * i, 4);
-            d_barrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
+            d_mbarrier_init(r.full + 8 * i, 4);
+            d_mbarrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
         }
-        for (int i = 0; i < PACKED_RAWS; ++i) { d_barrier_init(r.arrived + 8 * i, 1); }
-        d_barrier_init(weights, 1);
-        d_wg_publish();
-        d_barrier_expect(weights, q.n_steps * PACKED_TILE);
-        for (int i = 0; i < q.n_steps; ++i) { d_wg_copy(d_shared_address(w) + i * PACKED_TILE, q.w + (int64_t) i * PACKED_TILE, PACKED_TILE, weights); }
+        for (int i = 0; i < PACKED_RAWS; ++i) { d_mbarrier_init(r.arrived + 8 * i, 1); }
+        d_mbarrier_init(weights, 1);
+        d_fence_async();
+        d_mbarrier_arrive_expect(weights, q.n_steps * PACKED_TILE);
+        for (int i = 0; i < q.n_steps; ++i) { d_tma_load(d_shared_address(w) + i * PACKED_TILE, q.w + (int64_t) i * PACKED_TILE, PACKED_TILE, weights); }
     }
     __syncthreads();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_give_registers<72>();
         d_wg_rows_fetch(p, q, s, r, thread);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-        d_barrier_wait(weights, 0);
+        d_take_registers<216>();
+        d_mbarrier_wait(weights, 0);
         d_wg_rows_multiply(p, q, s, r, d_shared_address(w), out, thread - 128);
     }
 #else
@@ -19270,6 +19517,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
+//   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
 //   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
@@ -19278,6 +19526,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
+//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582
 //              ELEMENTS, first version: 512/512, 8 x 4 heads, 16,384 positions 109 us (79 %); 576/512, 1 x 16 heads, 32.8 us, of which
 //              some 20 do not depend on the positions; 320/256 35 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
@@ -19314,6 +19563,7 @@ struct d_attn_mma {
     int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
+    int n_section;         // WGMMA: units of row blocks that are worked on together
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
     float scale, cap;      // cap 0: none
 };
@@ -19393,7 +19643,7 @@ static inline __device__ uint2 d_attn_word_without_classes(const d_attn_mma & a,
     const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
     return make_uint2(n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1, n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1);
 }
-static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
@@ -19406,21 +19656,26 @@ static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, c
     }
     return all;
 }
-static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
-    return a.classes == nullptr                             ? d_attn_word_without_classes(a, word)
+static NO_INLINE __device__ uint2 d_attn_call_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return d_attn_word_of_several(a, b, word);
+}
+// CALLS: by calls of functions, not in a kernel with wgmma, whose registers they would move.
+template <bool CALLS> static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+    return a.classes == nullptr                       ? d_attn_word_without_classes(a, word)
            : b.n_planes == 1 && b.class0 == b.class1 ? b.classes[word]
-                                                            : d_attn_word_of_several(a, b, word);
+           : CALLS                                    ? d_attn_call_word_of_several(a, b, word)
+                                                      : d_attn_word_of_several(a, b, word);
 }
 
 // Goes over the visible tiles of a block. All lanes of a warp do the same.
-struct d_attn_walk {
+template <bool CALLS> struct d_attn_walk_of {
     int word, rank; // of the next tile: its word, its number among the visible ones
     uint32_t seen, full;
 
     inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
         while (true) {
             while (seen == 0) {
-                const uint2 w = d_attn_word(a, b, ++word);
+                const uint2 w = d_attn_word<CALLS>(a, b, ++word);
                 seen = w.x;
                 full = w.y;
             }
@@ -19449,14 +19704,14 @@ struct d_attn_walk {
         }
         const int lane = (int) threadIdx.x % 32;
         const uint2 none = { 0, 0 };
-        uint2 own = lane < a.n_words ? d_attn_word(a, b, lane) : none;
+        uint2 own = lane < a.n_words ? d_attn_word<CALLS>(a, b, lane) : none;
         int total = __popc(own.x);
-        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
+        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word<CALLS>(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
         const int first = first_of(total, a, split), n = first_of(total, a, split + 1) - first;
         rank = 0;
         NO_UNROLL for (int w0 = 0; n > 0; w0 += 32) {
-            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word(a, b, w0 + lane) : none; }
+            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word<CALLS>(a, b, w0 + lane) : none; }
             int upto = __popc(own.x); // and all lanes before
             for (int k = 1; k < 32; k *= 2) {
                 const int v = __shfl_up_sync(0xffffffffu, upto, k);
@@ -19477,6 +19732,7 @@ struct d_attn_walk {
         return n;
     }
 };
+typedef d_attn_walk_of<true> d_attn_walk;
 
 // ---- k and v in shared memory ----
 // Copies n_rows positions from j0 to shared memory, by `step` threads. A row begins there as far after a multiple of 16 as it does in
@@ -20970,6 +21226,400 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
     }
 }
 
+template <typename T> struct d_attn_wg_type { // of k and v
+    static constexpr bool is_bf16 = false;
+    typedef __half2 pair;
+    static inline __device__ pair pair_of(float v) { return __float2half2_rn(v); }
+};
+template <> struct d_attn_wg_type<__nv_bfloat16> {
+    static constexpr bool is_bf16 = true;
+    typedef __nv_bfloat162 pair;
+    static inline __device__ pair pair_of(float v) { return __float2bfloat162_rn(v); }
+};
+
+// ---- many rows on warpgroup matrix instructions (9.0a) ----
+// A block has 64 rows for each of its consumer warpgroups, and one warp that brings in k and v (>>k-sm90): a stage is TILES tiles of 64
+// positions, k and v with a full and an empty barrier of their own. A warpgroup starts the scores of the next stage and the values of
+// this one together, and makes the softmax of the next while its values are summed.
+//   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
+//   shared  q, and two stages of k and v
+template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
+    static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
+    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = 2;
+    static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
+    static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (PARTS * q_bytes + stages * (k_bytes + v_bytes)); // 1024: to align
+};
+
+#if D_SM90
+enum { ATTN_WG_FULL = 1, ATTN_WG_LAST = 2 }; // all rows see all of a tile; the item has no stage after this one
+template <int STAGES> struct d_attn_wg_ring { // shared memory: addresses
+    uint32_t q, k, v, k_full, k_empty, v_full, v_empty;
+    int * codes; // [stage][2]: of each tile its position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+};
+
+// Item number n. Where rows see different numbers of tiles the longest come first, over all heads of a section at once, so that blocks end
+// together; the k and v of a section stay in the L2 cache.
+static inline __device__ int d_attn_wg_item(const d_attn_mma & a, int n, int n_items) {
+    const int n_rows = (int) a.n_row_blocks.n, section = n / (a.n_section * n_rows), first = section * a.n_section * n_rows;
+    const int n_units = a.n_section * n_rows < n_items - first ? a.n_section : (n_items - first) / n_rows, row = (n - first) / n_units;
+    return first + (n - first - row * n_units) * n_rows + row;
+}
+
+// The warp that brings in k and v.
+template <typename S>
+static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S::stages> & ring) {
+    const int lane = (int) threadIdx.x % 32, n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    d_pipeline_state<S::stages> at = { 0, 1 };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
+        d_attn_walk_of<false> walk;
+        const int n_tiles = walk.begin(a, b, split), first = walk.rank;
+        for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
+            int j0[S::tiles];
+            bool is_full[S::tiles];
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                j0[i] = a.n_tiles * ATTN_TILE; // after the last position: zeros
+                is_full[i] = false;
+                if (n + i < n_tiles) {
+                    walk.go_to(a, b, first + n + i);
+                    j0[i] = walk.tile() * ATTN_TILE;
+                    is_full[i] = walk.is_full();
+                }
+            }
+            const uint32_t k_full = ring.k_full + 8 * at.index, v_full = ring.v_full + 8 * at.index;
+            d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
+            if (lane == 0) {
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    ring.codes[2 * at.index + i] = 4 * j0[i] + (is_full[i] ? ATTN_WG_FULL : 0) + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
+                }
+                d_mbarrier_arrive_expect(k_full, S::k_bytes);
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    UNROLL for (int panel = 0; panel < S::k_bytes / S::panel_bytes; ++panel) {
+                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, j0[i], k_head, b.s, k_full);
+                    }
+                }
+            }
+            d_mbarrier_wait(ring.v_empty + 8 * at.index, at.phase);
+            if (lane == 0) {
+                d_mbarrier_arrive_expect(v_full, S::v_bytes);
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    UNROLL for (int panel = 0; panel < S::v_bytes / S::panel_bytes; ++panel) {
+                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, j0[i], v_head, b.s, v_full);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The 16 rows of q of a warp, as T in panels of 64 elements of all rows with 128-byte swizzle, and the exponents that were taken out. Up to
+// 2048 elements of them arrive together. q is F32, its rows at multiples of 16 bytes.
+template <typename S, int DK, int PARTS>
+static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int * exponents, int row0) {
+    constexpr int quads = (DK + 127) / 128, n = 16 / quads; // of a lane and row; rows at a time
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
+    UNROLL for (int first = row0; first < row0 + 16; first += n) {
+        float4 v[n][quads];
+        UNROLL for (int i = 0; i < n; ++i) {
+            const char * x = first + i < b.n_rows ? d_attn_q_row(a, b, first + i) : nullptr;
+            UNROLL for (int k = 0; k < quads; ++k) {
+                const int d = 4 * lane + 128 * k;
+                v[i][k] = x != nullptr && d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        UNROLL for (int i = 0; i < n; ++i) {
+            const int row = first + i;
+            float max = 0.0f;
+            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+            const int exponent = S::is_bf16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
+            if (lane == 0) { exponents[row] = exponent; }
+            UNROLL for (int k = 0; k < quads; ++k) {
+                const int d = 4 * lane + 128 * k;
+                float x[4] = { v[i][k].x, v[i][k].y, v[i][k].z, v[i][k].w };
+                if (exponent != 0) {
+                    UNROLL for (int e = 0; e < 4; ++e) { x[e] = ldexpf(x[e], -exponent); }
+                }
+                UNROLL for (int part = 0; part < PARTS; ++part) {
+                    if (d < (DK + 63) / 64 * 64) {
+                        *(uint2 *) (q + part * S::q_bytes + d / 64 * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
+                            make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
+                    }
+                    UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
+                }
+            }
+        }
+    }
+}
+
+// s = q k: elements of 64 rows and of the positions of a stage.
+template <typename S, typename T, int DK>
+static inline __device__ void d_attn_wg_scores(float (&s)[S::positions / 2], uint32_t q, uint32_t k, int n_parts) {
+    const uint64_t b = d_desc_k_128(k);
+    UNROLL for (int part = 0; part < 2; ++part) {
+        if (part < n_parts) {
+            const uint64_t a = d_desc_k_128(q + part * S::q_bytes);
+            UNROLL for (int i = 0; i < DK / 16; ++i) {
+                d_wgmma_ss(T(), s, a + i / 4 * (S::q_panel_bytes / 16) + i % 4 * 2, b + i / 4 * (S::panel_bytes / 16) + i % 4 * 2, part + i > 0 ? 1 : 0);
+            }
+        }
+    }
+}
+// o += w v
+template <typename S, typename T, int DV>
+static inline __device__ void d_attn_wg_values(float (&o)[DV / 2], const uint32_t (&w)[S::positions / 4], uint32_t v) {
+    const uint64_t b = d_desc_mn_128(v, S::panel_bytes);
+    UNROLL for (int i = 0; i < S::positions / 16; ++i) { d_wgmma_rs<true>(T(), o, w + 4 * i, b + 128 * i, 1); }
+}
+
+// Biases of this lane's positions of a tile with some of which not every row sees, as pairs of F16: word 2 i + r of the columns 8 i + 2 t and
+// the next (t = lane % 4), row 8 r + lane / 4.
+static inline __device__ void d_attn_wg_biases(uint32_t (&bias)[16], const char * const (&mask)[2], int j0, int n_kv) {
+    j0 += (int) threadIdx.x % 4 * 2;
+    if (j0 + 58 <= n_kv) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { bias[2 * i + r] = mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0; }
+        }
+        return;
+    }
+    UNROLL for (int i = 0; i < 8; ++i) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int n = n_kv - j0 - 8 * i; // a mask has an even number of positions
+            bias[2 * i + r] = n < 2 ? (n < 1 ? 0xfc00fc00u : 0xfc000000u) : mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0;
+        }
+    }
+}
+// Scores of a tile that is not full.
+template <int DT> static inline __device__ void d_attn_wg_mask(float * s, const d_attn_state<DT, 1> & st, const uint32_t (&bias)[16]) {
+    UNROLL for (int i = 0; i < 32; ++i) {
+        const float x = d_low(bias[i / 4 * 2 + i / 2 % 2] >> 16 * (i % 2));
+        s[i] = x == -INFINITY ? -INFINITY : s[i] + st.slope[0][i / 2 % 2] * x;
+    }
+}
+
+// Positions of a tile that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite. So a row of v that
+// no row of this warp sees, and that is not finite, becomes zeros: a warp looks at 16 of the 64 positions, two lanes at one.
+template <typename S, int DV, int DT>
+static inline __device__ void d_attn_wg_clean(char * v, const d_attn_state<DT, 1> & st, int j0, int n_kv) {
+    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 % 4 * 16, row = row0 + lane / 2;
+    typedef typename S::pair pair;
+    pair nans = S::pair_of(0.0f); // 0 * x is 0, or NaN
+    UNROLL for (int i = lane % 2; i < DV / 8; i += 2) {
+        const uint4 x = *(const uint4 *) (v + i / 8 * S::panel_bytes + row * 128 + (i % 8 ^ row % 8) * 16);
+        const uint32_t w[4] = { x.x, x.y, x.z, x.w };
+        UNROLL for (int k = 0; k < 4; ++k) {
+            pair p;
+            memcpy(&p, w + k, 4);
+            nans = __hfma2(p, S::pair_of(0.0f), nans);
+        }
+    }
+    const bool is_bad = __low2float(nans) != 0.0f || __high2float(nans) != 0.0f; // also of NaN
+    uint32_t bad = __ballot_sync(0xffffffffu, is_bad);
+    NO_UNROLL for (bad = (bad | bad >> 1) & 0x55555555u; bad != 0; bad &= bad - 1) { // rare
+        const int k = (__ffs((int) bad) - 1) / 2, j = j0 + row0 + k;
+        bool sees = false;
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const uint32_t bias = st.mask[0][r] != nullptr && j < n_kv ? *(const uint16_t *) (st.mask[0][r] + 2 * (int64_t) j) : 0;
+            sees = sees || (st.is_row[0][r] && j < n_kv && bias != 0xfc00u);
+        }
+        if (__any_sync(0xffffffffu, sees)) { continue; }
+        for (int i = lane; i < DV / 8; i += 32) {
+            *(uint4 *) (v + i / 8 * S::panel_bytes + (row0 + k) * 128 + (i % 8 ^ (row0 + k) % 8) * 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with.
+template <int H, int DT>
+static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_state<DT, 1> & st, const float (&unit)[2], float (&factor)[2]) {
+    UNROLL for (int r = 0; r < 2; ++r) {
+        float max = -INFINITY, sum = 0.0f;
+        UNROLL for (int i = 0; i < H; i += 4) { max = fmaxf(max, fmaxf(s[i + 2 * r], s[i + 2 * r + 1])); }
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+        max = fmaxf(st.max[0][r], max * unit[r]);
+        const float base = max == -INFINITY ? 0.0f : max;
+        factor[r] = d_exp2(st.max[0][r] - base);
+        st.max[0][r] = max;
+        UNROLL for (int i = 2 * r; i < H; i += 4) {
+            s[i] = d_exp2(s[i] * unit[r] - base);
+            s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
+            sum += s[i] + s[i + 1];
+        }
+        st.sum[0][r] = st.sum[0][r] * factor[r] + sum;
+    }
+}
+
+template <int DT> static inline __device__ float (&d_attn_wg_out(d_attn_state<DT, 1> & st))[4 * DT] { return *(float (*)[4 * DT]) st.o; }
+
+// Within 2e-7; without a call, which would move registers that wgmma uses.
+static inline __device__ float d_attn_wg_tanh(float x) { return 1.0f - __fdividef(2.0f, d_exp2(2.0f * ATTN_LOG2E * x) + 1.0f); }
+
+// The stage whose values are summed next.
+template <typename S> struct d_attn_wg_step {
+    int code[S::tiles];
+};
+
+// Scores of a stage, which are on their way, to weights.
+template <typename S, int DT>
+static inline __device__ void d_attn_wg_finish(float (&s)[S::positions / 2], d_attn_wg_step<S> & step, const d_attn_mma & a, d_attn_state<DT, 1> & st,
+    const uint32_t (&bias)[S::tiles][16], float (&factor)[2]) {
+    int all = step.code[0];
+    UNROLL for (int i = 1; i < S::tiles; ++i) { all &= step.code[i]; }
+    float unit[2] = { st.unit[0][0], st.unit[0][1] };
+    if ((all & ATTN_WG_FULL) == 0 || a.cap != 0.0f || a.scale < 0.0f) { // the largest score is not that of the largest product
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] *= unit[i / 2 % 2]; }
+        unit[0] = unit[1] = 1.0f;
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i]); }
+    }
+    UNROLL for (int i = 0; i < S::tiles; ++i) {
+        if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_mask(s + 32 * i, st, bias[i]); }
+    }
+    d_attn_wg_soften(s, st, unit, factor);
+}
+
+// A consumer warpgroup: 64 rows of each item.
+template <typename S, typename T, int DK, int DV, int PARTS>
+static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S::stages> & ring, char * q_rows, char * v_rows, int * exponents) {
+    constexpr bool is_bf16 = S::is_bf16;
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, row0 = (int) threadIdx.x / 32 * 16;
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    d_pipeline_state<S::stages> k_at = { 0, 0 }, v_at = { 0, 0 };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        d_attn_wg_put_q<S, DK, PARTS>(a, b, q_rows, exponents, row0);
+        d_fence_async();
+        d_named_sync(1 + group, 128);
+        d_attn_state<DV / 8, 1> st;
+        d_attn_begin(st, a, b, row0, exponents);
+        float (&o)[DV / 2] = d_attn_wg_out(st);
+        float s[S::positions / 2], factor[2];
+        uint32_t w[S::positions / 4], bias[S::tiles][16];
+        d_attn_wg_step<S> step;
+        // scores of the next stage begin
+        auto begin = [&]() {
+            d_mbarrier_wait(ring.k_full + 8 * k_at.index, k_at.phase);
+            UNROLL for (int i = 0; i < S::tiles; ++i) { step.code[i] = ring.codes[2 * k_at.index + i]; }
+            d_wgmma_fence();
+            d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
+            d_wgmma_commit();
+        };
+        auto fetch_biases = [&]() {
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_biases(bias[i], st.mask[0], step.code[i] / 4, a.n_kv); }
+            }
+        };
+        auto free_k = [&]() {
+            if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
+            k_at.next();
+        };
+        auto round = [&]() {
+            UNROLL for (int i = 0; i < S::positions / 4; ++i) { w[i] = d_attn_pair<is_bf16>(s[2 * i], s[2 * i + 1]); }
+        };
+        // values of the stage whose weights are in w begin
+        auto add_values = [&](const d_attn_wg_step<S> & at) {
+            d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
+            bool is_mixed = false;
+            UNROLL for (int i = 0; i < S::tiles; ++i) {
+                if ((at.code[i] & ATTN_WG_FULL) == 0) {
+                    d_attn_wg_clean<S, DV>(v_rows + v_at.index * S::v_bytes + i * (ATTN_TILE * 128), st, at.code[i] / 4, a.n_kv);
+                    is_mixed = true;
+                }
+            }
+            if (is_mixed) {
+                d_fence_async();
+                d_named_sync(1 + group, 128);
+            }
+            d_wgmma_fence();
+            d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
+            d_wgmma_commit();
+        };
+        auto free_v = [&]() {
+            if (lane == 0) { d_mbarrier_arrive(ring.v_empty + 8 * v_at.index); }
+            v_at.next();
+        };
+        begin();
+        fetch_biases();
+        d_wgmma_wait<0>();
+        d_wgmma_read(s);
+        free_k();
+        d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+        round();
+        NO_UNROLL while ((step.code[0] & ATTN_WG_LAST) == 0) {
+            const d_attn_wg_step<S> last = step;
+            begin();
+            add_values(last);
+            fetch_biases();
+            d_wgmma_wait<1>();
+            d_wgmma_read(s);
+            free_k();
+            d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+            d_wgmma_wait<0>();
+            d_wgmma_read(o);
+            free_v();
+            UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] *= factor[i / 2 % 2]; }
+            round();
+        }
+        add_values(step);
+        d_wgmma_wait<0>();
+        d_wgmma_read(o);
+        free_v();
+        UNROLL for (int r = 0; r < 2; ++r) {
+            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 1);
+            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 2);
+        }
+        d_attn_store<DV / 8, 1>(st, a, b, row0, split);
+    }
+}
+#endif // D_SM90
+
+// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_has_wg)
+template <typename T, int DK, int DV, int PARTS>
+static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
+#if D_SM90
+    typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
+    DYNAMIC_SHARED(char, shared);
+    D_SHARED_MBARRIERS(barriers, 4 * S::stages);
+    __shared__ int codes[2 * S::stages], exponents[S::rows];
+    char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
+    d_attn_wg_ring<S::stages> ring;
+    ring.q = d_shared_address(q_rows);
+    ring.k = ring.q + PARTS * S::q_bytes;
+    ring.v = ring.k + S::stages * S::k_bytes;
+    ring.k_full = d_shared_address(barriers);
+    ring.k_empty = ring.k_full + 8 * S::stages;
+    ring.v_full = ring.k_empty + 8 * S::stages;
+    ring.v_empty = ring.v_full + 8 * S::stages;
+    ring.codes = codes;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::stages; ++i) {
+            d_mbarrier_init(ring.k_full + 8 * i, 1);
+            d_mbarrier_init(ring.v_full + 8 * i, 1);
+            d_mbarrier_init(ring.k_empty + 8 * i, 4 * S::consumers); // a lane of each consumer warp
+            d_mbarrier_init(ring.v_empty + 8 * i, 4 * S::consumers);
+        }
+        d_mbarrier_fence_init();
+    }
+    d_take_turn();
+    __syncthreads();
+    if ((int) threadIdx.x >= 128 * S::consumers) {
+        d_give_registers<40>();
+        if ((int) threadIdx.x / 32 == 4 * S::consumers) { d_attn_wg_fetch<S>(a, k_map, v_map, ring); }
+    } else {
+        d_take_registers<232>();
+        d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring, q_rows, v_rows, exponents);
+    }
+#else
+    (void) a, (void) k_map, (void) v_map;
+#endif
+}
+
 // ---- adding splits ----
 // Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
 // parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
@@ -21056,6 +21706,7 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > ATTN_MAX_ELEMENTS) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
     const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type), is_short = attn_is_short(*c);
+    if (is_short && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
     if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     if (is_short && c->fits_split) { return GCUDA_FLASH_ATTN_SPLIT; }
     return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
@@ -21068,15 +21719,6 @@ struct attn_blocks {
     bool has_pair;  // there are registers for two blocks on a multiprocessor
     size_t n_bytes; // of shared memory
 };
-
-static int64_t attn_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 // Sizes that kernels are compiled for, by the larger of DK and DV; 0: the rows of k are longer, and their length is not known when compiling.
 static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
@@ -21229,6 +21871,69 @@ static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_que
     return attn_try_elements(p, e, w, 1, 16, 1);
 }
 
+#define ATTN_WG_POSITIONS (1 << 28) // of d_attn_wg_ring::codes
+#define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
+// Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
+static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
+    static const int sizes[] = { 64, 80, 96, 128, 256 };
+    const int64_t d = p.k.ne[0] > p.v.ne[0] ? p.k.ne[0] : p.v.ne[0];
+    for (int size : sizes) {
+        if (d <= size) { return size; }
+    }
+    return 0;
+}
+// f(kernel, shape) of type and size, where there is one.
+template <typename T, int D, int PARTS, typename F> static gcuda_status attn_with_wg_of(F f) { return f(k_attn_wg<T, D, D, PARTS>, d_attn_wg_shape<T, D, D, PARTS>()); }
+template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size, F f) {
+    if (type == GCUDA_TYPE_BF16) {
+        return size == 64    ? attn_with_wg_of<__nv_bfloat16, 64, 2>(f)
+               : size == 128 ? attn_with_wg_of<__nv_bfloat16, 128, 2>(f)
+                             : GCUDA_STATUS_UNSUPPORTED;
+    }
+    switch (size) {
+        case 64: return attn_with_wg_of<__half, 64, 1>(f);
+        case 80: return attn_with_wg_of<__half, 80, 1>(f);
+        case 96: return attn_with_wg_of<__half, 96, 1>(f);
+        case 128: return attn_with_wg_of<__half, 128, 1>(f);
+        case 256: return attn_with_wg_of<__half, 256, 1>(f);
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+static bool attn_is_wide_q(const gcuda_flash_attn_ext_args & p) {
+    return p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+}
+// Biases can be read in pairs.
+static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
+    return p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
+}
+static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
+
+// How many units of row blocks, of n, are worked on together; with a mask, or all take equally long.
+static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
+    const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * (p.k.ne[1] > 0 ? p.k.ne[1] : 1));
+    return p.mask.data == nullptr || most < 1 ? 1 : (int) (n < most ? n : most);
+}
+
+static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
+    const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
+    if (p.k.type != p.v.type || attn_is_packed(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
+    if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
+    if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
+    cudaFuncAttributes attributes = {};
+    w.has_pair = false;
+    w.mt = 1;
+    w.per_sm = 1;
+    a.n_steps = size / 16;
+    const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
+        w.n_warps = shape.threads / 32;
+        w.block_rows = shape.rows;
+        w.n_bytes = shape.shared_bytes;
+        // without code for 9.0a a kernel has no static shared memory
+        return asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
+    });
+    return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes, p.max_shared);
+}
+
 // What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
 struct attn_plan {
     d_attn_mma a;
@@ -21244,7 +21949,8 @@ static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path
     const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = attn_is_short(c);
     return path == GCUDA_FLASH_ATTN_SPLIT  ? c.fits_split && is_short
            : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && is_short && !has_codes
-                                           : attn_can_elements(c);
+           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && is_short
+                                            : attn_can_elements(c);
 }
 
 static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
@@ -21252,7 +21958,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
     a.p = p;
-    const int64_t group = attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
+    const int64_t group = gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
     a.group = divisor_of(group);
     a.n_groups = divisor_of(p.q.ne[2] / group);
     a.n_queries = (int) (p.q.ne[1] * group);
@@ -21275,8 +21981,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a.v.stride = a.k.stride;
         a.v.tile_bytes = a.k.tile_bytes;
     }
-    d_attn_mma rows = a;
-    attn_blocks rows_w = x.w, elements_w = x.w;
+    d_attn_mma rows = a, wg = a;
+    attn_blocks rows_w = x.w, wg_w = x.w, elements_w = x.w;
     x.e.m = a;
     attn_set_element_sides(p, x.e);
     gcuda_flash_attn_case c;
@@ -21289,6 +21995,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.n_rows = a.n_queries;
     c.is_precise = p.prec == GCUDA_PREC_F32;
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
+    c.fits_wgmma = attn_set_wg(p, wg, wg_w);
     c.fits_rows = attn_set_rows(p, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
     c.fits_elements = attn_set_elements(p, a.n_queries, x.e, elements_w);
@@ -21299,6 +22006,9 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
         x.w = rows_w;
+    } else if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
+        a = wg;
+        x.w = wg_w;
     } else if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
         a = x.e.m;
         x.w = elements_w;
@@ -21310,8 +22020,8 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
     a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
     a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
-    a.is_wide_mask = p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
-    a.is_wide_q = p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+    a.is_wide_mask = attn_is_wide_mask(p);
+    a.is_wide_q = attn_is_wide_q(p);
     a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
     a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
@@ -21322,6 +22032,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
     a.n_splits = divisor_of(x.n_splits);
+    a.n_section = attn_wg_section(p, units / (n_row_blocks > 0 ? n_row_blocks : 1) * x.n_splits);
     if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
         x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
     }
@@ -21345,26 +22056,29 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-template <typename P> static gcuda_status attn_launch_with(void (*kernel)(P), const attn_plan & x, const P & p, gcuda_stream stream) {
-    const int64_t n = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
+// args: of the kernel.
+template <typename... P, typename... A> static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
+    const int64_t n_items = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, p)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, p);
+    // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
+    const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
+    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
+                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
 }
-static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, x.a, stream); }
+static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
 
 static gcuda_status attn_launch_elements(const attn_plan & x, gcuda_stream stream) {
     d_attn_elements e = x.e;
     e.m = x.a;
     const bool has_codes = e.raw_k.n_pieces > 0 || e.raw_v.n_pieces > 0;
     switch (has_codes * 1000 + 100 * x.w.mt + x.w.n_positions) {
-        case 116: return attn_launch_with(k_attn_elements<1, 16, false>, x, e, stream);
-        case 132: return attn_launch_with(k_attn_elements<1, 32, false>, x, e, stream);
-        case 232: return attn_launch_with(k_attn_elements<2, 32, false>, x, e, stream);
-        case 432: return attn_launch_with(k_attn_elements<4, 32, false>, x, e, stream);
-        case 1116: return attn_launch_with(k_attn_elements<1, 16, true>, x, e, stream);
-        case 1132: return attn_launch_with(k_attn_elements<1, 32, true>, x, e, stream);
-        default: return attn_launch_with(k_attn_elements<4, 32, true>, x, e, stream);
+        case 116: return attn_launch_with(k_attn_elements<1, 16, false>, x, stream, e);
+        case 132: return attn_launch_with(k_attn_elements<1, 32, false>, x, stream, e);
+        case 232: return attn_launch_with(k_attn_elements<2, 32, false>, x, stream, e);
+        case 432: return attn_launch_with(k_attn_elements<4, 32, false>, x, stream, e);
+        case 1116: return attn_launch_with(k_attn_elements<1, 16, true>, x, stream, e);
+        case 1132: return attn_launch_with(k_attn_elements<1, 32, true>, x, stream, e);
+        default: return attn_launch_with(k_attn_elements<4, 32, true>, x, stream, e);
     }
 }
 
@@ -21383,7 +22097,16 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     }
 }
 
+static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
+    const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    d_tensor_map k, v;
+    if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
+    return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch_with(kernel, x, stream, x.a, k, v); });
+}
+
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
+    if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }
     if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
         const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
         return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
@@ -21428,5 +22151,767 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
         return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((args->v.ne[0] + 63) / 64), dim3(256), 0, 0, stream, x.a);
     }
     return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
+}
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// Two passes, of which each computes the scores again; no sum is shared by two blocks, so that bits do not depend on their order:
+//
+//   kernel               a block has                        and goes over              result
+//   k_attn_back_queries  16 queries of a head               all positions              dq, and what P of a query is made of
+//   k_attn_back_kv       32 positions of all heads that     all queries of these       dk, dv
+//                        share their k or v                 heads
+//   k_attn_back_sinks    a head                             its queries                dsinks
+//
+// In F32, for every type, stride and size. A warp has two queries and its lanes are positions, as in k_flash_attn. dk and dv are summed up
+// in the result, whose rows belong to the block.
+//   floor   k, v twice for every 16 queries; q, dy and dk, dv once for every 32 positions
+//   shared  15 KiB, of k_attn_back_queries 39 KiB
+struct d_attn_back {
+    gcuda_flash_attn_ext_back_args p; // y and dy as [DV, N, H, S]
+    float4 * queries;                 // [S][H][N]: largest score, factor of exp(score - it), D, P of the sink; not seen anything: zeros
+    int64_t n_units, n_blocks, n_tiles; // units of heads with whole heads of k and v; blocks of queries; tiles of positions
+};
+
+struct d_attn_back_tile {
+    float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
+};
+
+static NO_INLINE __device__ void d_attn_back_rows(d_attn_back_tile & t, const gcuda_array & x, const char * rows, int n, int64_t d0) {
+    d_attn_rows<false>(x, rows, n, d0, t.rows);
+}
+static NO_INLINE __device__ void d_attn_back_load(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, int64_t d0) {
+    for (int i = (int) threadIdx.x; i < ATTN_QUERIES * ATTN_SLICE; i += 256) {
+        const int64_t n = q0 + i / ATTN_SLICE, d = d0 + i % ATTN_SLICE;
+        t.query[i / ATTN_SLICE][i % ATTN_SLICE] = n < q.ne[1] && d < q.ne[0] ? d_load(q.type, d_at(q, d, n, head, s)) : 0.0f;
+    }
+}
+
+// Products of the two queries of this warp with the position of this lane. x: first of n rows of positions.
+static NO_INLINE __device__ void d_attn_back_dots(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, const gcuda_array & x,
+    const char * rows, int n, float (&sum)[2]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    sum[0] = sum[1] = 0.0f;
+    for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
+        __syncthreads(); // the tile has been read
+        d_attn_back_rows(t, x, rows, n, d0);
+        d_attn_back_load(t, q, q0, head, s, d0);
+        __syncthreads();
+        UNROLL_4 for (int d = 0; d < ATTN_SLICE; ++d) {
+            sum[0] += t.query[2 * warp][d] * t.rows[lane][d];
+            sum[1] += t.query[2 * warp + 1][d] * t.rows[lane][d];
+        }
+    }
+}
+
+// What a lane knows of its position and the two queries of its warp.
+struct d_attn_back_pair {
+    float x[2], slope[2], dw[2]; // score, its slope by q . k, gradient of its weight
+    bool is_seen[2];
+
+    // Whether some query of the block sees some position; else nothing is computed.
+    inline __device__ bool look(const d_attn_back & a, int64_t q0, int64_t head, int64_t s, int64_t j0) {
+        const gcuda_array & mask = a.p.mask;
+        const int64_t j = j0 + threadIdx.x % 32;
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + threadIdx.x / 32 * 2 + i;
+            const bool is_in = n < a.p.q.ne[1] && j < a.p.k.ne[1];
+            x[i] = is_in && mask.data != nullptr ? d_load(mask.type, d_at(mask, j, n, head % mask.ne[2], s % mask.ne[3])) : 0.0f;
+            is_seen[i] = is_in && x[i] != -INFINITY;
+        }
+        return __syncthreads_or(is_seen[0] || is_seen[1]) != 0;
+    }
+    inline __device__ void compute(const d_attn_back & a, d_attn_back_tile & t, int64_t q0, int64_t head, int64_t s, int64_t j0) {
+        const gcuda_flash_attn_ext_back_args & p = a.p;
+        const int n = (int) (p.k.ne[1] - j0 < ATTN_POSITIONS ? p.k.ne[1] - j0 : ATTN_POSITIONS);
+        const float alibi = d_slope(p.max_bias, p.q.ne[2], head);
+        float dot[2];
+        d_attn_back_dots(t, p.q, q0, head, s, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, dot);
+        for (int i = 0; i < 2; ++i) {
+            const float z = dot[i] * p.scale, c = p.logit_softcap, th = c != 0.0f ? tanhf(z / c) : 0.0f;
+            slope[i] = p.scale * (1.0f - th * th);
+            x[i] = is_seen[i] ? (c != 0.0f ? c * th : z) + alibi * x[i] : -INFINITY; // not seen: k may be anything
+        }
+        d_attn_back_dots(t, p.dy, q0, head, s, p.v, d_at(p.v, 0, j0, head / (p.q.ne[2] / p.v.ne[2]), s), n, dw);
+    }
+};
+
+static __global__ void __launch_bounds__(256) k_attn_back_queries(const d_attn_back a) {
+    __shared__ d_attn_back_tile t;
+    __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
+    const gcuda_flash_attn_ext_back_args & p = a.p;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t dk = p.q.ne[0], n_kv = p.k.ne[1];
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * p.q.ne[2] * a.n_blocks; item += gridDim.x) {
+        const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head = item / a.n_blocks % p.q.ne[2], s = item / a.n_blocks / p.q.ne[2];
+        float * acc[2];
+        float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, dot[2] = {};
+        bool is_query[2];
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i;
+            is_query[i] = n < p.q.ne[1];
+            acc[i] = dk <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : is_query[i] ? (float *) d_at(p.dq, 0, n, head, s) : nullptr;
+            for (int64_t d = lane; d < dk && is_query[i]; d += 32) { acc[i][d] = 0.0f; }
+            for (int64_t d = lane; d < p.v.ne[0] && is_query[i]; d += 32) {
+                dot[i] += d_load(p.y.type, d_at(p.y, d, n, head, s)) * d_load(p.dy.type, d_at(p.dy, d, n, head, s));
+            }
+            dot[i] = d_warp_reduce<d_sum_op>(dot[i]);
+        }
+        for (int64_t j0 = 0; j0 < n_kv; j0 += ATTN_POSITIONS) {
+            d_attn_back_pair pair;
+            float shrink[2];
+            if (!pair.look(a, q0, head, s, j0)) { continue; }
+            pair.compute(a, t, q0, head, s, j0);
+            for (int i = 0; i < 2; ++i) {
+                const float most = fmaxf(top[i], d_warp_reduce<d_max_op>(pair.x[i])), base = most == -INFINITY ? 0.0f : most;
+                const float w = pair.is_seen[i] ? expf(pair.x[i] - base) : 0.0f;
+                shrink[i] = expf(top[i] - base);
+                sum[i] = sum[i] * shrink[i] + d_warp_reduce<d_sum_op>(w);
+                top[i] = most;
+                factors[2 * warp + i][lane] = w != 0.0f ? w * (pair.dw[i] - dot[i]) * pair.slope[i] : 0.0f;
+            }
+            for (int64_t d0 = 0; d0 < dk; d0 += ATTN_SLICE) {
+                const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
+                __syncthreads();
+                d_attn_back_rows(t, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, d0);
+                __syncthreads();
+                for (int i = 0; i < 2; ++i) {
+                    for (int d = lane; d < ATTN_SLICE && d0 + d < dk && is_query[i]; d += 32) {
+                        float g = acc[i][d0 + d] * shrink[i];
+                        UNROLL_4 for (int j = 0; j < n; ++j) {
+                            const float f = factors[2 * warp + i][j];
+                            g += f != 0.0f ? f * t.rows[j][d] : 0.0f; // not 0 * NaN
+                        }
+                        acc[i][d0 + d] = g;
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i;
+            if (!is_query[i]) { continue; }
+            const float sink = p.sinks.data != nullptr ? d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : -INFINITY;
+            float4 r = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float factor = 0.0f;
+            if (top[i] != -INFINITY || sum[i] != 0.0f) {
+                const float most = fmaxf(top[i], sink), shrunk = expf(top[i] - most), all = sum[i] * shrunk + expf(sink - most);
+                r = make_float4(most, 1.0f / all, dot[i], expf(sink - most) / all);
+                factor = shrunk / all;
+            }
+            for (int64_t d = lane; d < dk; d += 32) { *(float *) d_at(p.dq, d, n, head, s) = factor != 0.0f ? acc[i][d] * factor : 0.0f; }
+            if (lane == 0) { a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] = r; }
+        }
+        __syncthreads(); // held is the next item's
+    }
+}
+
+// grad[j0 + j] += sum of f[i][j] * q[q0 + i], 16 queries of a head. A thread has every 8th element of one position.
+static NO_INLINE __device__ void d_attn_back_add(d_attn_back_tile & t, const float (*f)[ATTN_POSITIONS], const gcuda_array & q, int64_t q0, int64_t head, int64_t s,
+    const gcuda_array & grad, int64_t grad_head, int64_t j0) {
+    const int j = (int) threadIdx.x / 8;
+    for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
+        __syncthreads();
+        d_attn_back_load(t, q, q0, head, s, d0);
+        __syncthreads();
+        for (int d = (int) threadIdx.x % 8; d < ATTN_SLICE && d0 + d < q.ne[0] && j0 + j < grad.ne[1]; d += 8) {
+            float sum = 0.0f;
+            for (int i = 0; i < ATTN_QUERIES; ++i) { sum += f[i][j] != 0.0f ? f[i][j] * t.query[i][d] : 0.0f; }
+            *(float *) d_at(grad, d0 + d, j0 + j, grad_head, s) += sum;
+        }
+    }
+}
+
+static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int64_t unit, int64_t n_units, int64_t j0, int64_t s) {
+    const int64_t n = grad.ne[2] / n_units, rest = grad.ne[1] - j0, n_rows = rest < ATTN_POSITIONS ? rest : ATTN_POSITIONS;
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) { // elements of a thread are those that it adds to
+        for (int64_t d = threadIdx.x % 8; d < grad.ne[0] && (int64_t) threadIdx.x / 8 < n_rows; d += 8) {
+            *(float *) d_at(grad, d, j0 + threadIdx.x / 8, h, s) = 0.0f;
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_attn_back_kv(const d_attn_back a) {
+    __shared__ d_attn_back_tile t;
+    __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
+    const gcuda_flash_attn_ext_back_args & p = a.p;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n_heads = p.q.ne[2] / a.n_units;
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_units * a.n_tiles; item += gridDim.x) {
+        const int64_t j0 = item % a.n_tiles * ATTN_POSITIONS, unit = item / a.n_tiles % a.n_units, s = item / a.n_tiles / a.n_units;
+        d_attn_back_clear(p.dk, unit, a.n_units, j0, s);
+        d_attn_back_clear(p.dv, unit, a.n_units, j0, s);
+        for (int64_t head = unit * n_heads; head < (unit + 1) * n_heads; ++head) {
+            for (int64_t q0 = 0; q0 < p.q.ne[1]; q0 += ATTN_QUERIES) {
+                d_attn_back_pair pair;
+                if (!pair.look(a, q0, head, s, j0)) { continue; }
+                pair.compute(a, t, q0, head, s, j0);
+                for (int i = 0; i < 2; ++i) {
+                    const int64_t n = q0 + 2 * warp + i;
+                    const float4 r = n < p.q.ne[1] ? a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    const float weight = pair.is_seen[i] ? expf(pair.x[i] - r.x) * r.y : 0.0f;
+                    w[2 * warp + i][lane] = weight;
+                    f[2 * warp + i][lane] = weight != 0.0f ? weight * (pair.dw[i] - r.z) * pair.slope[i] : 0.0f;
+                }
+                d_attn_back_add(t, f, p.q, q0, head, s, p.dk, head / (p.q.ne[2] / p.k.ne[2]), j0);
+                d_attn_back_add(t, w, p.dy, q0, head, s, p.dv, head / (p.q.ne[2] / p.v.ne[2]), j0);
+                __syncthreads(); // w and f have been read
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
+    for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
+        double sum = 0.0;
+        for (int64_t i = threadIdx.x; i < n_tokens * n_seqs; i += blockDim.x) {
+            const float4 r = queries[(i / n_tokens * n_heads + head) * n_tokens + i % n_tokens];
+            sum -= (double) r.w * (double) r.z;
+        }
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { dsinks[head] = (float) sum; }
+    }
+}
+
+// ---- the gradient on tensor cores (mma.sync) ----
+// Heads of 64 and 128, as many of k as of v, from 8.0 on, but not with GCUDA_PREC_F32. All factors are rounded to BF16, whose exponents hold
+// any gradient; sums, softmax and the result are in F32. Rows of q, dy, k and v are rounded and packed first:
+//
+//   kernel                   a block has                        and goes over                       products
+//   k_attn_back_pack         8 rows                                                                 D of dy and y
+//   k_attn_back_mma_queries  128 tokens of a head               visible tiles of 64 positions       q k, dy v, ds k
+//   k_attn_back_mma_kv       64 (heads of 64: 128) positions    visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
+//                            of a head of k                     heads that share it
+//
+// A mask is classified first, as for flash_attn_ext. A number that is none becomes 0 in k and v and the largest one where it is infinite, so that
+// what no query sees does no harm; where some query sees it, D carries it into the result.
+//   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
+//   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with row % 8): without padding
+//           and without conflicts
+#define BACK_STEP 32      // positions or queries of a stage
+#define BACK_ROWS 128     // queries of a block
+#define BACK_THREADS 128
+
+struct d_back {
+    d_attn_back b;
+    char * q, * dy, * k, * v; // packed rows in BF16: [S][H][N][D] and [S][Hk][KV][D]
+    const uint2 * classes;    // as in d_attn_mma; NULL: no mask
+    int n_tokens, n_heads, n_kv_heads, n_kv, n_seqs;
+    int n_words, n_class_blocks, n_row_blocks, n_kv_blocks, group;
+    float scale, cap;         // in units of log 2, cap 0: none
+};
+
+static inline __device__ uint32_t d_back_finite(uint32_t pair) {
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const uint32_t h = pair >> 16 * i & 0xffffu;
+        if ((h & 0x7f80u) == 0x7f80u) { pair = (pair & ~(0xffffu << 16 * i)) | ((h & 0x7fu) != 0 ? 0u : (h & 0x8000u) | 0x7f7fu) << 16 * i; }
+    }
+    return pair;
+}
+
+// A warp a row: of q, then of dy, k and v.
+static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
+    const gcuda_flash_attn_ext_back_args & p = a.b.p;
+    const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
+    const int64_t n_q = (int64_t) a.n_seqs * a.n_heads * a.n_tokens, n_k = (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv;
+    for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < 2 * (n_q + n_k); r += gridDim.x * (int64_t) 8) {
+        const bool is_q = r < 2 * n_q;
+        const int64_t n = is_q ? n_q : n_k, i = is_q ? r : r - 2 * n_q, row = i % n;
+        const bool is_first = i < n;
+        const gcuda_array & x = is_q ? is_first ? p.q : p.dy : is_first ? p.k : p.v;
+        const int64_t i1 = row % x.ne[1], i2 = row / x.ne[1] % x.ne[2], i3 = row / x.ne[1] / x.ne[2];
+        const char * from = d_at(x, 0, i1, i2, i3);
+        char * to = (is_q ? is_first ? a.q : a.dy : is_first ? a.k : a.v) + row * (2 * n_d);
+        float dot = 0.0f;
+        NO_UNROLL for (int d = 2 * lane; d < n_d; d += 64) {
+            const float v[2] = { d_load(x.type, from + d * (int64_t) x.nb[0]), d_load(x.type, from + (d + 1) * (int64_t) x.nb[0]) };
+            *(uint32_t *) (to + 2 * d) = d_back_finite(d_bf16_pair(v[0], v[1]));
+            if (is_q && !is_first) {
+                dot += v[0] * d_load(p.y.type, d_at(p.y, d, i1, i2, i3)) + v[1] * d_load(p.y.type, d_at(p.y, d + 1, i1, i2, i3));
+            }
+        }
+        if (is_q && !is_first) {
+            dot = d_warp_reduce<d_sum_op>(dot);
+            if (lane == 0) { a.b.queries[row].z = dot; }
+        }
+    }
+}
+
+// Copies ROWS packed rows to shared memory; after the first n_in there are zeros.
+template <int D, int ROWS> static inline __device__ void d_back_fetch(d_shared_at to, const char * from, int n_in) {
+    constexpr int pieces = D / 8, step = BACK_THREADS / pieces;
+    const int row0 = (int) threadIdx.x / pieces, piece = (int) threadIdx.x % pieces;
+    UNROLL for (int i = 0; i < ROWS; i += step) {
+        const int row = i + row0;
+        d_copy_16_or_zero(to + row * (2 * D) + ((piece ^ (row & 7)) << 4), from + (int64_t) row * (2 * D) + 16 * piece, row < n_in);
+    }
+}
+
+// s += rows of a times rows of b: 16 MT by 16 NP, of D elements.
+template <int D, int MT, int NP> static inline __device__ void d_back_scores(float (&s)[MT][2 * NP][4], d_shared_at a, d_shared_at b) {
+    const int lane = (int) threadIdx.x % 32, swap = lane % 8;
+    a += (lane / 8 % 2 * 8 + lane % 8) * (2 * D);
+    b += (lane / 16 * 8 + lane % 8) * (2 * D);
+    UNROLL for (int step = 0; step < D / 16; ++step) {
+        uint32_t x[MT][4], y[NP][4];
+        UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma(s[mt][i], x[mt], y[i / 2] + 2 * (i % 2)); }
+        }
+    }
+}
+
+// o += w times rows of b: 16 MT by D; w, b: the 16 NP columns of w.
+template <int D, int MT, int NP> static inline __device__ void d_back_add(float (&o)[MT][D / 8][4], const float (&w)[MT][2 * NP][4], d_shared_at b) {
+    const int lane = (int) threadIdx.x % 32, swap = lane % 8;
+    b += (lane / 8 % 2 * 8 + lane % 8) * (2 * D);
+    UNROLL for (int np = 0; np < NP; ++np) {
+        uint32_t x[MT][4];
+        d_attn_weights<true>(x, w, np, 1.0f);
+        UNROLL for (int j = 0; j < D / 8; j += 2) {
+            uint32_t y[4];
+            d_matrices_transposed_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                d_mma(o[mt][j], x[mt], y);
+                d_mma(o[mt][j + 1], x[mt], y + 2);
+            }
+        }
+    }
+}
+
+// Products become scores, and dw the gradient of a weight minus D times the slope of the score.
+template <int MT, int NT> static inline __device__ void d_back_cap(float (&s)[MT][NT][4], float (&dw)[MT][NT][4], const d_back & a) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] *= a.scale; }
+        }
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int e = 0; e < 4; ++e) {
+                    const float t = d_attn_tanh(s[mt][i][e]);
+                    s[mt][i][e] = a.cap * t;
+                    dw[mt][i][e] *= 1.0f - t * t;
+                }
+            }
+        }
+    }
+}
+
+static inline __device__ int d_back_plane(const d_back & a, int head, int s) {
+    const gcuda_array & mask = a.b.p.mask;
+    return mask.data == nullptr ? 0 : s % (int) mask.ne[3] * (int) mask.ne[2] + head % (int) mask.ne[2];
+}
+static inline __device__ const char * d_back_mask(const d_back & a, int plane) { // rows of a plane
+    return a.b.p.mask.data == nullptr ? nullptr : (const char *) a.b.p.mask.data + plane * (int64_t) a.b.p.mask.nb[2];
+}
+static NO_INLINE __device__ float d_back_any_bias(const d_back & a, const char * row, int j) {
+    return d_load(a.b.p.mask.type, row + j * (int64_t) a.b.p.mask.nb[0]);
+}
+// Row of the mask of a token; NULL: without a mask, or no such token.
+static inline __device__ const char * d_back_row(const d_back & a, const char * mask, int token) {
+    return mask != nullptr && token < a.n_tokens ? mask + token * (int64_t) a.b.p.mask.nb[1] : nullptr;
+}
+// A score with its bias; -inf: not seen.
+static inline __device__ float d_back_biased(const d_back & a, const char * row, bool is_token, int j, float slope, float score) {
+    float bias = 0.0f;
+    if (row != nullptr && j < a.n_kv) { bias = a.b.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) row)[j]) : d_back_any_bias(a, row, j); }
+    return is_token && j < a.n_kv && bias != -INFINITY ? score + slope * bias : -INFINITY;
+}
+
+// Bits of a class of 32 tokens for tile: 1: some token sees some of it, 2: all see all, without bias.
+static inline __device__ int d_back_class(const d_back & a, int plane, int token_block, int tile) {
+    if (a.classes == nullptr) { return 1 | ((tile + 1) * ATTN_TILE <= a.n_kv ? 2 : 0); }
+    const uint2 w = a.classes[((int64_t) plane * a.n_class_blocks + token_block) * a.n_words + tile / 32];
+    return (int) ((w.x >> tile % 32 & 1u) | (w.y >> tile % 32 & 1u) << 1);
+}
+
+// ---- dq ----
+struct d_back_rows { // 16 * 2 rows of a warp: lane l has rows l / 4, and 8, 16, 24 after it
+    float max[2][2], sum[2][2], dot[2][2];
+};
+
+// Scores of BACK_STEP positions become weights relative to the largest so far, and those the gradients of the scores.
+template <int D> static inline __device__ void d_back_soften(d_back_rows & st, float (&o)[2][D / 8][4], float (&s)[2][4][4], const float (&dw)[2][4][4]) {
+    float factor[2][2];
+    bool has_grown = false;
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            float max = st.max[mt][r], sum = 0.0f;
+            UNROLL for (int i = 0; i < 4; ++i) { max = fmaxf(max, fmaxf(s[mt][i][2 * r], s[mt][i][2 * r + 1])); }
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+            const float base = max == -INFINITY ? 0.0f : max;
+            has_grown = has_grown || max != st.max[mt][r];
+            factor[mt][r] = d_exp2(st.max[mt][r] - base);
+            st.max[mt][r] = max;
+            UNROLL for (int i = 0; i < 4; ++i) {
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    const float w = d_exp2(s[mt][i][e] - base);
+                    sum += w;
+                    s[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
+                }
+            }
+            st.sum[mt][r] = st.sum[mt][r] * factor[mt][r] + sum;
+        }
+    }
+    if (__any_sync(0xffffffffu, has_grown)) {
+        UNROLL for (int mt = 0; mt < 2; ++mt) {
+            UNROLL for (int j = 0; j < D / 8; ++j) {
+                UNROLL for (int e = 0; e < 4; ++e) { o[mt][j][e] *= factor[mt][e / 2]; }
+            }
+        }
+    }
+}
+
+// BACK_STEP positions from j0 for the 32 tokens of a warp.
+template <int D> static inline __device__ void d_back_query_step(d_back_rows & st, float (&o)[2][D / 8][4], const d_back & a, d_shared_at q, d_shared_at dy,
+    d_shared_at k, d_shared_at v, const char * mask, float slope, int token0, int j0, bool is_full) {
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    float s[2][4][4] = {}, dw[2][4][4] = {};
+    d_back_scores<D, 2, 2>(s, q, k);
+    d_back_scores<D, 2, 2>(dw, dy, v);
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { dw[mt][i][e] -= st.dot[mt][e / 2]; }
+        }
+    }
+    d_back_cap<2, 4>(s, dw, a);
+    if (!is_full) {
+        UNROLL for (int n = 0; n < 4; ++n) {
+            const int mt = n / 2, r = n % 2, token = token0 + 8 * n + g;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int i = 0; i < 8; ++i) {
+                float & x = s[mt][i / 2][2 * r + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 4 * (i & ~1) + 2 * t + i % 2, slope, x);
+            }
+        }
+    }
+    d_back_soften<D>(st, o, s, dw);
+    d_back_add<D, 2, 2>(o, s, k);
+}
+
+// dq of this lane's rows, and what the softmax of a row is made of.
+template <int D> static inline __device__ void d_back_query_store(const d_back_rows & st, const float (&o)[2][D / 8][4], const d_back & a, int64_t row0, int token0,
+    int head) {
+    const gcuda_flash_attn_ext_back_args & p = a.b.p;
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    const float sink = p.sinks.data != nullptr ? ATTN_LOG2E * d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : -INFINITY;
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int token = token0 + 16 * mt + 8 * r + g;
+            float sum = st.sum[mt][r], factor = 0.0f;
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (token >= a.n_tokens) { continue; }
+            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (st.max[mt][r] != -INFINITY || sum != 0.0f) {
+                const float top = fmaxf(st.max[mt][r], sink), shrink = exp2f(st.max[mt][r] - top), all = sum * shrink + exp2f(sink - top);
+                x = make_float4(top, 1.0f / all, st.dot[mt][r], exp2f(sink - top) / all);
+                factor = shrink / all * p.scale;
+            }
+            if (t == 0) { a.b.queries[row0 + token] = x; }
+            float * dq = (float *) p.dq.data + (row0 + token) * D;
+            UNROLL for (int j = 0; j < D / 8; ++j) {
+                const float u = o[mt][j][2 * r] * factor, w = o[mt][j][2 * r + 1] * factor;
+                *(float2 *) (dq + 8 * j + 2 * t) = factor == 0.0f ? make_float2(0.0f, 0.0f) : make_float2(u, w);
+            }
+        }
+    }
+}
+
+// The next step after position j that some token of the block sees; n_kv or more: none. own: bits of the tile for this warp's tokens.
+static inline __device__ int d_back_next_positions(const d_back & a, int plane, int class0, int j, int & own) {
+    j += BACK_STEP;
+    if (j % ATTN_TILE != 0) { return j; } // the other half of a tile; of positions that do not exist no step is computed
+    for (; j < a.n_kv; j += ATTN_TILE) {
+        int seen = 0;
+        for (int w = 0; w < BACK_ROWS / 32; ++w) {
+            const int bits = 32 * (class0 + w) < a.n_tokens ? d_back_class(a, plane, class0 + w, j / ATTN_TILE) : 0;
+            seen |= bits;
+            own = w == (int) threadIdx.x / 32 ? bits : own;
+        }
+        if (seen != 0) { return j; }
+    }
+    return j;
+}
+
+template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_queries(const D_GRID_CONSTANT d_back a) {
+    DYNAMIC_SHARED(char, shared);
+    constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes;
+    const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4;
+    const d_shared_at q = d_shared_opaque(d_shared_at_of(shared)), dy = q + BACK_ROWS * row_bytes, ring = dy + BACK_ROWS * row_bytes;
+    for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_heads * a.n_row_blocks; item += (int) gridDim.x) {
+        const int block0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * BACK_ROWS, head = item / a.n_row_blocks % a.n_heads; // the longest first
+        const int s = item / a.n_row_blocks / a.n_heads, token0 = block0 + 32 * warp, plane = d_back_plane(a, head, s);
+        const int64_t row0 = ((int64_t) s * a.n_heads + head) * a.n_tokens, kv_row0 = ((int64_t) s * a.n_kv_heads + head / a.group) * a.n_kv;
+        const float slope = ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head);
+        const char * mask = d_back_mask(a, plane);
+        d_back_rows st;
+        float o[2][D / 8][4] = {};
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int token = token0 + 8 * i + g;
+            st.max[i / 2][i % 2] = -INFINITY;
+            st.sum[i / 2][i % 2] = 0.0f;
+            st.dot[i / 2][i % 2] = token < a.n_tokens ? a.b.queries[row0 + token].z : 0.0f;
+        }
+        d_back_fetch<D, BACK_ROWS>(q, a.q + (row0 + block0) * row_bytes, a.n_tokens - block0);
+        d_back_fetch<D, BACK_ROWS>(dy, a.dy + (row0 + block0) * row_bytes, a.n_tokens - block0);
+        auto fetch = [&](int stage, int j0) {
+            if (j0 < a.n_kv) {
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes, a.k + (kv_row0 + j0) * row_bytes, a.n_kv - j0);
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes + stage_bytes / 2, a.v + (kv_row0 + j0) * row_bytes, a.n_kv - j0);
+            }
+            d_copies_commit();
+        };
+        int bits = 0, stage = 0, j0 = d_back_next_positions(a, plane, block0 / 32, -BACK_STEP, bits);
+        fetch(0, j0);
+        NO_UNROLL while (j0 < a.n_kv) {
+            int next_bits = bits;
+            const int next = d_back_next_positions(a, plane, block0 / 32, j0, next_bits);
+            fetch(1 - stage, next);
+            d_copies_wait<1>();
+            __syncthreads();
+            const d_shared_at k = ring + stage * stage_bytes;
+            if (bits != 0) {
+                d_back_query_step<D>(st, o, a, q + 32 * warp * row_bytes, dy + 32 * warp * row_bytes, k, k + stage_bytes / 2, mask, slope, token0, j0, bits == 3);
+            }
+            __syncthreads(); // the stage has been read
+            stage = 1 - stage;
+            j0 = next;
+            bits = next_bits;
+        }
+        d_copies_wait<0>();
+        d_back_query_store<D>(st, o, a, row0, token0, head);
+        __syncthreads();
+    }
+}
+
+// ---- dk and dv ----
+// BACK_STEP tokens from token0 for 16 MT positions of a warp from j0. sums: of these tokens.
+template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk)[MT][D / 8][4], float (&dv)[MT][D / 8][4], const d_back & a, d_shared_at k,
+    d_shared_at v, d_shared_at q, d_shared_at dy, const float4 * sums, const char * mask, float slope, int token0, int j0, bool is_full) {
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    float s[MT][4][4] = {}, dw[MT][4][4] = {};
+    d_back_scores<D, MT, 2>(s, k, q);
+    d_back_scores<D, MT, 2>(dw, v, dy);
+    UNROLL for (int i = 0; i < 4; ++i) {
+        UNROLL for (int e = 0; e < 2; ++e) {
+            const float dot = sums[8 * i + 2 * t + e].z;
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                dw[mt][i][e] -= dot;
+                dw[mt][i][e + 2] -= dot;
+            }
+        }
+    }
+    d_back_cap<MT, 4>(s, dw, a);
+    if (!is_full) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            const int token = token0 + 4 * (i & ~1) + 2 * t + i % 2;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int n = 0; n < 2 * MT; ++n) {
+                float & x = s[n / 2][i / 2][n % 2 * 2 + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 8 * n + g, slope, x);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < 4; ++i) {
+        UNROLL for (int e = 0; e < 4; ++e) {
+            const float4 r = sums[8 * i + 2 * t + e % 2];
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                const float w = d_exp2(s[mt][i][e] - r.x) * r.y;
+                s[mt][i][e] = w != 0.0f ? w + (r.z - r.z) : 0.0f; // no number if D is none
+                dw[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
+            }
+        }
+    }
+    d_back_add<D, MT, 2>(dv, s, dy);
+    d_back_add<D, MT, 2>(dk, dw, q);
+}
+
+// The next block of tokens of the heads from `unit`, counted through the group; own: bits for this warp's positions.
+template <int MT> static inline __device__ int d_back_next_tokens(const d_back & a, int head0, int s, int block0, int unit, int & own) {
+    for (++unit; unit < a.group * a.n_class_blocks; ++unit) {
+        const int head = head0 + unit / a.n_class_blocks, token_block = unit % a.n_class_blocks, plane = d_back_plane(a, head, s);
+        int seen = 0;
+        for (int i = 0; i < MT; ++i) {
+            const int tile = block0 / ATTN_TILE + i, bits = tile * ATTN_TILE < a.n_kv ? d_back_class(a, plane, token_block, tile) : 0;
+            seen |= bits;
+            own = i == (int) threadIdx.x / 32 * MT / 4 ? bits : own;
+        }
+        if (seen != 0) { return unit; }
+    }
+    return unit;
+}
+
+template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_kv(const D_GRID_CONSTANT d_back a) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ float4 sums[2][BACK_STEP];
+    constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes, rows = 64 * MT;
+    const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    const d_shared_at k = d_shared_opaque(d_shared_at_of(shared)), v = k + rows * row_bytes, ring = v + rows * row_bytes;
+    const d_shared_at own_k = k + 16 * MT * warp * row_bytes, own_v = v + 16 * MT * warp * row_bytes;
+    for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_kv_heads * a.n_kv_blocks; item += (int) gridDim.x) {
+        const int block0 = item % a.n_kv_blocks * rows, kv_head = item / a.n_kv_blocks % a.n_kv_heads, s = item / a.n_kv_blocks / a.n_kv_heads;
+        const int head0 = kv_head * a.group, j0 = block0 + 16 * MT * warp;
+        const int64_t kv_row0 = ((int64_t) s * a.n_kv_heads + kv_head) * a.n_kv;
+        float dk[MT][D / 8][4] = {}, dv[MT][D / 8][4] = {};
+        d_back_fetch<D, rows>(k, a.k + (kv_row0 + block0) * row_bytes, a.n_kv - block0);
+        d_back_fetch<D, rows>(v, a.v + (kv_row0 + block0) * row_bytes, a.n_kv - block0);
+        auto fetch = [&](int stage, int unit) {
+            if (unit < a.group * a.n_class_blocks) {
+                const int token0 = unit % a.n_class_blocks * BACK_STEP, n_in = a.n_tokens - token0;
+                const int64_t row = ((int64_t) s * a.n_heads + head0 + unit / a.n_class_blocks) * a.n_tokens + token0;
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes, a.q + row * row_bytes, n_in);
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes + stage_bytes / 2, a.dy + row * row_bytes, n_in);
+                if ((int) threadIdx.x < BACK_STEP) {
+                    sums[stage][threadIdx.x] = (int) threadIdx.x < n_in ? a.b.queries[row + threadIdx.x] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+            }
+            d_copies_commit();
+        };
+        int bits = 0, stage = 0, unit = d_back_next_tokens<MT>(a, head0, s, block0, -1, bits);
+        fetch(0, unit);
+        NO_UNROLL while (unit < a.group * a.n_class_blocks) {
+            int next_bits = bits;
+            const int next = d_back_next_tokens<MT>(a, head0, s, block0, unit, next_bits);
+            fetch(1 - stage, next);
+            d_copies_wait<1>();
+            __syncthreads();
+            if (bits != 0) {
+                const int head = head0 + unit / a.n_class_blocks;
+                const d_shared_at q = ring + stage * stage_bytes;
+                d_back_kv_step<D, MT>(dk, dv, a, own_k, own_v, q, q + stage_bytes / 2, sums[stage], d_back_mask(a, d_back_plane(a, head, s)),
+                    ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head), unit % a.n_class_blocks * BACK_STEP, j0, bits == 3);
+            }
+            __syncthreads(); // the stage has been read
+            stage = 1 - stage;
+            unit = next;
+            bits = next_bits;
+        }
+        d_copies_wait<0>();
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const int j = j0 + 16 * mt + 8 * r + g;
+                if (j >= a.n_kv) { continue; }
+                float * to_k = (float *) a.b.p.dk.data + (kv_row0 + j) * D + 2 * t, * to_v = (float *) a.b.p.dv.data + (kv_row0 + j) * D + 2 * t;
+                UNROLL for (int d = 0; d < D / 8; ++d) {
+                    *(float2 *) (to_k + 8 * d) = make_float2(dk[mt][d][2 * r] * a.b.p.scale, dk[mt][d][2 * r + 1] * a.b.p.scale);
+                    *(float2 *) (to_v + 8 * d) = make_float2(dv[mt][d][2 * r], dv[mt][d][2 * r + 1]);
+                }
+            }
+        }
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
+static gcuda_array attn_exchanged(gcuda_array a) { // dimensions 1 and 2
+    const int64_t ne = a.ne[1];
+    const size_t nb = a.nb[1];
+    a.ne[1] = a.ne[2], a.nb[1] = a.nb[2];
+    a.ne[2] = ne, a.nb[2] = nb;
+    return a;
+}
+
+// What a launch needs to know; in scratch: what queries are made of, classes of the mask, packed rows of q, dy, k and v.
+struct attn_back_plan {
+    d_back a;
+    bool has_mma;
+    size_t kv_bytes, query_bytes; // of shared memory
+    size_t n_bytes;               // of scratch
+};
+
+static bool attn_back_has_mma(const gcuda_flash_attn_ext_back_args & p, const attn_back_plan & x) {
+    const int64_t d = p.q.ne[0], n = p.q.ne[1] * p.q.ne[2] * p.q.ne[3], n_kv = p.k.ne[1] * p.k.ne[2] * p.k.ne[3];
+    const bool is_size = (d == 64 || d == 128) && p.v.ne[0] == d && p.k.ne[2] == p.v.ne[2] && n > 0 && n_kv > 0;
+    const bool is_countable = n < INT32_MAX / 4 && n_kv < INT32_MAX / 4 && p.q.ne[1] * (p.q.ne[2] / (p.k.ne[2] > 0 ? p.k.ne[2] : 1)) < INT32_MAX / 4;
+    return is_size && is_countable && p.prec != GCUDA_PREC_F32 && (uintptr_t) p.dq.data % 8 == 0 && capability_major() >= 8 &&
+           fits_shared(x.query_bytes, p.max_shared) && fits_shared(x.kv_bytes, p.max_shared);
+}
+
+static void attn_back_set_mma(const gcuda_flash_attn_ext_back_args & p, attn_back_plan & x) {
+    d_back & a = x.a;
+    const int64_t d = p.q.ne[0], kv_rows = d == 64 ? 128 : 64;
+    a.n_tokens = (int) p.q.ne[1];
+    a.n_heads = (int) p.q.ne[2];
+    a.n_kv_heads = (int) p.k.ne[2];
+    a.n_kv = (int) p.k.ne[1];
+    a.n_seqs = (int) p.q.ne[3];
+    a.group = (int) (p.q.ne[2] / p.k.ne[2]);
+    a.n_words = (int) ((p.k.ne[1] + 32 * ATTN_TILE - 1) / (32 * ATTN_TILE));
+    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
+    a.n_row_blocks = (int) ((p.q.ne[1] + BACK_ROWS - 1) / BACK_ROWS);
+    a.n_kv_blocks = (int) ((p.k.ne[1] + kv_rows - 1) / kv_rows);
+    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
+    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
+}
+
+static attn_back_plan attn_back_plan_of(const gcuda_flash_attn_ext_back_args & p) {
+    attn_back_plan x;
+    memset(&x, 0, sizeof(x));
+    d_attn_back & b = x.a.b;
+    b.p = p;
+    b.p.y = attn_exchanged(p.y);
+    b.p.dy = attn_exchanged(p.dy);
+    b.n_units = gcudai_gcd(p.k.ne[2], p.v.ne[2]);
+    b.n_blocks = (p.q.ne[1] + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    b.n_tiles = (p.k.ne[1] + ATTN_POSITIONS - 1) / ATTN_POSITIONS;
+    const size_t row = 2 * (size_t) p.q.ne[0], kv_rows = p.q.ne[0] == 64 ? 128 : 64;
+    x.query_bytes = (2 * BACK_ROWS + 4 * BACK_STEP) * row;
+    x.kv_bytes = (2 * kv_rows + 4 * BACK_STEP) * row;
+    x.has_mma = attn_back_has_mma(p, x);
+    if (x.has_mma) { attn_back_set_mma(p, x); }
+    char * at = (char *) p.scratch; // NULL where only the size is asked for
+    auto part = [&](size_t n) {
+        char * const first = at != nullptr ? at + x.n_bytes : nullptr;
+        x.n_bytes += (n + 255) & ~(size_t) 255;
+        return first;
+    };
+    const size_t n_q = (size_t) (p.q.ne[1] * p.q.ne[2] * p.q.ne[3]), n_k = (size_t) (p.k.ne[1] * p.k.ne[2] * p.k.ne[3]);
+    b.queries = (float4 *) part(n_q * sizeof(float4));
+    if (!x.has_mma) { return x; }
+    if (p.mask.data != nullptr) { x.a.classes = (const uint2 *) part((size_t) (p.mask.ne[2] * p.mask.ne[3]) * (size_t) x.a.n_class_blocks * (size_t) x.a.n_words * sizeof(uint2)); }
+    x.a.q = part(n_q * row);
+    x.a.dy = part(n_q * row);
+    x.a.k = part(n_k * row);
+    x.a.v = part(n_k * row);
+    return x;
+}
+
+size_t gcuda_flash_attn_ext_back_scratch_bytes(const gcuda_flash_attn_ext_back_args * args) {
+    gcuda_flash_attn_ext_back_args p = *args;
+    p.scratch = nullptr;
+    return asked_bytes(attn_back_plan_of(p).n_bytes);
+}
+
+template <int D, int MT> static gcuda_status attn_back_launch_mma(const attn_back_plan & x, gcuda_stream stream) {
+    const d_back & a = x.a;
+    const gcuda_array & mask = a.b.p.mask;
+    const int64_t n_packed = 2 * (int64_t) a.n_seqs * ((int64_t) a.n_heads * a.n_tokens + (int64_t) a.n_kv_heads * a.n_kv);
+    gcuda_status st = launch(k_attn_back_pack, (n_packed + 7) / 8, 256, stream, a);
+    if (st == GCUDA_STATUS_SUCCESS && a.classes != nullptr) {
+        const int64_t n = mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words;
+        st = launch(k_attn_classes, n, 256, stream, mask, (uint2 *) a.classes, (int64_t) a.n_tokens, a.n_words, a.n_class_blocks);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = launch_shared(k_attn_back_mma_queries<D>, (int64_t) a.n_seqs * a.n_heads * a.n_row_blocks, dim3(BACK_THREADS), x.query_bytes, a.b.p.max_shared, stream, a);
+    }
+    return st != GCUDA_STATUS_SUCCESS ? st
+               : launch_shared(k_attn_back_mma_kv<D, MT>, (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv_blocks, dim3(BACK_THREADS), x.kv_bytes, a.b.p.max_shared, stream, a);
+}
+
+gcuda_status gcuda_launch_flash_attn_ext_back(const gcuda_flash_attn_ext_back_args * args, gcuda_stream stream) {
+    const attn_back_plan x = attn_back_plan_of(*args);
+    const d_attn_back & a = x.a.b;
+    const gcuda_array & q = args->q;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (x.has_mma) {
+        st = q.ne[0] == 64 ? attn_back_launch_mma<64, 2>(x, stream) : attn_back_launch_mma<128, 1>(x, stream);
+    } else {
+        st = launch(k_attn_back_queries, q.ne[3] * q.ne[2] * a.n_blocks, 256, stream, a);
+        st = st == GCUDA_STATUS_SUCCESS ? launch(k_attn_back_kv, q.ne[3] * a.n_units * a.n_tiles, 256, stream, a) : st;
+    }
+    if (st != GCUDA_STATUS_SUCCESS || args->dsinks.data == nullptr) { return st; }
+    return launch(k_attn_back_sinks, q.ne[2], 256, stream, a.queries, (float *) args->dsinks.data, q.ne[1], q.ne[2], q.ne[3]);
 }
 #endif // part 7

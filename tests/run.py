@@ -135,7 +135,11 @@ def plan(level, n_jobs=2):
         program = f"build/fuzz/{stem(source)}"
         build = Job(f"fuzz: build {stem(source)}", [*MAKE, program], "full", 1800, needs=clang, is_build=True)
         jobs.append(build)
-        jobs.append(Job(f"fuzz: {stem(source)}", [program, "-max_total_time=120", "-timeout=20", "-rss_limit_mb=2048", "-seed=1"],
+        seeds = os.path.join("tests/fuzz", stem(source).replace("fuzz_", "")) # what the fuzzer finds goes to build/, not there
+        corpus = f"build/fuzz/corpus-{stem(source)}"
+        os.makedirs(os.path.join(ROOT, corpus), exist_ok=True)
+        folders = [corpus, seeds] if os.path.isdir(os.path.join(ROOT, seeds)) else []
+        jobs.append(Job(f"fuzz: {stem(source)}", [program, "-max_total_time=120", "-timeout=20", "-rss_limit_mb=2048", "-seed=1", *folders],
                         "full", 300, env={"ASAN_OPTIONS": "allocator_may_return_null=1"}, after=build, needs=clang))
     jobs.append(Job("clang-tidy", [*MAKE, "tidy"], "full", 3600,
                     needs=[("clang-tidy", "clang-tidy")]))

@@ -194,6 +194,15 @@ TEST(few_blocks) { // for racecheck (tests/gpu.py), by a launcher that does not 
     }
 }
 
+// The tiles of warp groups, 128 x 128, 128 x 256 and 64 x 256, and rows of images as they are: on a device of few multiprocessors.
+TEST(few_blocks_of_every_tile) {
+    static const struct shape shapes[] = { { 24, 24, 24, 1, 3, 3, 256, 1, 1, 1, 1, 1, 1 }, { 32, 32, 16, 1, 3, 3, 250, 1, 1, 1, 1, 1, 1 },
+        { 32, 33, 40, 1, 3, 3, 60, 1, 1, 1, 1, 1, 1 }, { 252, 36, 16, 1, 3, 3, 33, 1, 1, 1, 1, 1, 1 } };
+    for (int i = 0; i < 4; ++i) {
+        convolution_by(gcuda_launch_conv_2d_packed, gcuda_conv_2d_packed_scratch_bytes, GCUDA_TYPE_F32, shapes[i]);
+    }
+}
+
 static size_t place_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
     return (size_t) i0 * a->nb[0] + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
 }

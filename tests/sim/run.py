@@ -59,12 +59,12 @@ NOT_OLDER = ["test-strips"] # stands in for kernels of 9.0a; elsewhere the same 
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
-PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
+PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-transformer", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 # Not at level user: longer than what asks the same of less; of the simulator itself; of tests/hw, whose kernels test-shapes,
 # test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
 SLOW = ["test-attention", "test-chunks", "test-experts", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
-        "test-gemm", "test-sizes", "test-warp-groups"]
+        "test-sm90", "test-gemm", "test-sizes", "test-warp-groups"]
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
@@ -90,7 +90,7 @@ SEEDS = {"user": "2", "ci": "20", "full": "200", "older": "100"}  # orders of st
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
 # name of the program, and what of it
-ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", "")]
+ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", ""), ("test-sm90", "")]
 LIFETIMES = {"ci": "30", "full": "600"}  # seconds of test-lifetimes under AddressSanitizer: graphs that come and go
 ASAN_PARTS = 8  # of all cases, of which level ci takes one
 UBSAN_PARTS = 3  # of the kernels, of which level ci has one checked by UBSan as well: it is a third of the time to compile
@@ -299,6 +299,12 @@ class Variant:
             self.test("test-large")
             self.test("test-conv", "--filter", "few_blocks")
 
+    def warp_groups(self):
+        """Kernels for 9.0a: products, experts, convolutions, attention."""
+        for program in ("test-warp-groups", "test-conv"):
+            self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        self.test("test-attention", "--filter", "wgmma", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+
     def seeds(self, n):
         for seed in range(2, n + 2):
             print(f"  seed {seed}", flush=True)
@@ -354,6 +360,8 @@ def plain_tests(total, level):
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
         plain.shapes(level == "user", **slow)
+        if level != "user":
+            plain.warp_groups()
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
         plain.wait()

@@ -10,6 +10,7 @@
 //   >>fibers     stacks that can be set aside
 //   >>block      the threads of a block, barriers, warp operations
 //   >>mma        products of a warp
+//   >>sm90       sim-sm90.h: mbarriers, copies in flight, products of a warpgroup
 //   >>regions    addresses of device memory: closed to the host, open to kernels of the right device
 //   >>grid       the blocks of a kernel, one after another
 //   >>queues     what may run, and running it
@@ -23,6 +24,7 @@
 #include "cuda_runtime.h"
 #include "sim.h"
 #include "sim_mma.h"
+#include "sim_sm90.h"
 
 #include <algorithm>
 #include <array>
@@ -32,7 +34,12 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <cxxabi.h>
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
@@ -220,6 +227,8 @@ struct counter {
 
 enum {
     MAX_THREADS = 1024,
+    MAX_CLUSTER = 8, // blocks
+    STATIC_BYTES = 1024, // of shared memory: mbarriers
     GREATEST_PRIORITY = -5,
     SHARED_BYTES = 48 * 1024,
     SHARED_OPTIN_BYTES = GCUDA_SIM_CC >= 900   ? 227 * 1024
@@ -261,7 +270,9 @@ struct state {
     std::map<const void *, int> shared_limit; // of kernels, where it was raised
     std::deque<counter> counters;
     int n_failed, gemm_compute, skip_in;
+    bool has_warp_groups; // kernels count as compiled for 9.0a
     long n_violations;
+    std::string last_violation;
 };
 
 static thread_local int current_device = 0;
@@ -312,6 +323,8 @@ static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t se
     s.skip_in = 0;
     s.gemm_compute = 0;
     s.n_violations = 0;
+    s.last_violation.clear();
+    s.has_warp_groups = GCUDA_SIM_CC >= 900 && env_number("GCUDA_SIM_WARP_GROUPS", 0) != 0;
     s.counters.clear();
     s.now_ns = 0;
     s.ns_per_launch = 2000;
@@ -359,6 +372,7 @@ static unsigned random_below(state & s, size_t n) { return (unsigned) ((random_u
 
 static void violation(const char * text) {
     the().n_violations++;
+    the().last_violation = text;
     fprintf(stderr, "simulated device: %s\n", text);
 }
 
@@ -502,9 +516,17 @@ struct async_copy { // of cp.async
     int size;
 };
 
+struct block_of_cluster;
+struct async_lane;
+enum wait_kind { WAITS_NOT, WAITS_BARRIER, WAITS_WARP, WAITS_MBARRIER, WAITS_NAMED, WAITS_CLUSTER };
+
 struct lane {
     uint3 index;
     int number; // in the block
+    block_of_cluster * block;
+    wait_kind waits;
+    uint32_t waits_at, waits_parity; // the mbarrier, or the number of a named barrier
+    async_lane * async; // NULL: has never had any
     fiber * at; // where its stack is
     bool is_over, has_waited; // for the kernels before
     int value; // of a barrier, then its result
@@ -522,32 +544,71 @@ struct meeting { // lanes of a warp at the same operation
     sim_warp_function function; // of SIM_CALL
 };
 
-struct block_state {
-    const std::function<void()> * thread;
-    int n, n_started, n_over;
-    unsigned factor, offset; // thread i to start is number (factor * i + offset) % n
-    bool is_mixed, failed, must_wait;
-    lane lanes[MAX_THREADS];
-    std::vector<meeting> meetings[MAX_THREADS / 32];
-    lane * ready[MAX_THREADS]; // a ring
-    unsigned ready_head, n_ready;
+struct named_barrier {
+    int n_wanted, n_here;
+    std::vector<lane *> waiting;
+};
+
+struct mbarrier {
+    uint64_t n_phases; // over
+    int n_arrivals, n_pending;
+    int64_t n_bytes; // expected and not yet landed
+    std::vector<lane *> waiting;
+};
+
+struct async_view { // shared memory as the copy engine and wgmma see it
+    std::vector<char> bytes;    // when they last looked; empty: the block has not used them
+    std::vector<uint32_t> seen; // of each 16 bytes, when that was
+    uint32_t now, fence;        // fence: the last one of any thread
+};
+
+struct block_of_cluster { // of 1, as a rule
+    uint3 index;
+    int rank, n_started, n_over;
+    lane * lanes;
+    char * shared;     // static, then dynamic
+    size_t dynamic_at, shared_bytes;
+    std::vector<std::pair<const void *, uint32_t>> statics;
+    uint32_t n_static;
     int barrier_what, n_at_barrier;
     long n_nonzero;
+    named_barrier named[16];
+    std::map<uint32_t, mbarrier> mbarriers;
+    async_view view;
+    std::vector<uint64_t> issued[(MAX_THREADS + 127) / 128]; // by the warpgroups: what they multiply
+    size_t n_issued[MAX_THREADS / 32];                       // by the warps
+};
+
+struct flight;
+struct block_state {
+    const void * kernel;
+    const std::function<void()> * thread;
+    int n, n_threads, n_started, n_over; // threads of the cluster, of a block
+    unsigned factor, offset; // of a block, thread i to start is number (factor * i + offset) % n_threads
+    bool is_mixed, failed, must_wait;
+    lane lanes[MAX_CLUSTER * MAX_THREADS];
+    std::vector<meeting> meetings[MAX_CLUSTER * MAX_THREADS / 32];
+    lane * ready[MAX_CLUSTER * MAX_THREADS]; // a ring
+    unsigned ready_head, n_ready;
+    block_of_cluster blocks[MAX_CLUSTER], * by_rank[MAX_CLUSTER];
+    int n_blocks, n_at_cluster_barrier;
+    size_t dynamic_bytes;
+    std::vector<flight> flights; // of copies
     std::vector<fiber *> all, idle;
     fiber * running;
     lane * here;
-    void * shared; // dynamic
     cudaError_t error; // of a block that failed
     std::atomic<long> runs_on; // the system's number of the thread that runs a block, or 0
 };
 static block_state & b = *new block_state(); // never destroyed, as the state
 
-static void push_ready(lane * l) { b.ready[(b.ready_head + b.n_ready++) % MAX_THREADS] = l; }
+enum { MAX_READY = MAX_CLUSTER * MAX_THREADS };
+static void push_ready(lane * l) { b.ready[(b.ready_head + b.n_ready++) % MAX_READY] = l; }
 
 static lane * pop_ready() {
-    const unsigned head = b.ready_head % MAX_THREADS;
+    const unsigned head = b.ready_head % MAX_READY;
     if (b.is_mixed) {
-        std::swap(b.ready[head], b.ready[(b.ready_head + random_below(the(), b.n_ready)) % MAX_THREADS]);
+        std::swap(b.ready[head], b.ready[(b.ready_head + random_below(the(), b.n_ready)) % MAX_READY]);
     }
     b.ready_head++;
     b.n_ready--;
@@ -564,20 +625,37 @@ static fiber * take_idle() {
     return f;
 }
 
+static bool make_shared(block_of_cluster & block);
+static void begin_block_of_cluster(block_of_cluster & block, uint3 index, int rank);
+static bool land_one();
+static void check_end_of_thread();
+
+// Copies land when nobody can go on otherwise.
+static bool is_anyone_ready() {
+    while (b.n_ready == 0 && !b.failed && land_one()) {}
+    return b.n_ready > 0 && !b.failed;
+}
+
 // Who goes on when the running thread cannot: one that has not begun, one that is ready, or nobody.
 static context & next_context() {
     if (b.failed) { return main_context; }
     if (b.n_started < b.n) { return take_idle()->c; }
-    return b.n_ready > 0 ? pop_ready()->at->c : main_context;
+    return is_anyone_ready() ? pop_ready()->at->c : main_context;
 }
 
 static void start_thread() {
-    lane & l = b.lanes[(b.factor * (unsigned) b.n_started + b.offset) % (unsigned) b.n];
+    block_of_cluster * block = &b.blocks[b.n_blocks > 1 && b.is_mixed ? random_below(the(), (size_t) b.n_blocks) : 0];
+    while (block->n_started == b.n_threads) { block = block + 1 == b.blocks + b.n_blocks ? b.blocks : block + 1; }
+    lane & l = block->lanes[(b.factor * (unsigned) block->n_started + b.offset) % (unsigned) b.n_threads];
+    block->n_started++;
     b.n_started++;
     b.here = &l;
     threadIdx = l.index;
+    blockIdx = block->index;
     (*b.thread)();
+    check_end_of_thread();
     l.is_over = true;
+    block->n_over++;
     b.n_over++;
 }
 
@@ -592,45 +670,50 @@ static void fiber_main() {
         while (b.n_started < b.n && !b.failed) { start_thread(); }
         b.idle.push_back(self);
         // the only one that is idle may be this very stack
-        context & to = b.n_ready > 0 && !b.failed ? pop_ready()->at->c : main_context;
+        context & to = is_anyone_ready() ? pop_ready()->at->c : main_context;
         switch_to(self->c, to);
     }
 }
 
-static void wait_here() {
+static void wait_here(wait_kind what) {
     lane * me = b.here;
     fiber * f = me->at = b.running;
-    switch_to(f->c, next_context());
+    me->waits = what;
+    context & to = next_context();
+    if (&to != &f->c) { switch_to(f->c, to); } // else a copy has landed that it waited for
+    me->waits = WAITS_NOT;
     b.running = f;
     b.here = me;
     threadIdx = me->index;
+    blockIdx = me->block->index;
 }
 
 static void fail_block(const char * text) {
     violation(text);
     b.failed = true;
-    wait_here(); // for ever
+    wait_here(WAITS_NOT); // for ever
 }
 
 int sim_barrier(int what, int value) {
     lane * me = b.here;
-    if (b.n_at_barrier > 0 && b.barrier_what != what) {
+    block_of_cluster & block = *me->block;
+    if (block.n_at_barrier > 0 && block.barrier_what != what) {
         fail_block("threads of a block are at different kinds of barriers");
     }
-    b.barrier_what = what;
-    b.n_nonzero += value != 0;
+    block.barrier_what = what;
+    block.n_nonzero += value != 0;
     me->from = -1; // waits at a barrier
-    if (++b.n_at_barrier < b.n) {
-        wait_here();
+    if (++block.n_at_barrier < b.n_threads) {
+        wait_here(WAITS_BARRIER);
         return me->value;
     }
-    const long n = b.n_nonzero;
-    const int result = what == 1 ? (int) n : what == 2 ? n == b.n : n > 0;
-    b.n_at_barrier = 0;
-    b.n_nonzero = 0;
-    for (int i = 0; i < b.n; ++i) {
-        b.lanes[i].value = result;
-        if (&b.lanes[i] != me) { push_ready(&b.lanes[i]); }
+    const long n = block.n_nonzero;
+    const int result = what == 1 ? (int) n : what == 2 ? n == b.n_threads : n > 0;
+    block.n_at_barrier = 0;
+    block.n_nonzero = 0;
+    for (int i = 0; i < b.n_threads; ++i) {
+        block.lanes[i].value = result;
+        if (&block.lanes[i] != me) { push_ready(&block.lanes[i]); }
     }
     return result;
 }
@@ -643,7 +726,7 @@ long long clock64() {
 }
 
 int sim_lane() { return b.here->number % 32; }
-void * sim_dynamic_shared() { return b.shared; }
+void * sim_dynamic_shared() { return b.here->block->shared + b.here->block->dynamic_at; }
 
 static uint32_t reduce(sim_warp_op op, uint32_t x, uint32_t y) {
     switch (op) {
@@ -694,7 +777,7 @@ static void meet(const meeting & m, lane * warp) {
 static void sim_meet(sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from,
     sim_warp_function function) {
     lane * me = b.here;
-    const int warp = me->number / 32;
+    const int warp = (int) (me - b.lanes) / 32;
     const unsigned bit = 1u << (me->number % 32);
     std::vector<meeting> & meetings = b.meetings[warp];
     size_t k = 0;
@@ -710,7 +793,7 @@ static void sim_meet(sim_warp_op op, unsigned mask, const void * in, void * out,
         meetings.erase(meetings.begin() + (long) k);
         meet(m, &b.lanes[32 * warp]);
     } else {
-        wait_here();
+        wait_here(WAITS_WARP);
     }
     if (out != nullptr) { memcpy(out, me->out, size); }
 }
@@ -735,8 +818,11 @@ void sim_cp_async_16(void * shared, const void * global, int size_bytes) {
 
 void sim_cp_async_commit() { b.here->groups.push_back(b.here->copies.size()); }
 
+static void land_copies_of(const lane * l);
+
 void sim_cp_async_wait(int n_pending) {
     lane & l = *b.here;
+    land_copies_of(&l);
     if ((size_t) n_pending >= l.groups.size()) { return; }
     const size_t n_groups = l.groups.size() - (size_t) n_pending, n = l.groups[n_groups - 1];
     for (size_t i = 0; i < n; ++i) {
@@ -836,6 +922,8 @@ void sim_mma_m16n8k32(const void * const * in, void * const * out) {
     }
     m.put(out, in, offsetof(sim_mma_in<int>, c));
 }
+
+#include "sim-sm90.h"
 
 // =====================================================================================================
 // >>regions   addresses of device memory: closed to the host, open to kernels of the right device
@@ -1148,25 +1236,64 @@ static void watch_faults() {
 // >>grid   the blocks of a kernel, one after another
 // =====================================================================================================
 
+static bool make_shared(block_of_cluster & block) {
+    const size_t dynamic_bytes = b.dynamic_bytes > 0 ? std::max<size_t>(b.dynamic_bytes, 256) : 0;
+    void * p = nullptr;
+    // aligned to 128 bytes and to no more; blocks of a cluster have the same addresses
+    block.dynamic_at = &block != b.blocks ? b.blocks[0].dynamic_at : STATIC_BYTES + 128 * (b.is_mixed ? random_below(the(), 8) : 0);
+    block.shared_bytes = block.dynamic_at + dynamic_bytes;
+    if (posix_memalign(&p, 1024, block.shared_bytes) != 0) { return false; }
+    block.shared = (char *) p;
+    return true;
+}
+
+static void begin_block_of_cluster(block_of_cluster & block, uint3 index, int rank) {
+    const int n_before = (int) (&block - b.blocks) * b.n_threads;
+    block.index = index;
+    block.rank = rank;
+    block.n_started = block.n_over = block.n_at_barrier = 0;
+    block.n_nonzero = 0;
+    block.lanes = b.lanes + n_before;
+    block.n_static = 0;
+    block.statics.clear();
+    block.mbarriers.clear();
+    block.view.bytes.clear();
+    for (named_barrier & n : block.named) {
+        n.n_wanted = n.n_here = 0;
+        n.waiting.clear();
+    }
+    for (std::vector<uint64_t> & i : block.issued) { i.clear(); }
+    memset(block.n_issued, 0, sizeof(block.n_issued));
+    for (int i = 0; i < b.n_threads; ++i) {
+        lane & l = block.lanes[i];
+        const unsigned u = (unsigned) i;
+        l.number = i;
+        l.index = uint3{ u % blockDim.x, u / blockDim.x % blockDim.y, u / blockDim.x / blockDim.y };
+        l.block = &block;
+        l.is_over = l.has_waited = false;
+        l.waits = WAITS_NOT;
+        l.copies.clear();
+        l.groups.clear();
+        if (l.async != nullptr) { forget(*l.async); }
+    }
+    memset(block.shared, 0xEE, block.shared_bytes); // not cleared between blocks either
+}
+
 static void begin_block(uint3 index) {
     state & s = the();
     static const unsigned factors[] = { 1, 1, 5, 7, 11, 13, 29, 31 };
-    blockIdx = index;
-    b.is_mixed = s.seed != 0;
+    b.n = b.n_threads;
     b.factor = b.is_mixed ? factors[random_below(s, 8)] : 1;
     while (std::__gcd(b.factor, (unsigned) b.n) != 1) { b.factor++; }
     b.offset = b.is_mixed ? random_below(s, (size_t) b.n) : 0;
-    b.n_started = b.n_over = b.n_at_barrier = 0;
-    b.n_nonzero = 0;
+    b.n_started = b.n_over = b.n_at_cluster_barrier = 0;
     b.ready_head = b.n_ready = 0;
     b.failed = false;
     b.error = cudaErrorLaunchFailure;
-    for (int i = 0; i < b.n; ++i) {
-        b.lanes[i].is_over = b.lanes[i].has_waited = false;
-        b.lanes[i].copies.clear();
-        b.lanes[i].groups.clear();
-    }
-    if (b.shared != nullptr) { memset(b.shared, 0xEE, 256); } // not cleared between blocks either
+    b.n_blocks = 1;
+    b.by_rank[0] = &b.blocks[0];
+    b.flights.clear();
+    begin_block_of_cluster(b.blocks[0], index, 0);
 }
 
 // Threads that wait for what will never happen are given up with their stacks.
@@ -1191,6 +1318,17 @@ static bool has_waited(uint3 index) {
     return false;
 }
 
+static bool is_all_over() {
+    for (int i = 0; i < b.n_blocks; ++i) {
+        const std::string left = what_is_left(b.blocks[i]);
+        if (!left.empty()) {
+            violation(left.c_str());
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool run_block(uint3 index) {
     begin_block(index);
 #if defined(SIM_TSAN)
@@ -1200,50 +1338,42 @@ static bool run_block(uint3 index) {
     b.runs_on = syscall(SYS_gettid);
     switch_to(main_context, take_idle()->c);
     b.runs_on = 0;
-    if (b.n_over == b.n && !b.failed) { return has_waited(index); }
+    if (b.n_over == b.n && !b.failed) { return has_waited(index) && is_all_over(); }
     if (!b.failed) {
-        char text[200];
-        snprintf(text, sizeof(text),
-            "block %u: %d of %d threads wait at a barrier, %d are over, the others wait for lanes of their warp",
-            index.x, b.n_at_barrier, b.n, b.n_over);
-        violation(text);
+        violation(what_all_wait_for().c_str());
     }
     give_up();
     return false;
 }
 
-static void prepare_lanes() {
-    for (int i = 0; i < b.n; ++i) {
-        lane & l = b.lanes[i];
-        const unsigned u = (unsigned) i;
-        l.number = i;
-        l.index = uint3{ u % blockDim.x, u / blockDim.x % blockDim.y, u / blockDim.x / blockDim.y };
-    }
-}
-
-static cudaError_t run_grid(
-    int device_index, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> & thread, bool must_wait) {
+static cudaError_t run_grid(int device_index, const launch_of_kernel & l) {
     state & s = the();
     if (s.each_kernel != nullptr) { s.each_kernel(s.each_kernel_user); }
     open_for(device_index);
+    const dim3 & grid = l.grid;
     const uint64_t n = (uint64_t) grid.x * grid.y * grid.z, first = s.seed != 0 ? random_below(s, n) : 0;
     gridDim = grid;
-    blockDim = block;
-    b.thread = &thread;
-    b.must_wait = must_wait;
-    b.n = (int) (block.x * block.y * block.z);
-    b.shared = nullptr;
-    if (shared_bytes > 0 && posix_memalign(&b.shared, 128, std::max<size_t>(shared_bytes, 256)) != 0) {
-        return cudaErrorLaunchOutOfResources;
-    }
-    prepare_lanes();
+    blockDim = l.block;
+    b.kernel = l.kernel;
+    b.thread = &l.arguments.thread;
+    b.must_wait = l.is_overlapped;
+    b.is_mixed = s.seed != 0;
+    b.n_threads = (int) (l.block.x * l.block.y * l.block.z);
+    b.dynamic_bytes = l.shared_bytes;
+    if (!make_shared(b.blocks[0])) { return cudaErrorLaunchOutOfResources; }
+    std::vector<bool> has_run(n, false); // as a block of another's cluster
     bool ok = true;
     for (uint64_t i = 0; i < n && ok; ++i) {
         const uint64_t k = (first + i) % n;
+        if (has_run[k]) { continue; }
         ok = run_block(
             uint3{ (unsigned) (k % grid.x), (unsigned) (k / grid.x % grid.y), (unsigned) (k / grid.x / grid.y) });
+        for (int c = 0; c < b.n_blocks; ++c) { has_run[k / grid.x * grid.x + b.blocks[c].index.x] = true; }
     }
-    free(b.shared);
+    for (block_of_cluster & block : b.blocks) {
+        free(block.shared);
+        block.shared = nullptr;
+    }
     return ok ? cudaSuccess : b.error;
 }
 
@@ -2458,6 +2588,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
     memset(attributes, 0, sizeof(*attributes));
     attributes->maxThreadsPerBlock = MAX_THREADS;
     attributes->numRegs = 32;
+    attributes->sharedSizeBytes = the().has_warp_groups ? 8 : 0; // mbarriers: see gcuda_has_warp_groups
     attributes->ptxVersion = attributes->binaryVersion = GCUDA_SIM_CC / 10;
     attributes->maxDynamicSharedSizeBytes = (int) shared_limit_of(kernel);
     return cudaSuccess;
@@ -2505,7 +2636,7 @@ static cudaError_t run_kernel(int device_index, const launch_of_kernel & l) {
         violation(text);
         return cudaErrorIllegalAddress;
     }
-    return run_grid(device_index, l.grid, l.block, l.shared_bytes, l.arguments.thread, l.is_overlapped);
+    return run_grid(device_index, l);
 }
 
 static void run_launch(int device_index, const launch_of_kernel & l) {
@@ -3497,6 +3628,47 @@ static CUresult sim_cuMemGetAccess(unsigned long long * flags, const CUmemLocati
     return CUDA_SUCCESS;
 }
 
+// ---- tensor maps ----
+static uint32_t map_element_bytes(int type) { // CU_TENSOR_MAP_DATA_TYPE_UINT8 and so on
+    static const uint8_t bytes[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 };
+    return type >= 0 && type < (int) sizeof(bytes) ? bytes[type] : 0;
+}
+
+static bool is_map(uint32_t size, uint32_t rank, const void * data, const uint64_t * ne, const uint64_t * nb, const uint32_t * box,
+    const uint32_t * steps, int swizzle) {
+    bool is_good = size > 0 && rank >= 1 && rank <= 5 && (uintptr_t) data % 16 == 0 && data != nullptr && swizzle >= 0 && swizzle <= 3;
+    for (uint32_t d = 0; d < rank && is_good; ++d) {
+        is_good = ne[d] >= 1 && ne[d] <= (uint64_t) 1 << 32 && box[d] >= 1 && box[d] <= 256 && steps[d] >= 1 && steps[d] <= 8;
+        is_good = is_good && (d == 0 || (nb[d - 1] % 16 == 0 && nb[d - 1] < (uint64_t) 1 << 40));
+    }
+    const uint32_t inner = is_good ? box[0] * size : 0, most = 16u << swizzle; // bytes of a swizzle: 32, 64, 128
+    return is_good && inner % 16 == 0 && (swizzle == 0 || inner <= most);
+}
+
+// Of what the driver takes only this is simulated: no interleaving, steps of 1, zeros outside.
+static CUresult sim_cuTensorMapEncodeTiled(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
+    const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill) {
+    SIM_DRIVER_BEGIN("cuTensorMapEncodeTiled");
+    const uint32_t size = map_element_bytes(type);
+    if (map == nullptr || (uintptr_t) map % 64 != 0 || promotion < 0 || promotion > 3 || interleave != 0 || fill != 0 ||
+        !is_map(size, rank, data, ne, nb, box, steps, swizzle)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    sim_tensor_map m = {};
+    m.magic = SIM_MAP_MAGIC;
+    m.type = (uint8_t) type, m.rank = (uint8_t) rank, m.swizzle = (uint8_t) swizzle, m.size = (uint8_t) size;
+    m.data = (uint64_t) (uintptr_t) data;
+    for (uint32_t d = 0; d < rank; ++d) {
+        if (steps[d] != 1) { return CUDA_ERROR_INVALID_VALUE; }
+        m.ne[d] = (uint32_t) std::min<uint64_t>(ne[d], UINT32_MAX);
+        m.box[d] = (uint16_t) box[d];
+        if (d > 0) { m.nb[d - 1] = nb[d - 1]; }
+    }
+    memset(map, 0, 128);
+    memcpy(map, &m, sizeof(m));
+    return CUDA_SUCCESS;
+}
+
 // ---- the table ----
 static const struct {
     const char * name;
@@ -3512,7 +3684,7 @@ static const struct {
     X(cuDevicePrimaryCtxRelease, 11000), X(cuDevicePrimaryCtxGetState, 7000), X(cuStreamGetCtx, 9020),
     X(cuMemGetAllocationGranularity, 10020), X(cuMemAddressReserve, 10020), X(cuMemAddressFree, 10020),
     X(cuMemCreate, 10020), X(cuMemRelease, 10020), X(cuMemMap, 10020), X(cuMemUnmap, 10020), X(cuMemSetAccess, 10020),
-    X(cuMemGetAccess, 10020)
+    X(cuMemGetAccess, 10020), X(cuTensorMapEncodeTiled, 12000)
 #undef X
 };
 
@@ -4025,6 +4197,16 @@ long sim_alive(const char * what) {
         if (strcmp(a.what, what) == 0) { return a.n; }
     }
     return -1;
+}
+
+const char * sim_last_violation(void) {
+    const guard held(the().lock);
+    return the().last_violation.c_str();
+}
+
+void sim_warp_groups(int has) {
+    const guard held(the().lock);
+    the().has_warp_groups = GCUDA_SIM_CC >= 900 && has != 0;
 }
 
 long sim_violations(void) {

@@ -1,4 +1,4 @@
-// Around the warp-group instructions of gcuda_kernels.cu, which the simulated device cannot run: columns as the instructions
+// Around the warp-group instructions of gcuda_kernels.cu, without the kernels that have them: columns as the instructions
 // want them, weights in registers, results and sums of parts. In between stands the definition of the instruction (PTX ISA).
 #define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
 #define gcuda_mul_mat_wg_scratch_bytes own_scratch_bytes

@@ -1,7 +1,8 @@
 // sim.h - what tests ask of the simulated device. Environment, read once before the first call:
 //   GCUDA_SIM_DEVICES    1 to 8 devices (0: none), default 1
 //   GCUDA_SIM_MEMORY_MB  memory of each, default 1024
-//   GCUDA_SIM_SEED       order of threads and streams, default 1; 0 is the natural order
+//   GCUDA_SIM_SEED       order of threads, streams and asynchronous copies, default 1; 0 is the natural order
+//   GCUDA_SIM_WARP_GROUPS  1: kernels count as compiled for 9.0a (sim_warp_groups), default 0
 #ifndef GCUDA_SIM_H
 #define GCUDA_SIM_H
 
@@ -35,6 +36,9 @@ void sim_attribute(int device, int attribute, int value);
 void sim_identity(int device, const char uuid[16], const char luid[8], unsigned luid_mask);
 void sim_pci(int device, int domain, int bus, int number);
 
+// Whether kernels have code for 9.0a, until sim_reset: gcuda_has_warp_groups then says so. Below 9.0 they never have.
+void sim_warp_groups(int has);
+
 // How a device reaches another one's memory: 0 not, 1 well (default), 2 it says that it does, and what is copied
 // between the two once access is enabled comes out wrong, 3 what is copied to the peer always comes out wrong, 4 as 1, by
 // NVLink: atomics work across it.
@@ -64,6 +68,7 @@ long sim_retained(void);   // primary contexts held by cuDevicePrimaryCtxRetain;
 long sim_leaks(void);      // objects alive: device and host memory, registrations, streams, events, handles; printed
 long sim_alive(const char * what); // of those, the ones that sim_leaks calls by that name, for example "events"; -1: unknown
 long sim_violations(void); // wrong use found since sim_reset (divergent barriers, dead handles); printed when found
+const char * sim_last_violation(void); // its text, or ""
 
 #ifdef __cplusplus
 } // extern "C"
