@@ -4975,7 +4975,7 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
 #include <string.h>
 
 // Query heads that read the same head of K and of V: for attention, in the CPU backend and in the launchers.
-static int64_t gcudai_gcd(int64_t a, int64_t b) {
+static inline int64_t gcudai_gcd(int64_t a, int64_t b) {
     while (b != 0) {
         const int64_t rest = a % b;
         a = b;

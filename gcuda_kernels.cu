@@ -21916,7 +21916,7 @@ static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
 
 static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
-    if (p.k.type != p.v.type || attn_is_packed(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
+    if (p.k.type != p.v.type || attn_is_packed(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
     if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
     if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
     cudaFuncAttributes attributes = {};

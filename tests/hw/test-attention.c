@@ -1057,7 +1057,9 @@ static void run_gradients(const char * test, const struct attn_case * c, int n_t
     compare_gradients(&x, &g, usual, (struct bound) { 2e-4, 0.15 }, "DEFAULT");
     const bool has_tensor_cores = capability() >= 800 && (c->dk == 64 || c->dk == 128) && c->dk == c->dv && c->k_heads == c->v_heads && x.n_rows * c->n_kv > 0 &&
                                   c->max_shared > (size_t) 98 << 10;
-    CHECK(x.n_rows * c->n_kv < 100 || (memcmp(plain, usual, 4 * (size_t) g.first[4]) != 0) == has_tensor_cores);
+    bool is_zero = true; // a mask of tiles may hide all of them
+    for (int64_t i = 0; i < g.first[4]; ++i) { is_zero = is_zero && plain[i] == 0.0f; }
+    CHECK(is_zero || x.n_rows * c->n_kv < 100 || (memcmp(plain, usual, 4 * (size_t) g.first[4]) != 0) == has_tensor_cores);
     for (int k = 1; k < n_times; ++k) {
         float * again = launched_gradients(&g, k % 2 == 0 ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT);
         CHECK_MSG(memcmp(k % 2 == 0 ? plain : usual, again, 4 * (size_t) g.first[4]) == 0, "other bits on another run");
