@@ -2682,6 +2682,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
     GCUDA_FLASH_ATTN_WGMMA, // the same on warpgroup matrix instructions and TMA, 128 rows a block
+    GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores, 16 to 64 rows a block, whose warps split the elements: DV up to 512, more block types
 };
 struct gcuda_flash_attn_plan {
     enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
@@ -2703,7 +2704,8 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are);
+// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
+// and elements of k and v in blocks to F16, of which a power of two is taken out where they lie beyond it;
 // F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
 // of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
@@ -4483,17 +4485,20 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_fl
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0; rows that are not aligned;
-//             DK or DV not a multiple of 8; DK above 640 or DV above 256; too little shared memory
+//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; rows that are
+//             not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
+//             ELEMENTS, with blocks and GCUDA_PREC_F32
 //     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
-//     ROWS    more than 32 rows, k and v F16 or BF16, and shared memory for it
-//     SPLIT   otherwise
+//     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
+//     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
+//     ELEMENTS  otherwise
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
-    bool is_aligned;                 // rows at multiples of 16 bytes, of Q8_0 and Q4_0 of 2; elements of a row next to each other
-    bool fits_rows, fits_split;      // two stages fit in the shared memory that a block may have
+    bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
+    bool is_precise;                 // GCUDA_PREC_F32
+    bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
     bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, strides at multiples of 16 bytes, and sizes
                                      // up to 256 (BF16: 128)
 };
@@ -4970,7 +4975,7 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
 #include <string.h>
 
 // Query heads that read the same head of K and of V: for attention, in the CPU backend and in the launchers.
-static int64_t gcudai_gcd(int64_t a, int64_t b) {
+static inline int64_t gcudai_gcd(int64_t a, int64_t b) {
     while (b != 0) {
         const int64_t rest = a % b;
         a = b;

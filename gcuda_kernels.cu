@@ -19518,7 +19518,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
-//   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
+//   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
+//   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
 // depends on the order in which blocks run: the same bits on every run. Scores are kept in units of log 2.
@@ -19526,9 +19527,12 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
 //              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582
+//              ELEMENTS, first version: 512/512, 8 x 4 heads, 16,384 positions 109 us (79 %); 576/512, 1 x 16 heads, 32.8 us, of which
+//              some 20 do not depend on the positions; 320/256 35 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
-//              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512)
+//              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). ELEMENTS makes F16
+//              of rows in blocks, of k as well, and is not taken for them with GCUDA_PREC_F32
 //   needs      gcuda_flash_attn_choose; cp.async from 8.0 on, ldmatrix and movmatrix from 7.5 on
 #define ATTN_TILE 64         // positions: what splits divide, and what a class of the mask is about
 #define ATTN_CLASS_TOKENS 32 // tokens of a class
@@ -19859,11 +19863,13 @@ static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_at
 }
 
 // Four elements of a row of q, as floats.
-static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char * x, int d) {
-    if (a.is_wide_q) { return *(const float4 *) (x + 4 * d); }
+static NO_INLINE __device__ float4 d_attn_any_quad(const d_attn_mma & a, const char * x, int d) {
     float v[4];
     UNROLL for (int i = 0; i < 4; ++i) { v[i] = d_load(a.p.q.type, x + (d + i) * (int64_t) a.p.q.nb[0]); }
     return make_float4(v[0], v[1], v[2], v[3]);
+}
+static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char * x, int d) {
+    return a.is_wide_q ? *(const float4 *) (x + 4 * d) : d_attn_any_quad(a, x, d);
 }
 static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, int place, float x, float y) {
     const bool is_bf16 = a.k.kind == ATTN_BF16;
@@ -20734,6 +20740,492 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
     }
 }
 
+// ---- long values: ELEMENTS ----
+// The 8 warps of a block share its 16 MT rows, of which the result has up to 512 elements. Four phases for each TP positions, between barriers:
+//   scores   a warp has 16 rows and every (8 / MT)-th 16 elements of q and k; the shares of a row's scores go to shared memory
+//   softmax  a warp has 2 MT rows, its lanes are positions: adds the shares, and leaves weights as the left operand of the next phase
+//   values   a warp has every eighth 16 elements of v, for all rows
+// Rows in blocks (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1) arrive as they are, and become F16 in a tile that all stages share: some 130 instructions for
+// 32 elements; divided by 256 where some value of the stage lies beyond F16. Rows that no query sees are zeros there.
+// Where v lies in k it is the same tile, read from memory once (latent attention: k 576, v its first 512 elements).
+//   floor    for 16 rows of 576/512 and 32 positions, in clocks of a multiprocessor of an H100: 2,770 to read 37 KB at 1/132 of 3.09 TB/s;
+//            shared memory 37 KB written, 37 + 18 read for scores, 32 written and read for their shares, 33 + 8 read for values: 1,300; 272
+//            products of 16 x 8 x 16: 440; some 700 from barrier to barrier. 16,384 positions: 6.1 us of reading, 1 us for the last
+//            tile, 4.3 MB of partial results written and read again in L2, 2 launches
+//   needs    16 MT rows of q and a stage (37 KB for 576/512) in shared memory; TP 16 where 32 do not fit
+#define ATTN_ELEMENT_WARPS 8
+#define ATTN_MAX_ELEMENTS 512    // of a result: 4 times 16 for each warp
+#define ATTN_ELEMENT_STAGES 6
+#define ATTN_JOIN_SHARED 8192    // bytes that blocks of k_attn_join find next to one of these, so that they start before it ends
+
+struct d_attn_elements {
+    d_attn_mma m;            // its k and v: rows as products read them
+    d_attn_side raw_k, raw_v; // rows in blocks as they arrive; n_pieces 0: they arrive as products read them
+    int at_scores, at_weights, at_rows, at_tiles, at_ring; // bytes of shared memory before them
+    int raw_k_bytes, stage_bytes; // of a stage: k, all
+};
+
+// Floats from row to row of scores, bytes from row to row of weights, for TP positions.
+template <int TP> constexpr int d_attn_score_stride = TP == 32 ? 40 : 18;
+template <int TP> constexpr int d_attn_weight_stride = 2 * TP + 16;
+
+// What phases know about the rows of a block, in shared memory.
+template <int ROWS> struct d_attn_rows_shared {
+    float factor[ROWS], unit[ROWS], slope[ROWS]; // of what was summed before, of a product of q and k, of a bias
+    int exponent[ROWS], mask_row[ROWS];          // taken out of q; -1: there is no such row
+    uint32_t seen[ATTN_ELEMENT_WARPS];           // positions that some row of a warp sees
+};
+
+template <int ROWS> static inline __device__ void d_attn_elements_begin(d_attn_rows_shared<ROWS> & to, const d_attn_mma & a, const d_attn_block & b) {
+    const int row = (int) threadIdx.x, mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    if (row < ROWS) {
+        const bool is_row = row < b.n_rows;
+        const int head = d_attn_head(a, b, row);
+        to.unit[row] = !is_row ? 0.0f : to.exponent[row] == 0 ? a.scale : ldexpf(a.scale, to.exponent[row]);
+        to.slope[row] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+        to.mask_row[row] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
+    }
+}
+
+// Rows of q into shared memory, and the exponents that were taken out: two rows of a warp are on the way together.
+static NO_INLINE __device__ void d_attn_put_long_q(const d_attn_mma & a, const d_attn_block & b, char * shared, int * exponents, int block_rows) {
+    constexpr int quads = 5; // of a lane: rows have up to 640 elements
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
+    const bool is_bf16 = a.k.kind == ATTN_BF16;
+    NO_UNROLL for (int first = (int) threadIdx.x / 32; first < block_rows; first += 2 * ATTN_ELEMENT_WARPS) {
+        float4 v[2][quads];
+        UNROLL for (int i = 0; i < 2 * quads; ++i) { v[i / quads][i % quads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+        UNROLL for (int i = 0; i < 2 && a.is_wide_q; ++i) {
+            const int row = first + ATTN_ELEMENT_WARPS * i;
+            const float4 * x = (const float4 *) d_attn_q_row(a, b, row < b.n_rows ? row : 0) + lane;
+            UNROLL for (int k = 0; k < quads; ++k) {
+                if (row < b.n_rows && 4 * lane + 128 * k < dk) { v[i][k] = x[32 * k]; }
+            }
+        }
+        UNROLL for (int i = 0; i < 2 && !a.is_wide_q; ++i) {
+            const int row = first + ATTN_ELEMENT_WARPS * i;
+            UNROLL for (int k = 0; k < quads; ++k) {
+                if (row < b.n_rows && 4 * lane + 128 * k < dk) { v[i][k] = d_attn_any_quad(a, d_attn_q_row(a, b, row), 4 * lane + 128 * k); }
+            }
+        }
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const int row = first + ATTN_ELEMENT_WARPS * i;
+            char * to = shared + row * a.q_stride + 8 * lane;
+            float max = 0.0f;
+            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+            const int exponent = is_bf16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
+            const float factor = exponent == 0 ? 1.0f : ldexpf(1.0f, -exponent / 2), rest = exponent == 0 ? 1.0f : ldexpf(1.0f, -exponent - -exponent / 2);
+            NO_UNROLL for (int part = 0; part < a.q_parts; ++part) {
+                UNROLL for (int k = 0; k < quads; ++k) {
+                    float4 & x = v[i][k];
+                    if (part == 0) { x = make_float4(x.x * factor * rest, x.y * factor * rest, x.z * factor * rest, x.w * factor * rest); }
+                    if (4 * lane + 128 * k < 16 * a.n_steps) {
+                        *(uint2 *) (to + part * a.q_bytes + 256 * k) =
+                            is_bf16 ? make_uint2(d_bf16_pair(x.x, x.y), d_bf16_pair(x.z, x.w)) : make_uint2(d_two_halfs(x.x, x.y), d_two_halfs(x.z, x.w));
+                    }
+                    if (part + 1 < a.q_parts) { // what rounding left
+                        x.x -= is_bf16 ? d_attn_rounded<true>(x.x) : d_attn_rounded<false>(x.x);
+                        x.y -= is_bf16 ? d_attn_rounded<true>(x.y) : d_attn_rounded<false>(x.y);
+                        x.z -= is_bf16 ? d_attn_rounded<true>(x.z) : d_attn_rounded<false>(x.z);
+                        x.w -= is_bf16 ? d_attn_rounded<true>(x.w) : d_attn_rounded<false>(x.w);
+                    }
+                }
+            }
+            if (lane == 0) { exponents[row] = exponent; }
+        }
+    }
+}
+
+// Rows of TP positions from j0 on, a warp every eighth. After a row and after the last position: zeros.
+template <int TP> static inline __device__ void d_attn_fetch_rows(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0) {
+    constexpr int own = TP / ATTN_ELEMENT_WARPS;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_in = n_kv - j0 - warp;
+    const char * from = head + (j0 + warp) * (int64_t) nb1 + 16 * lane;
+    const int64_t from_step = ATTN_ELEMENT_WARPS * (int64_t) nb1;
+    const int to_step = ATTN_ELEMENT_WARPS * s.stride;
+    to += warp * s.stride + 16 * lane;
+    NO_UNROLL for (int at = 16 * lane; at < 16 * s.n_pieces; at += 512, from += 512, to += 512) {
+        const int left = at < s.row_bytes ? n_in : 0;
+        UNROLL for (int i = 0; i < own; ++i) { d_copy_16_or_zero(to + i * to_step, i * ATTN_ELEMENT_WARPS < left ? from + i * from_step : head, i * ATTN_ELEMENT_WARPS < left); }
+    }
+}
+
+// The same of rows in blocks, which begin in shared memory as far after a multiple of 16 as they do in memory (d_attn_fetch).
+template <int TP> static inline __device__ void d_attn_fetch_packed(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    NO_UNROLL for (int row = warp; row < TP; row += ATTN_ELEMENT_WARPS) {
+        const int j = j0 + row;
+        const char * from = head + j * (int64_t) nb1;
+        const int skew = (int) (uintptr_t) from & 15;
+        NO_UNROLL for (int at = 16 * lane; at < 16 * s.n_pieces; at += 512) {
+            const int n = j < n_kv ? skew + s.row_bytes - at : 0;
+            const d_shared_at place = to + row * s.stride + at;
+            if (n > 0 && n < 16 && j + 1 == n_kv) {
+                NO_UNROLL for (int k = 0; k < n; k += 2) { d_shared_put_u16(place + k, *(const uint16_t *) (from - skew + at + k)); }
+            } else {
+                d_copy_16_or_zero(place, n > 0 ? from - skew + at : head - ((uintptr_t) head & 15), n > 0);
+            }
+        }
+    }
+}
+
+// Whether the largest value that a block can have lies beyond F16. All five types begin with the scale, those with a least value go on with it.
+static inline __device__ bool d_attn_is_large_block(int type, const char * block) {
+    const bool has_min = type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_1;
+    const float most = type == GCUDA_TYPE_Q8_0 ? 128.0f : type == GCUDA_TYPE_Q5_1 ? 31.0f : type == GCUDA_TYPE_Q5_0 ? 16.0f : type == GCUDA_TYPE_Q4_1 ? 15.0f : 8.0f;
+    const uint16_t * halfs = (const uint16_t *) block;
+    return fabsf(d_half(halfs[0])) * most + (has_min ? fabsf(d_half(halfs[1])) : 0.0f) > 65504.0f;
+}
+// A block of 32 elements as F16, multiplied with factor; factor 0: zeros.
+static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, char * to, float factor) {
+    d_group g = {};
+    int zero = 0;
+    switch (factor == 0.0f ? (int) GCUDA_TYPE_COUNT : type) {
+#define X(ID)                                                                                                     \
+    case GCUDA_TYPE_##ID: {                                                                                       \
+        typedef d_format<GCUDA_TYPE_##ID> F;                                                                      \
+        F::decode((const F::block *) block, 0, g);                                                                \
+        zero = F::zero;                                                                                           \
+    } break;
+        X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1)
+#undef X
+        default: break;
+    }
+    const float scale = g.scale[0] * factor, min = g.min[0] * factor;
+    UNROLL for (int k = 0; k < 4; ++k) {
+        float v[8];
+        UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (g.q[2 * k + i / 4] >> 8 * (i % 4)) - zero) - min; }
+        *(uint4 *) (to + 16 * k) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+    }
+}
+
+// k or v of a stage, in blocks: a lane has a row, and a part of its blocks.
+struct d_attn_packed {
+    int type, block_bytes, n_blocks, stride; // stride: of rows in shared memory
+    const char * head;                       // in memory, for the distance from a multiple of 16
+    size_t nb1;
+
+    inline __device__ void set(const d_attn_side & s, const gcuda_array & x, const char * x_head) {
+        type = x.type;
+        n_blocks = (int) x.ne[0] / 32;
+        block_bytes = s.row_bytes / n_blocks;
+        stride = s.stride;
+        head = x_head;
+        nb1 = x.nb[1];
+    }
+    template <int TP> inline __device__ bool is_large(const char * rows, int j0, uint32_t seen) const {
+        const int row = (int) threadIdx.x % TP, first = (int) threadIdx.x / TP;
+        const char * from = rows + row * stride + d_attn_skew(head, nb1, j0 + row);
+        bool is = false;
+        NO_UNROLL for (int n = first; n < n_blocks && (seen >> row & 1) != 0; n += 32 * ATTN_ELEMENT_WARPS / TP) { is = is || d_attn_is_large_block(type, from + n * block_bytes); }
+        return is;
+    }
+    template <int TP> inline __device__ void unpack(const char * rows, int j0, uint32_t seen, char * to, int to_stride, float factor) const {
+        const int row = (int) threadIdx.x % TP, first = (int) threadIdx.x / TP;
+        const char * from = rows + row * stride + d_attn_skew(head, nb1, j0 + row);
+        if ((seen >> row & 1) == 0) { factor = 0.0f; }
+        NO_UNROLL for (int n = first; n < n_blocks; n += 32 * ATTN_ELEMENT_WARPS / TP) { d_attn_unpack(type, from + n * block_bytes, to + row * to_stride + 64 * n, factor); }
+    }
+};
+
+static inline __device__ void d_attn_stages_wait(int n) {
+    switch (n) {
+        case 3: d_copies_wait<3>(); break;
+        case 4: d_copies_wait<4>(); break;
+        case 5: d_copies_wait<5>(); break;
+        default: d_attn_copies_wait(n); break;
+    }
+}
+
+// Shares of the scores of 16 rows and TP positions: steps `first`, `first` + STEP and so on.
+template <bool IS_BF16, int TP, int STEP>
+static inline __device__ void d_attn_score_shares(float (&s)[TP / 8][4], const d_attn_q & q, d_shared_at k, int stride, int first) {
+    const int lane = (int) threadIdx.x % 32;
+    k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
+    NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
+        UNROLL_4 for (int step = first; step < q.n_steps; step += STEP) {
+            uint32_t x[4], y[TP / 16][4];
+            d_matrices_at(x, q.rows + part * q.part_bytes + step * 32);
+            UNROLL for (int i = 0; i < TP / 16; ++i) { d_matrices_at(y[i], k + i * 16 * stride + step * 32); }
+            UNROLL for (int i = 0; i < TP / 8; ++i) { d_attn_mma_16<IS_BF16>(s[i], x, y[i / 2] + 2 * (i % 2)); }
+        }
+    }
+}
+
+// Biases of a warp's rows for position j of this lane; -inf: not seen.
+template <int OWN> static inline __device__ void d_attn_lane_biases(float (&bias)[OWN], const d_attn_mma & a, const int * mask_row, int j, bool is_in) {
+    UNROLL for (int i = 0; i < OWN; ++i) { bias[i] = mask_row[i] < 0 || !is_in ? -INFINITY : 0.0f; }
+    if (a.p.mask.data == nullptr) { return; }
+    const bool is_half = a.p.mask.type == GCUDA_TYPE_F16;
+    UNROLL for (int i = 0; i < OWN; ++i) {
+        const char * mask = (const char *) a.p.mask.data + mask_row[i] * (int64_t) a.p.mask.nb[1];
+        if (bias[i] == 0.0f) { bias[i] = is_half ? __half2float(((const __half *) mask)[j]) : d_attn_any_bias(a, mask, j); }
+    }
+}
+
+// Largest score and this lane's share of the sum of weights, of a warp's rows.
+template <int OWN> struct d_attn_sums {
+    float max[OWN], sum[OWN];
+};
+
+// Scores x of this lane's position become weights relative to the largest so far. Returns whether that has grown.
+template <int OWN> static inline __device__ bool d_attn_lane_soften(d_attn_sums<OWN> & st, float (&x)[OWN], float * factor) {
+    float top[OWN];
+    bool has_grown = false;
+    UNROLL for (int i = 0; i < OWN; ++i) { top[i] = x[i]; }
+    UNROLL for (int k = 16; k > 0; k /= 2) {
+        UNROLL for (int i = 0; i < OWN; ++i) { top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], k)); }
+    }
+    UNROLL for (int i = 0; i < OWN; ++i) {
+        const float max = fmaxf(st.max[i], top[i]), base = max == -INFINITY ? 0.0f : max, shrink = d_exp2(st.max[i] - base);
+        has_grown = has_grown || max != st.max[i];
+        x[i] = d_exp2(x[i] - base);
+        st.sum[i] = st.sum[i] * shrink + x[i];
+        st.max[i] = max;
+        if (threadIdx.x % 32 == 0) { factor[i] = shrink; }
+    }
+    return has_grown;
+}
+
+static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_two_halfs(v, 0.0f)) & 0xffffu; }
+// Weights of a warp's rows for this lane's position, and what rounding has left of them in the second part.
+template <int OWN> static inline __device__ void d_attn_put_weights(const d_attn_mma & a, float (&x)[OWN], d_shared_at to, int stride, int part_bytes) {
+    const bool is_bf16 = a.v.kind == ATTN_BF16;
+    UNROLL for (int i = 0; i < OWN; ++i) {
+        NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+            d_shared_put_u16(to + part * part_bytes + i * stride, d_attn_number_bits(is_bf16, x[i]));
+            x[i] -= is_bf16 ? d_attn_rounded<true>(x[i]) : d_attn_rounded<false>(x[i]);
+        }
+    }
+}
+
+// Adds weighted positions to the first N sixteens of this warp's elements. w: where this lane reads weights; seen: positions that may be read.
+// A sixteen beyond the result repeats the first: no branch comes between loads.
+template <bool IS_BF16, int MT, int TP, int N>
+static inline __device__ void d_attn_element_products(float (&o)[MT][8][4], const d_attn_mma & a, d_shared_at w, d_shared_at v, uint32_t seen) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    int at[N];
+    v += (lane / 8 % 2 * 8 + lane % 8) * a.v.stride + lane / 16 * 16;
+    UNROLL for (int i = 0; i < N; ++i) { at[i] = 16 * (warp + ATTN_ELEMENT_WARPS * i) < a.dv ? 32 * (warp + ATTN_ELEMENT_WARPS * i) : 0; }
+    UNROLL for (int c = 0; c < TP / 16; ++c) {
+        const uint32_t bits = seen >> (16 * c + 2 * (lane % 4));
+        const uint32_t keep[2] = { (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0), (bits & 256 ? 0xffffu : 0) | (bits & 512 ? 0xffff0000u : 0) };
+        uint32_t x[MT][4], y[N][4];
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], w + mt * 16 * d_attn_weight_stride<TP> + 32 * c); }
+        UNROLL for (int i = 0; i < N; ++i) { d_matrices_transposed_at(y[i], v + 16 * c * a.v.stride + at[i]); }
+        UNROLL for (int i = 0; i < N; ++i) {
+            UNROLL for (int k = 0; k < 4; ++k) { y[i][k] &= keep[k % 2]; }
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                d_attn_mma_16<IS_BF16>(o[mt][2 * i], x[mt], y[i]);
+                d_attn_mma_16<IS_BF16>(o[mt][2 * i + 1], x[mt], y[i] + 2);
+            }
+        }
+    }
+}
+template <bool IS_BF16, int MT, int TP>
+static inline __device__ void d_attn_element_values(float (&o)[MT][8][4], const d_attn_mma & a, d_shared_at w, d_shared_at v, uint32_t seen) {
+    if (a.dv > 256) {
+        d_attn_element_products<IS_BF16, MT, TP, 4>(o, a, w, v, seen);
+    } else {
+        d_attn_element_products<IS_BF16, MT, TP, 2>(o, a, w, v, seen);
+    }
+}
+
+// Writes this warp's elements of the result, or of a partial one. scale: of each row.
+template <int MT>
+static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], const d_attn_mma & a, const d_attn_block & b, int split, const float * scale) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int row = 16 * mt + 8 * r + g;
+            if (row >= b.n_rows) { continue; }
+            const int64_t out = d_attn_out_row(a, b, row);
+            float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+            UNROLL for (int j = 0; j < 8; ++j) {
+                const int d = 16 * (warp + ATTN_ELEMENT_WARPS * (j / 2)) + 8 * (j % 2);
+                if (d < a.dv) { *(float2 *) (y + d + 2 * t) = make_float2(o[mt][j][2 * r] * scale[row], o[mt][j][2 * r + 1] * scale[row]); }
+            }
+        }
+    }
+}
+
+// A block has 16 MT rows and a part of the tiles that they see.
+template <int MT, int TP, bool HAS_CODES>
+static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elements(const D_GRID_CONSTANT d_attn_elements e) {
+    constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, shares = ATTN_ELEMENT_WARPS / MT, per_tile = ATTN_TILE / TP;
+    constexpr int score_stride = d_attn_score_stride<TP>, weight_stride = d_attn_weight_stride<TP>;
+    DYNAMIC_SHARED(char, shared);
+    const d_attn_mma & a = e.m;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, row0 = warp * own;
+    d_attn_rows_shared<rows> & of_rows = *(d_attn_rows_shared<rows> *) (shared + e.at_rows);
+    float * scores = (float *) (shared + e.at_scores);
+    const d_shared_at base = d_shared_opaque(d_shared_at_of(shared));
+    const d_shared_at w_read = base + e.at_weights + (lane / 8 % 2 * 8 + lane % 8) * weight_stride + lane / 16 * 16;
+    d_attn_q q;
+    q.rows = base + (warp % MT * 16 + lane / 8 % 2 * 8 + lane % 8) * a.q_stride + lane / 16 * 16;
+    q.stride = a.q_stride;
+    q.part_bytes = a.q_bytes;
+    q.n_parts = a.q_parts;
+    q.n_steps = a.n_steps;
+    bool has_waited = !a.is_after_classes; // as in k_attn_split
+    if (has_waited) { d_take_turn(); }
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, rows, split);
+        const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+        const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
+        const bool has_q = !has_waited;
+        if (!has_waited) {
+            d_attn_put_long_q(a, b, shared, of_rows.exponent, rows);
+            d_take_turn();
+            has_waited = true;
+        }
+        const bool has_packed_k = HAS_CODES && e.raw_k.n_pieces > 0, has_packed_v = HAS_CODES && e.raw_v.n_pieces > 0;
+        d_attn_packed packed_k = {}, packed_v = {};
+        if (has_packed_k) { packed_k.set(e.raw_k, a.p.k, k_head); }
+        if (has_packed_v) { packed_v.set(e.raw_v, a.p.v, v_head); }
+        d_attn_walk walk;
+        const int n_steps = per_tile * walk.begin(a, b, split), first = walk.rank;
+        int next = 0, stage = 0, held = 0; // what is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        auto issue = [&]() {
+            if (next < n_steps) {
+                walk.go_to(a, b, first + next / per_tile);
+                const int j0 = walk.tile() * ATTN_TILE + next % per_tile * TP;
+                const d_shared_at to = base + e.at_ring + stage * e.stage_bytes;
+                NO_UNROLL for (int side = 0; side < (a.is_v_in_k ? 1 : 2); ++side) {
+                    const gcuda_array & from = side == 0 ? a.p.k : a.p.v;
+                    const char * head = side == 0 ? k_head : v_head;
+                    const d_shared_at rows_to = to + side * e.raw_k_bytes;
+                    if (side == 0 ? has_packed_k : has_packed_v) {
+                        d_attn_fetch_packed<TP>(side == 0 ? e.raw_k : e.raw_v, head, from.nb[1], a.n_kv, rows_to, j0);
+                    } else {
+                        d_attn_fetch_rows<TP>(side == 0 ? a.k : a.v, head, from.nb[1], a.n_kv, rows_to, j0);
+                    }
+                }
+                held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
+                ++next;
+                stage = stage + 1 == a.n_stages ? 0 : stage + 1;
+            }
+            d_copies_commit();
+        };
+        NO_UNROLL for (int s = 0; s < a.n_stages; ++s) { issue(); }
+        if (!has_q) { d_attn_put_long_q(a, b, shared, of_rows.exponent, rows); }
+        __syncthreads();
+        d_attn_elements_begin<rows>(of_rows, a, b);
+        __syncthreads();
+        d_attn_sums<own> sums;
+        float o[MT][8][4];
+        UNROLL for (int i = 0; i < own; ++i) { sums.max[i] = -INFINITY, sums.sum[i] = 0.0f; }
+        UNROLL for (int i = 0; i < 32 * MT; ++i) { o[i / 32][i / 4 % 8][i % 4] = 0.0f; }
+        int at = 0; // the stage that is computed next
+        NO_UNROLL for (int i = 0; i < n_steps; ++i) {
+            // scores
+            if (i > 0 && a.n_stages == 1) {
+                __syncthreads(); // all have read the stage before
+                issue();
+            }
+            const int code = __shfl_sync(0xffffffffu, held, at), j0 = code / 2 * 16, j = j0 + lane, stage_at = e.at_ring + at * e.stage_bytes;
+            const bool is_full = code % 2 != 0;
+            at = at + 1 == a.n_stages ? 0 : at + 1;
+            float bias[own];
+            uint32_t seen = 0xffffffffu;
+            if (!is_full) {
+                bool is_seen = false;
+                d_attn_lane_biases<own>(bias, a, of_rows.mask_row + row0, j, lane < TP && j < a.n_kv);
+                UNROLL for (int r = 0; r < own; ++r) { is_seen = is_seen || bias[r] != -INFINITY; }
+                seen = __ballot_sync(0xffffffffu, is_seen);
+                if (lane == 0) { of_rows.seen[warp] = seen; }
+            }
+            d_attn_stages_wait(a.n_stages - (i > 0 && a.n_stages > 1 ? 2 : 1));
+            __syncthreads();
+            if (!is_full) {
+                UNROLL for (int w = 0; w < ATTN_ELEMENT_WARPS; ++w) { seen |= of_rows.seen[w]; }
+            }
+            d_shared_at k = base + stage_at, v = a.is_v_in_k ? k : k + e.raw_k_bytes;
+            float k_factor = 1.0f, v_factor = 1.0f; // 256 where they have been divided by it
+            if constexpr (HAS_CODES) {
+                const char * raw = shared + stage_at;
+                char * tiles = shared + e.at_tiles, * v_tiles = tiles + (has_packed_k ? TP * a.k.stride : 0);
+                const bool is_large = __syncthreads_or((has_packed_k && packed_k.is_large<TP>(raw, j0, seen)) ||
+                                                       (has_packed_v && packed_v.is_large<TP>(raw + e.raw_k_bytes, j0, seen))) != 0;
+                const float factor = is_large ? 1.0f / 256.0f : 1.0f;
+                if (has_packed_k) {
+                    packed_k.unpack<TP>(raw, j0, seen, tiles, a.k.stride, factor);
+                    k = base + e.at_tiles;
+                    v = a.is_v_in_k ? k : v;
+                    k_factor = is_large ? 256.0f : 1.0f;
+                }
+                if (has_packed_v) {
+                    packed_v.unpack<TP>(raw + e.raw_k_bytes, j0, seen, v_tiles, a.v.stride, factor);
+                    v = base + e.at_tiles + (int) (v_tiles - tiles);
+                }
+                if (has_packed_v || (has_packed_k && a.is_v_in_k)) { v_factor = is_large ? 256.0f : 1.0f; }
+                __syncthreads();
+            }
+            float s[TP / 8][4] = {};
+            if (a.k.kind == ATTN_BF16) {
+                d_attn_score_shares<true, TP, shares>(s, q, k, a.k.stride, warp / MT);
+            } else {
+                d_attn_score_shares<false, TP, shares>(s, q, k, a.k.stride, warp / MT);
+            }
+            float * to = scores + (warp / MT * rows + warp % MT * 16 + lane / 4) * score_stride + 2 * (lane % 4);
+            UNROLL for (int c = 0; c < TP / 8; ++c) {
+                *(float2 *) (to + 8 * c) = make_float2(s[c][0], s[c][1]);
+                *(float2 *) (to + 8 * c + 8 * score_stride) = make_float2(s[c][2], s[c][3]);
+            }
+            if (i > 0 && a.n_stages > 1) { issue(); } // to the stage before, which all have read
+            __syncthreads();
+            // softmax
+            float x[own];
+            UNROLL for (int r = 0; r < own; ++r) {
+                x[r] = 0.0f;
+                UNROLL for (int share = 0; share < shares; ++share) { x[r] += scores[(share * rows + row0 + r) * score_stride + lane % TP]; }
+                x[r] *= of_rows.unit[row0 + r] * k_factor;
+                if (a.cap != 0.0f) { x[r] = a.cap * d_attn_tanh(x[r]); }
+                if (TP < 32 && lane >= TP) { x[r] = -INFINITY; }
+            }
+            if (!is_full) {
+                UNROLL for (int r = 0; r < own; ++r) { x[r] = bias[r] == -INFINITY ? -INFINITY : x[r] + of_rows.slope[row0 + r] * bias[r]; }
+            }
+            const bool has_grown = d_attn_lane_soften<own>(sums, x, of_rows.factor + row0);
+            if (HAS_CODES && v_factor != 1.0f) {
+                UNROLL for (int r = 0; r < own; ++r) { x[r] *= v_factor; }
+            }
+            if (TP == 32 || lane < TP) { d_attn_put_weights<own>(a, x, base + e.at_weights + row0 * weight_stride + 2 * lane, weight_stride, rows * weight_stride); }
+            // values
+            if (__syncthreads_or(has_grown)) {
+                UNROLL for (int r = 0; r < 2 * MT; ++r) {
+                    const float factor = of_rows.factor[8 * r + lane / 4];
+                    UNROLL for (int c = 0; c < 16; ++c) { o[r / 2][c / 2][r % 2 * 2 + c % 2] *= factor; }
+                }
+            }
+            NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+                const d_shared_at w = w_read + part * rows * weight_stride;
+                if (a.v.kind == ATTN_BF16) {
+                    d_attn_element_values<true, MT, TP>(o, a, w, v, seen);
+                } else {
+                    d_attn_element_values<false, MT, TP>(o, a, w, v, seen);
+                }
+            }
+        }
+        d_copies_wait<0>();
+        __syncthreads(); // factors have been read
+        UNROLL for (int r = 0; r < own; ++r) {
+            const float sum = d_warp_reduce<d_sum_op>(sums.sum[r]);
+            if (lane == 0 && row0 + r < b.n_rows) {
+                const int64_t out = d_attn_out_row(a, b, row0 + r), n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+                of_rows.factor[row0 + r] = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row0 + r), sums.max[r], sum) : 1.0f;
+                if (a.parts != nullptr) { ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(sums.max[r], sum); }
+            }
+        }
+        __syncthreads();
+        d_attn_elements_store<MT>(o, a, b, split, of_rows.factor);
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
 template <typename T> struct d_attn_wg_type { // of k and v
     static constexpr bool is_bf16 = false;
     typedef __half2 pair;
@@ -21129,51 +21621,55 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 }
 
 // ---- adding splits ----
-// Adds the splits of a row: a block has 128 elements of it, a lane four, a warp every fourth split; then the warps are added in order. Every
-// warp finds the largest score and the sum of weights for itself, while the first eight of its splits arrive.
-static __global__ void __launch_bounds__(128) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
-    __shared__ float4 shares[4][32];
+// Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
+// parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
+// 32 lanes, 4 parts, 8 at once; for long values 16 lanes, 16 parts, 9 at once: 132 splits of 16 rows of 512 elements are 4.3 MB, which 128
+// blocks read in one go, 33 KB each.
+template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
+    constexpr int chunk = 4 * LANES;
+    __shared__ float4 shares[PARTS][LANES];
     d_take_turn();
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_chunks = (a.dv + 127) / 128, n_splits = (int) a.n_splits.n;
-    const int n_rows = a.n_tokens * a.n_heads * a.n_seqs;
+    const int lane = (int) threadIdx.x % 32, column = (int) threadIdx.x % LANES, part = (int) threadIdx.x / LANES;
+    const int n_chunks = (a.dv + chunk - 1) / chunk, n_splits = (int) a.n_splits.n, n_rows = a.n_tokens * a.n_heads * a.n_seqs;
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
-        const int row = n_chunks == 1 ? item : item / n_chunks, d = (item - row * n_chunks) * 128 + 4 * lane;
+        const int row = n_chunks == 1 ? item : item / n_chunks, d = (item - row * n_chunks) * chunk + 4 * column;
         const float2 * sums = (const float2 *) a.part_sums + row;
         const float * parts = a.parts + (int64_t) row * a.dv + d;
         const int64_t step = (int64_t) n_rows * a.dv;
         float max = -INFINITY, sum = 0.0f, base = 0.0f;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        NO_UNROLL for (int s0 = warp; s0 == warp || s0 < n_splits; s0 += 32) {
-            float4 x[8];
-            float top[8];
-            UNROLL for (int k = 0; k < 8; ++k) {
-                const int s = s0 + 4 * k;
+        NO_UNROLL for (int first = 0; first == 0 || first < n_splits; first += DEPTH * PARTS) {
+            float4 x[DEPTH];
+            float top[DEPTH];
+            UNROLL for (int k = 0; k < DEPTH; ++k) {
+                const int s = first + part + PARTS * k;
                 top[k] = s < n_splits ? sums[(int64_t) s * n_rows].x : -INFINITY;
                 x[k] = s < n_splits && d < a.dv ? *(const float4 *) (parts + s * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
-            if (s0 == warp) {
-                const float2 own = lane < n_splits ? sums[(int64_t) lane * n_rows] : make_float2(-INFINITY, 0.0f);
-                max = own.x;
-                NO_UNROLL for (int s = lane + 32; s < n_splits; s += 32) { max = fmaxf(max, sums[(int64_t) s * n_rows].x); }
+            if (first == 0) {
+                float2 own[5];
+                UNROLL for (int k = 0; k < 5; ++k) { own[k] = lane + 32 * k < n_splits ? sums[(int64_t) (lane + 32 * k) * n_rows] : make_float2(-INFINITY, 0.0f); }
+                max = fmaxf(fmaxf(fmaxf(own[0].x, own[1].x), fmaxf(own[2].x, own[3].x)), own[4].x);
+                NO_UNROLL for (int s = lane + 160; s < n_splits; s += 32) { max = fmaxf(max, sums[(int64_t) s * n_rows].x); }
                 max = d_warp_reduce<d_max_op>(max);
                 base = max == -INFINITY ? 0.0f : max;
-                sum = d_exp2(own.x - base) * own.y;
-                NO_UNROLL for (int s = lane + 32; s < n_splits; s += 32) { sum += d_exp2(sums[(int64_t) s * n_rows].x - base) * sums[(int64_t) s * n_rows].y; }
+                UNROLL for (int k = 0; k < 5; ++k) { sum += d_exp2(own[k].x - base) * own[k].y; }
+                NO_UNROLL for (int s = lane + 160; s < n_splits; s += 32) { sum += d_exp2(sums[(int64_t) s * n_rows].x - base) * sums[(int64_t) s * n_rows].y; }
                 sum = d_warp_reduce<d_sum_op>(sum);
             }
-            UNROLL for (int k = 0; k < 8; ++k) {
+            UNROLL for (int k = 0; k < DEPTH; ++k) {
                 const float w = d_exp2(top[k] - base);
                 if (w != 0.0f) { // else the split has seen nothing
                     v.x += w * x[k].x, v.y += w * x[k].y, v.z += w * x[k].z, v.w += w * x[k].w;
                 }
             }
         }
-        shares[warp][lane] = v;
+        shares[part][column] = v;
         __syncthreads();
-        if (warp == 0 && d < a.dv) {
+        if (part == 0 && d < a.dv) {
             const float scale = d_attn_final_scale(a.p, row % a.n_heads, max, sum);
-            for (int w = 1; w < 4; ++w) {
-                const float4 x = shares[w][lane];
+            for (int w = 1; w < PARTS; ++w) {
+                const float4 x = shares[w][column];
                 v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
             }
             const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - seq_rows;
@@ -21195,20 +21691,31 @@ static int attn_kind(gcuda_type type) { // -1: a type that these kernels do not 
     }
 }
 static bool attn_is_codes(gcuda_type type) { return type == GCUDA_TYPE_Q8_0 || type == GCUDA_TYPE_Q4_0; }
+static bool attn_is_packed(gcuda_type type) { // what ELEMENTS makes F16 of: blocks of 32
+    return attn_is_codes(type) || type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_0 || type == GCUDA_TYPE_Q5_1;
+}
+static bool attn_is_decoded(gcuda_type type) { return attn_kind(type) >= 0 || attn_is_packed(type); }
+// SPLIT and ROWS: up to 256 elements of types that they decode.
+static bool attn_is_short(const gcuda_flash_attn_case & c) { return c.dk <= 256 && c.dv <= 256 && attn_kind(c.k_type) >= 0 && attn_kind(c.v_type) >= 0; }
+static bool attn_can_elements(const gcuda_flash_attn_case & c) { // precision F32 would lose the digits of blocks that F16 has not
+    return c.fits_elements && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
+}
 
 enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
-    if (c->capability < 750 || attn_kind(c->k_type) < 0 || attn_kind(c->v_type) < 0 || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
-    if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > 256) { return GCUDA_FLASH_ATTN_PLAIN; }
+    if (c->capability < 750 || !attn_is_decoded(c->k_type) || !attn_is_decoded(c->v_type) || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
+    if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > ATTN_MAX_ELEMENTS) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
-    const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type);
-    if (c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
-    if (!has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
-    return c->fits_split ? GCUDA_FLASH_ATTN_SPLIT : GCUDA_FLASH_ATTN_PLAIN;
+    const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type), is_short = attn_is_short(*c);
+    if (is_short && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
+    if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
+    if (is_short && c->fits_split) { return GCUDA_FLASH_ATTN_SPLIT; }
+    return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
 }
 
 // Blocks of a path.
 struct attn_blocks {
-    int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp
+    int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp; ELEMENTS: sixteens of a block
+    int n_positions;                     // ELEMENTS: of a stage
     bool has_pair;  // there are registers for two blocks on a multiprocessor
     size_t n_bytes; // of shared memory
 };
@@ -21221,13 +21728,13 @@ static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
 }
 static int attn_out_tiles(const gcuda_flash_attn_ext_args & p) { return attn_k_steps(p) > 0 ? 2 * attn_k_steps(p) : attn_v_tiles(p.v.ne[0]); }
 
-static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces: of floats
+static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces: of floats; 0: whole 32 elements
     d_attn_side s;
     s.kind = attn_kind(x.type);
     s.row_bytes = (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type));
     const bool is_even = s.row_bytes % 16 == 0 && (uintptr_t) x.data % 16 == 0 && x.nb[1] % 16 == 0 && x.nb[2] % 16 == 0 && x.nb[3] % 16 == 0;
     // floats: whole fours of matrices of 8; codes: up to 15 bytes before a row come along
-    s.n_pieces = attn_is_codes(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 63) / 64 * 4;
+    s.n_pieces = attn_is_packed(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 63) / 64 * 4;
     s.stride = 16 * (s.n_pieces | 1);
     s.tile_bytes = 16 * s.stride;
     s.shift = 0;
@@ -21236,7 +21743,7 @@ static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces:
 }
 
 static bool attn_is_aligned(const gcuda_array & x) {
-    const size_t unit = attn_is_codes(x.type) ? 2 : 16;
+    const size_t unit = x.type == GCUDA_TYPE_Q4_1 || x.type == GCUDA_TYPE_Q5_1 ? 4 : attn_is_packed(x.type) ? 2 : 16;
     return x.nb[0] == gcuda_type_size(x.type) && ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % unit == 0;
 }
 
@@ -21253,9 +21760,8 @@ static bool attn_is_countable(const gcuda_flash_attn_ext_args & p) {
 
 static bool attn_has_q_rest(const gcuda_flash_attn_ext_args & p) { return p.prec == GCUDA_PREC_F32 || p.k.type == GCUDA_TYPE_BF16; }
 
-static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int block_rows) {
-    const int n_steps = attn_k_steps(p);
-    a.n_steps = n_steps > 0 && !attn_is_codes(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 31) / 32 * 2);
+static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int n_steps, int block_rows) { // n_steps 0: of whole 32 elements
+    a.n_steps = n_steps > 0 && !attn_is_packed(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 31) / 32 * 2);
     a.q_stride = 16 * (2 * a.n_steps + 1);
     a.q_bytes = block_rows * a.q_stride;
     a.q_parts = attn_has_q_rest(p) ? 2 : 1;
@@ -21293,7 +21799,7 @@ static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_querie
     w.mt = is_fixed ? p.plan.block_rows / 8 : n_queries <= 8 ? 1 : n_queries <= 16 ? 2 : 4;
     w.mt = w.mt >= 4 && attn_out_tiles(p) <= 16 ? 4 : w.mt >= 2 ? 2 : 1;
     w.block_rows = 8 * w.mt;
-    attn_set_q(p, a, w.block_rows);
+    attn_set_q(p, a, attn_k_steps(p), w.block_rows);
     for (w.n_warps = has_codes ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
         w.has_pair = w.n_warps <= 4 || attn_out_tiles(p) * w.mt <= ATTN_PAIR_REGISTERS;
         if (attn_set_stages(p, a, w, 1)) { return true; }
@@ -21306,8 +21812,63 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     w.has_pair = true;
     w.mt = attn_out_tiles(p) <= 16 ? 2 : 1;
     w.block_rows = 64 * w.mt;
-    attn_set_q(p, a, w.block_rows);
+    attn_set_q(p, a, attn_k_steps(p), w.block_rows);
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
+}
+
+// Offsets in shared memory of a block of 16 mt rows with stages of tp positions. Returns whether so many stages fit.
+static bool attn_try_elements(const gcuda_flash_attn_ext_args & p, d_attn_elements & e, attn_blocks & w, int mt, int tp, int n_least) {
+    const int rows = 16 * mt;
+    attn_set_q(p, e.m, 0, rows);
+    e.at_scores = e.m.q_parts * e.m.q_bytes;
+    e.at_weights = e.at_scores + 512 * (tp == 32 ? d_attn_score_stride<32> : d_attn_score_stride<16>);
+    e.at_rows = e.at_weights + e.m.w_parts * rows * (tp == 32 ? d_attn_weight_stride<32> : d_attn_weight_stride<16>);
+    e.at_tiles = e.at_rows + 20 * rows + 32; // d_attn_rows_shared
+    const bool has_packed_k = e.raw_k.n_pieces > 0, has_packed_v = e.raw_v.n_pieces > 0;
+    e.at_ring = e.at_tiles + tp * ((has_packed_k ? e.m.k.stride : 0) + (has_packed_v ? e.m.v.stride : 0));
+    e.raw_k_bytes = tp * (has_packed_k ? e.raw_k.stride : e.m.k.stride);
+    e.stage_bytes = e.raw_k_bytes + (e.m.is_v_in_k ? 0 : tp * (has_packed_v ? e.raw_v.stride : e.m.v.stride));
+    w.n_warps = ATTN_ELEMENT_WARPS;
+    w.mt = mt;
+    w.block_rows = rows;
+    w.n_positions = tp;
+    w.per_sm = 1;
+    for (int n = ATTN_ELEMENT_STAGES; n >= n_least; --n) {
+        w.n_bytes = (size_t) e.at_ring + (size_t) n * (size_t) e.stage_bytes;
+        if (fits_shared(w.n_bytes + (n > 2 ? ATTN_JOIN_SHARED : 0), p.max_shared)) {
+            e.m.n_stages = n;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Rows of k and v as products read them, of whole 32 elements, and as they arrive.
+static d_attn_side attn_element_side(const gcuda_array & x, d_attn_side & raw) {
+    gcuda_array halfs = x;
+    if (!attn_is_packed(x.type)) { return attn_side(x, 0); }
+    raw = attn_side(x, 0);
+    halfs.type = GCUDA_TYPE_F16;
+    return attn_side(halfs, 0);
+}
+static void attn_set_element_sides(const gcuda_flash_attn_ext_args & p, d_attn_elements & e) {
+    e.m.k = attn_element_side(p.k, e.raw_k);
+    e.m.v = attn_element_side(p.v, e.raw_v);
+    if (e.m.is_v_in_k) {
+        e.raw_v.n_pieces = 0;
+        e.m.v.stride = e.m.k.stride;
+    }
+}
+
+// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
+static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
+    const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
+    const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
+    const bool has_packed = attn_is_packed(p.k.type) || attn_is_packed(p.v.type); // no kernel for 32 rows
+    for (int mt = want <= 16 ? 1 : want <= 32 && !has_packed ? 2 : 4; mt >= 1; mt /= has_packed ? 4 : 2) {
+        if (attn_try_elements(p, e, w, mt, 32, 2)) { return true; }
+    }
+    return attn_try_elements(p, e, w, 1, 16, 1);
 }
 
 #define ATTN_WG_POSITIONS (1 << 28) // of d_attn_wg_ring::codes
@@ -21355,7 +21916,7 @@ static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
 
 static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
-    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
+    if (p.k.type != p.v.type || attn_is_packed(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
     if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
     if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
     cudaFuncAttributes attributes = {};
@@ -21376,11 +21937,21 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
 // What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
 struct attn_plan {
     d_attn_mma a;
+    d_attn_elements e; // ELEMENTS: its m is a copy of a
     attn_blocks w;
     gcuda_flash_attn_path path;
     int64_t n_rows, n_splits;
     size_t class_bytes, part_bytes;
 };
+
+// Whether a path can take what some path for tensor cores takes.
+static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path) {
+    const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = attn_is_short(c);
+    return path == GCUDA_FLASH_ATTN_SPLIT  ? c.fits_split && is_short
+           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && is_short && !has_codes
+           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && is_short
+                                            : attn_can_elements(c);
+}
 
 static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     attn_plan x;
@@ -21393,7 +21964,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     a.n_queries = (int) (p.q.ne[1] * group);
     x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
     x.path = GCUDA_FLASH_ATTN_PLAIN;
-    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || attn_kind(p.k.type) < 0 || attn_kind(p.v.type) < 0 || p.running.data != nullptr) { return x; }
+    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || !attn_is_decoded(p.k.type) || !attn_is_decoded(p.v.type) || p.running.data != nullptr) { return x; }
     a.k = attn_side(p.k, 2 * attn_k_steps(p));
     a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
     a.n_tokens = (int) p.q.ne[1];
@@ -21411,7 +21982,9 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a.v.tile_bytes = a.k.tile_bytes;
     }
     d_attn_mma rows = a, wg = a;
-    attn_blocks rows_w = x.w, wg_w = x.w;
+    attn_blocks rows_w = x.w, wg_w = x.w, elements_w = x.w;
+    x.e.m = a;
+    attn_set_element_sides(p, x.e);
     gcuda_flash_attn_case c;
     memset(&c, 0, sizeof(c));
     c.capability = capability_major() * 100 + device_attribute(cudaDevAttrComputeCapabilityMinor) * 10;
@@ -21420,16 +21993,15 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.dk = p.k.ne[0];
     c.dv = p.v.ne[0];
     c.n_rows = a.n_queries;
+    c.is_precise = p.prec == GCUDA_PREC_F32;
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
     c.fits_wgmma = attn_set_wg(p, wg, wg_w);
     c.fits_rows = attn_set_rows(p, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
+    c.fits_elements = attn_set_elements(p, a.n_queries, x.e, elements_w);
     x.path = gcuda_flash_attn_choose(&c);
     if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        const bool can = p.plan.path == GCUDA_FLASH_ATTN_SPLIT   ? c.fits_split
-                         : p.plan.path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma
-                                                                 : c.fits_rows && !attn_is_codes(p.k.type) && !attn_is_codes(p.v.type);
-        x.path = can ? p.plan.path : x.path;
+        x.path = attn_can(c, p.plan.path) ? p.plan.path : x.path;
     }
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
@@ -21437,6 +22009,9 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     } else if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
         a = wg;
         x.w = wg_w;
+    } else if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
+        a = x.e.m;
+        x.w = elements_w;
     }
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
     a.n_row_blocks = divisor_of(n_row_blocks);
@@ -21481,13 +22056,30 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-template <typename... P, typename... A> static gcuda_status attn_launch(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... more) {
+// args: of the kernel.
+template <typename... P, typename... A> static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
     const int64_t n_items = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
     // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
     const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a, more...)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, x.a, more...);
+    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
+                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
+}
+static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
+
+static gcuda_status attn_launch_elements(const attn_plan & x, gcuda_stream stream) {
+    d_attn_elements e = x.e;
+    e.m = x.a;
+    const bool has_codes = e.raw_k.n_pieces > 0 || e.raw_v.n_pieces > 0;
+    switch (has_codes * 1000 + 100 * x.w.mt + x.w.n_positions) {
+        case 116: return attn_launch_with(k_attn_elements<1, 16, false>, x, stream, e);
+        case 132: return attn_launch_with(k_attn_elements<1, 32, false>, x, stream, e);
+        case 232: return attn_launch_with(k_attn_elements<2, 32, false>, x, stream, e);
+        case 432: return attn_launch_with(k_attn_elements<4, 32, false>, x, stream, e);
+        case 1116: return attn_launch_with(k_attn_elements<1, 16, true>, x, stream, e);
+        case 1132: return attn_launch_with(k_attn_elements<1, 32, true>, x, stream, e);
+        default: return attn_launch_with(k_attn_elements<4, 32, true>, x, stream, e);
+    }
 }
 
 template <int KT, int DT, bool HAS_CODES> static gcuda_status attn_launch_eights(const attn_plan & x, gcuda_stream stream) {
@@ -21501,8 +22093,7 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
     switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
         case 408: return attn_launch_eights<4, 8, HAS_CODES>(x, stream);
         case 816: return attn_launch_eights<8, 16, HAS_CODES>(x, stream);
-        case 1632: return attn_launch_eights<16, 32, HAS_CODES>(x, stream);
-        default: return attn_launch_eights<0, 32, HAS_CODES>(x, stream);
+        default: return attn_launch_eights<16, 32, HAS_CODES>(x, stream); // longer rows: ELEMENTS
     }
 }
 
@@ -21511,7 +22102,7 @@ static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
     const tensor_map_encoder encode = find_tensor_map_encoder();
     d_tensor_map k, v;
     if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
-    return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch(kernel, x, stream, k, v); });
+    return attn_with_wg(x.a.p.k.type, 16 * x.a.n_steps, [&](auto kernel, auto) { return attn_launch_with(kernel, x, stream, x.a, k, v); });
 }
 
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
@@ -21520,11 +22111,11 @@ static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
         const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
         return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
     }
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) { return attn_launch_elements(x, stream); }
     switch (attn_k_steps(x.a.p) * 100 + attn_out_tiles(x.a.p)) {
         case 408: return attn_launch(k_attn_rows<4, 8, 2, 4>, x, stream);
         case 816: return attn_launch(k_attn_rows<8, 16, 2, 2>, x, stream);
-        case 1632: return attn_launch(k_attn_rows<16, 32, 1, 2>, x, stream);
-        default: return attn_launch(k_attn_rows<0, 32, 1, 2>, x, stream);
+        default: return attn_launch(k_attn_rows<16, 32, 1, 2>, x, stream);
     }
 }
 
@@ -21556,7 +22147,10 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     }
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
-    return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
+        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((args->v.ne[0] + 63) / 64), dim3(256), 0, 0, stream, x.a);
+    }
+    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // bench-attention.cu - gcuda_launch_flash_attn_ext and its gradient alone, on random data: times against the device's reading rate,
 // results against the plain path. Needs only parts 7 and 8 of the kernels, so that a change of them is measured in minutes:
 //
-//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|back] [--check] [--splits N] [--path N]
+//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|long|back] [--check] [--splits N] [--path N]
 //
 // Keys and values rotate through copies beyond the L2 cache; launches are captured in one graph and overlap (PDL), as in a plan.
 #include "gcuda.h"
@@ -113,6 +113,7 @@ struct shape {
     gcuda_type type;
     mask_kind mask;
     int n_visible;
+    bool is_v_in_k; // a value is the first part of its key
 };
 struct options {
     bool has_check;
@@ -141,6 +142,10 @@ struct run {
         char * at = kv + (size_t) (i % n_copies) * (k_bytes + v_bytes);
         args.k = packed(at, s.type, s.dk, s.n_kv, s.k_heads);
         args.v = packed(at + k_bytes, s.type, s.dv, s.n_kv, s.k_heads);
+        if (s.is_v_in_k) {
+            args.v = args.k;
+            args.v.ne[0] = s.dv;
+        }
     }
     void launch() {
         if (gcuda_launch_flash_attn_ext(&args, stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "flash_attn_ext"); }
@@ -192,7 +197,7 @@ static void measure(const shape & s, const options & o) {
     memset(&r, 0, sizeof r);
     r.s = s;
     r.k_bytes = (gcuda_row_size(s.type, n_k) + 255) / 256 * 256;
-    r.v_bytes = (gcuda_row_size(s.type, n_v) + 255) / 256 * 256;
+    r.v_bytes = s.is_v_in_k ? 0 : (gcuda_row_size(s.type, n_v) + 255) / 256 * 256;
     r.n_copies = (int) std::min<size_t>(64, std::max<size_t>(1, ((size_t) 400 << 20) / (r.k_bytes + r.v_bytes)));
     float * q, * y, * want;
     __half * mask = NULL;
@@ -205,7 +210,7 @@ static void measure(const shape & s, const options & o) {
     for (int i = 0; i < r.n_copies; ++i) {
         r.take_copy(i);
         fill(r.args.k.data, s.type, n_k, 13 * i + 1);
-        fill(r.args.v.data, s.type, n_v, 17 * i + 5);
+        if (!s.is_v_in_k) { fill(r.args.v.data, s.type, n_v, 17 * i + 5); }
     }
     fill(q, GCUDA_TYPE_F32, n_q, 99);
     if (s.mask != MASK_NONE) {
@@ -379,6 +384,15 @@ static const shape prefill[] = {
     { 128, 128, 8, 4, 65536, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_CAUSAL, 0 },
 };
 
+static const shape long_rows[] = { // of k and v
+    { 576, 512, 1, 16, 16384, 1, F16, MASK_NONE, 0, true }, { 576, 512, 1, 16, 16384, 1, F16, MASK_CAUSAL, 0, true },
+    { 576, 512, 1, 16, 16384, 1, BF16, MASK_CAUSAL, 0, true }, { 576, 512, 1, 16, 4096, 1, F16, MASK_NONE, 0, true }, { 576, 512, 1, 16, 65536, 1, F16, MASK_NONE, 0, true },
+    { 576, 512, 1, 128, 16384, 1, F16, MASK_CAUSAL, 0, true }, { 576, 512, 1, 16, 16384, 4, F16, MASK_CAUSAL, 0, true },
+    { 576, 512, 1, 16, 16384, 512, F16, MASK_CAUSAL, 0, true }, { 512, 512, 8, 4, 16384, 1, F16, MASK_NONE, 0, false },
+    { 512, 512, 8, 4, 16384, 1, F16, MASK_CAUSAL, 0, false }, { 512, 512, 8, 4, 4096, 4096, F16, MASK_NONE, 0, false },
+    { 320, 256, 1, 32, 16384, 1, F16, MASK_CAUSAL, 0, false }, { 320, 256, 1, 32, 4096, 512, F16, MASK_CAUSAL, 0, false },
+    { 192, 128, 16, 8, 16384, 1, F16, MASK_CAUSAL, 0, false }, { 192, 128, 16, 8, 4096, 512, F16, MASK_CAUSAL, 0, false },
+};
 static const shape back[] = {
     { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
     { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 2048, 2048, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
@@ -386,12 +400,12 @@ static const shape back[] = {
 
 int main(int argc, char ** argv) {
     options o;
-    bool has_decode = true, has_prefill = true, has_back = true;
+    bool has_decode = true, has_prefill = true, has_long = true, has_back = true;
     memset(&o, 0, sizeof o);
     for (int i = 1; i < argc; ++i) {
-        has_decode = has_decode && strcmp(argv[i], "prefill") != 0 && strcmp(argv[i], "back") != 0;
-        has_prefill = has_prefill && strcmp(argv[i], "decode") != 0 && strcmp(argv[i], "back") != 0;
-        has_back = has_back && strcmp(argv[i], "decode") != 0 && strcmp(argv[i], "prefill") != 0;
+        const bool is_decode = strcmp(argv[i], "decode") == 0, is_prefill = strcmp(argv[i], "prefill") == 0, is_long = strcmp(argv[i], "long") == 0,
+                   is_back = strcmp(argv[i], "back") == 0;
+        if (is_decode || is_prefill || is_long || is_back) { has_decode = is_decode, has_prefill = is_prefill, has_long = is_long, has_back = is_back; }
         o.has_check = o.has_check || strcmp(argv[i], "--check") == 0;
         if (i + 1 < argc && strcmp(argv[i], "--splits") == 0) { o.plan.n_splits = atoi(argv[++i]); }
         if (i + 1 < argc && strcmp(argv[i], "--path") == 0) { o.plan.path = (gcuda_flash_attn_path) atoi(argv[++i]); }
@@ -405,6 +419,9 @@ int main(int argc, char ** argv) {
     }
     if (has_prefill) {
         for (const shape & s : prefill) { measure(s, o); }
+    }
+    if (has_long) {
+        for (const shape & s : long_rows) { measure(s, o); }
     }
     if (has_back) {
         for (const shape & s : back) { measure_back(s, o); }

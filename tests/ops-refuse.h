@@ -232,7 +232,7 @@ TEST(refuse_precision_of_other_nodes) {
             CHECK_MSG(st == (is_own ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT), "%s, slot %d: %s", name, all[i].slot,
                 gcuda_status_to_string(st));
             CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: the node is changed", name, all[i].slot);
-            if (!is_own) { CHECK_HAS(gcuda_last_error(), "_set_prec: node '"); }
+            if (!is_own) { CHECK_HAS(gcuda_last_error(), "_set_prec: node "); }
             CHECK(all[i].set(node, (enum gcuda_prec) 77) == GCUDA_STATUS_INVALID_ARGUMENT);
             CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: a precision that does not exist", name, all[i].slot);
         }

@@ -52,7 +52,7 @@ struct attention {
     struct rng r;
 };
 
-static long n_runs[5]; // of each path
+static long n_runs[GCUDA_FLASH_ATTN_ELEMENTS + 1]; // of each path
 
 // ---- the plan, in one place ----
 static void choose_plan(struct gcuda_flash_attn_ext_args * p, enum gcuda_flash_attn_path path, int n_splits, int block_rows) {
@@ -241,12 +241,15 @@ static double scale_of(const struct attn_case * c) {
     return c->content == BIG_LOGITS ? 5e3 * usual : c->content == BIG_Q ? 1e-6 : usual;
 }
 
+static int unit_of(enum gcuda_type type) { return type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_1 ? 4 : gcuda_is_quantized(type) ? 2 : 16; } // bytes
+
 static void make_sources(struct attention * x) {
     struct attn_case * c = &x->c;
     const bool has_codes[2] = { gcuda_is_quantized(c->k), gcuda_is_quantized(c->v) };
     const enum layout layout = c->layout == V_IN_K ? PADDED : c->layout;
     const int64_t spare = c->is_tight ? 0 : 3;
-    const size_t pad[2] = { layout == PACKED ? 0 : has_codes[0] ? 2 : 16, layout == PACKED ? 0 : has_codes[1] ? 6 : 48 };
+    const bool has_words = unit_of(c->k) == 4 || unit_of(c->v) == 4;
+    const size_t pad[2] = { layout == PACKED ? 0 : has_codes[0] ? (has_words ? 4 : 2) : 16, layout == PACKED ? 0 : has_codes[1] ? (has_words ? 12 : 6) : 48 };
     const size_t first[2] = { (size_t) c->skew * (has_codes[0] ? 2 : 16), (size_t) c->skew * (has_codes[1] ? 2 : 16) };
     x->q = source_of(c->q, c->dk, c->tokens, c->heads, c->seqs, c->q_skew % 2 == 0 ? PACKED : INTERLEAVED,
         (size_t) (c->q_skew / 2) * gcuda_type_size(c->q), (size_t) (c->q_skew / 4) * gcuda_type_size(c->q), 0);
@@ -466,7 +469,7 @@ static void judge(const struct attention * x, const struct errors * e, const cha
 }
 
 static void compare(const struct attention * x, const float * y, const float * plain, enum gcuda_flash_attn_path path, int n_splits) {
-    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS", "WGMMA" };
+    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS", "WGMMA", "ELEMENTS" };
     const int64_t dv = x->c.dv;
     const struct bound b = bound_of(&x->c, path);
     struct errors e = { 0.0, 0.0, 0.0, 0 };
@@ -483,10 +486,16 @@ static void compare(const struct attention * x, const float * y, const float * p
     free(want);
 }
 
+static bool is_kv_type(enum gcuda_type type) { // that SPLIT decodes
+    return type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16 || type == GCUDA_TYPE_Q8_0 || type == GCUDA_TYPE_Q4_0;
+}
 // Kernels for tensor cores take the sizes, types and strides of this case, whatever their shared memory.
 static bool can_use_tensor_cores(const struct attn_case * c) {
     const bool has_bf16 = c->k == GCUDA_TYPE_BF16 || c->v == GCUDA_TYPE_BF16;
-    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 256;
+    const bool has_codes = gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v);
+    const bool is_short = c->dk <= 256 && c->dv <= 256 && is_kv_type(c->k) && is_kv_type(c->v);
+    if (has_codes && !is_short && c->is_f32) { return false; } // F16 of them has too few digits
+    return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 512;
 }
 
 // The result of a path, so many times with the same bits.
@@ -504,7 +513,7 @@ static void run_plan(struct attention * x, struct gcuda_flash_attn_plan plan, co
 
 // Every path that can run, each plan once.
 static void run_paths(struct attention * x, bool has_plain, int n_times) {
-    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_WGMMA };
+    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_WGMMA, GCUDA_FLASH_ATTN_ELEMENTS };
     enum { N_WISHES = sizeof(wishes) / sizeof(wishes[0]) };
     struct gcuda_flash_attn_plan done[2 * N_WISHES];
     float * plain = NULL;
@@ -570,7 +579,7 @@ static void run_case(const char * test, const struct attn_case * c, bool has_pla
 static const enum gcuda_type kv_types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0 };
 static const enum gcuda_type float_types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
 static const int64_t head_sizes[][2] = { { 40, 40 }, { 64, 64 }, { 72, 72 }, { 80, 80 }, { 96, 96 }, { 112, 112 }, { 128, 128 }, { 192, 128 }, { 256, 256 },
-    { 320, 256 }, { 64, 128 }, { 8, 8 }, { 576, 256 } };
+    { 320, 256 }, { 64, 128 }, { 8, 8 }, { 576, 256 }, { 576, 512 }, { 512, 512 }, { 72, 392 } };
 static const int64_t groups[] = { 1, 2, 4, 5, 8, 16 }, tokens_of[] = { 1, 2, 3, 5, 9, 33, 70 },
     positions_of[] = { 1, 31, 33, 64, 127, 129, 200, 333, 1000, 4097 };
 static const int splits_of[] = { 0, 1, 2, 3, 7 };
@@ -592,7 +601,7 @@ static void draw_sizes(struct attn_case * c, struct rng * r) {
     c->n_kv = positions_of[i];
     while (i > 0 && c->heads * c->tokens * c->seqs * c->n_kv * (c->dk + c->dv) > SIZE(300000000, 10000000)) { c->n_kv = positions_of[--i]; }
     c->splits = splits_of[rng_below(r, N_OF(splits_of))];
-    c->block_rows = rng_below(r, 2) == 0 ? 0 : 8 << rng_below(r, 3);
+    c->block_rows = rng_below(r, 2) == 0 ? 0 : 8 << rng_below(r, 4);
 }
 
 static void draw_mask(struct attn_case * c, struct rng * r) {
@@ -666,9 +675,9 @@ TEST(unaligned_rows) { // these go to the plain kernel, whatever was wished
 }
 
 TEST(v_in_k) { // one head for all of q, as latent attention has it
-    static const int64_t sizes[][2] = { { 576, 256 }, { 320, 256 }, { 192, 128 }, { 128, 64 }, { 256, 256 }, { 96, 96 } };
+    static const int64_t sizes[][2] = { { 576, 512 }, { 320, 256 }, { 192, 128 }, { 128, 64 }, { 256, 256 }, { 96, 96 }, { 576, 256 }, { 512, 512 } };
     for (int t = 0; t < 4; ++t) {
-        for (int i = 0; i < 6; ++i) {
+        for (int i = 0; i < 8; ++i) {
             struct attn_case c = plain_case(kv_types[t], kv_types[t], sizes[i][0], sizes[i][1], 1, 16, 1 + i % 3, 130, i % 2 == 0 ? MASK_NONE : MASK_HOLES);
             c.layout = V_IN_K, c.splits = i % 3, c.is_hidden = true;
             run_case("v_in_k", &c, false, 1);
@@ -680,10 +689,10 @@ TEST(v_in_k) { // one head for all of q, as latent attention has it
 
 // ---- the contract ----
 TEST(unseen_positions_may_hold_nan) {
-    static const struct { int64_t dk, dv, tokens, n_kv; } sizes[] = { { 64, 64, 2, SIZE(733, 333) }, { 128, 128, 17, SIZE(670, 270) }, { 40, 40, 70, 129 }, { 320, 256, 3, 130 } };
+    static const struct { int64_t dk, dv, tokens, n_kv; } sizes[] = { { 64, 64, 2, SIZE(733, 333) }, { 128, 128, 17, SIZE(670, 270) }, { 40, 40, 70, 129 }, { 320, 256, 3, 130 }, { 576, 512, 5, 130 } };
     for (int t = 0; t < 16; ++t) {
         for (int mask = MASK_CAUSAL; mask < N_MASKS; ++mask) {
-            const int i = (t + mask) % 4;
+            const int i = (t + mask) % 5;
             const bool is_short = i == 2 && (t % 4 > 1 || t / 4 > 1);
             struct attn_case c = plain_case(kv_types[t % 4], kv_types[t / 4], is_short ? 32 : sizes[i].dk, is_short ? 32 : sizes[i].dv, 2, 2, sizes[i].tokens,
                 sizes[i].n_kv, (enum mask_kind) mask);
@@ -724,10 +733,46 @@ TEST(many_splits) { // more than a warp has lanes, of which most see nothing whe
     }
 }
 
+TEST(long_values) { // in blocks of 16, 32 and 64 rows, of which the last is not full
+    static const struct { int64_t dk, dv, group, tokens; } sizes[] = { { 576, 512, 16, 1 }, { 512, 512, 4, 5 }, { 576, 512, 16, 4 }, { 264, 264, 3, 1 }, { 512, 512, 4, 20 },
+        { 128, 512, 1, 40 } };
+    for (int t = 0; t < 4; ++t) {
+        for (int64_t i = 0; i < N_OF(sizes); ++i) {
+            struct attn_case c = plain_case(kv_types[t % 2], kv_types[(t + t / 2) % 2], sizes[i].dk, sizes[i].dv, 1 + i % 2, sizes[i].group, sizes[i].tokens, 64 * i + 33, (enum mask_kind) (MASK_CAUSAL + (t + i) % 7));
+            c.is_hidden = c.is_tight = true;
+            c.layout = i % 2 == 0 && c.k == c.v ? V_IN_K : i % 3 == 0 ? PADDED : INTERLEAVED;
+            c.splits = (int) (t + i) % 4;
+            c.is_f32 = (t + i) % 3 == 0;
+            c.has_sinks = i % 4 == 1;
+            c.softcap = (t + i) % 5 == 0 ? 3.0f : 0.0f;
+            c.max_bias = i == 3 ? 8.0f : 0.0f;
+            run_case("long_values", &c, i % 3 == 0, 1);
+        }
+    }
+}
+
+TEST(packed_types) { // that become F16 in shared memory, each with each and with floats; rows at any multiple of their alignment
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const struct { int64_t dk, dv, group, tokens; } sizes[] = { { 128, 128, 4, 1 }, { 576, 512, 16, 1 }, { 64, 96, 3, 9 }, { 512, 512, 4, 17 }, { 320, 256, 5, 1 } };
+    for (int t = 0; t < 49; ++t) {
+        const int64_t * size = &sizes[t % 5].dk;
+        struct attn_case c = plain_case(types[t % 7], types[t / 7], size[0], size[1], 2, size[2], size[3], 150 + t, (enum mask_kind) (t % N_MASKS));
+        c.layout = c.k == c.v && c.dk >= c.dv && t % 2 == 0 ? V_IN_K : (enum layout) (t % 3);
+        c.skew = (c.k == GCUDA_TYPE_Q4_1 || c.k == GCUDA_TYPE_Q5_1 || c.v == GCUDA_TYPE_Q4_1 || c.v == GCUDA_TYPE_Q5_1 ? 2 : 1) * (t % 4);
+        c.is_hidden = t % 3 > 0, c.is_tight = t % 2 == 0;
+        c.splits = t % 4;
+        c.content = t % 4 == 1 && gcuda_is_quantized(c.v) && c.layout != V_IN_K ? BIG_V : ORDINARY;
+        c.max_shared = t % 6 == 5 ? (size_t) 99 << 10 : most_shared();
+        run_case("packed_types", &c, t % 5 == 0, 1);
+    }
+}
+
 TEST(no_positions) { // zeros, with a sink too
     for (int t = 0; t < 4; ++t) {
         struct attn_case c = plain_case(kv_types[t], kv_types[t], 64, 64, 1, 4, 40, 0, t % 2 == 0 ? MASK_NONE : MASK_ZERO);
         c.has_sinks = t >= 2;
+        run_case("no_positions", &c, true, 1);
+        c.dk = c.dv = 320;
         run_case("no_positions", &c, true, 1);
     }
 }
@@ -831,6 +876,7 @@ TEST(slices_of_tokens) {
         attention_begin(&x, &c, name);
         run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32);
         if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
+        if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ELEMENTS, 64); }
         choose_plan(&x.p, GCUDA_FLASH_ATTN_WGMMA, c.splits, 0);
         if (plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA) { run_slices(&x, GCUDA_FLASH_ATTN_WGMMA, 128); }
         attention_end(&x);
@@ -1011,7 +1057,9 @@ static void run_gradients(const char * test, const struct attn_case * c, int n_t
     compare_gradients(&x, &g, usual, (struct bound) { 2e-4, 0.15 }, "DEFAULT");
     const bool has_tensor_cores = capability() >= 800 && (c->dk == 64 || c->dk == 128) && c->dk == c->dv && c->k_heads == c->v_heads && x.n_rows * c->n_kv > 0 &&
                                   c->max_shared > (size_t) 98 << 10;
-    CHECK(x.n_rows * c->n_kv < 100 || (memcmp(plain, usual, 4 * (size_t) g.first[4]) != 0) == has_tensor_cores);
+    bool is_zero = true; // a mask of tiles may hide all of them
+    for (int64_t i = 0; i < g.first[4]; ++i) { is_zero = is_zero && plain[i] == 0.0f; }
+    CHECK(is_zero || x.n_rows * c->n_kv < 100 || (memcmp(plain, usual, 4 * (size_t) g.first[4]) != 0) == has_tensor_cores);
     for (int k = 1; k < n_times; ++k) {
         float * again = launched_gradients(&g, k % 2 == 0 ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT);
         CHECK_MSG(memcmp(k % 2 == 0 ? plain : usual, again, 4 * (size_t) g.first[4]) == 0, "other bits on another run");
@@ -1064,7 +1112,7 @@ TEST(little_shared_memory) { // what every device has
 TEST(few_blocks) {
     static const struct { int k, v; int64_t dk, dv, tokens; } rows[] = { { 0, 0, 64, 64, 1 }, { 0, 0, 128, 128, 5 }, { 0, 0, 256, 256, 9 }, { 0, 0, 320, 256, 1 },
         { 1, 0, 64, 64, 66 }, { 0, 1, 128, 128, 66 }, { 1, 1, 256, 256, 66 }, { 0, 0, 320, 256, 40 }, { 2, 2, 64, 64, 1 }, { 3, 3, 128, 128, 1 }, { 2, 3, 128, 128, 9 },
-        { 3, 2, 256, 256, 2 }, { 2, 0, 320, 256, 3 }, { 3, 1, 128, 128, 4 } };
+        { 3, 2, 256, 256, 2 }, { 2, 0, 320, 256, 3 }, { 3, 1, 128, 128, 4 }, { 0, 0, 576, 512, 1 }, { 1, 1, 512, 512, 20 }, { 0, 1, 512, 512, 9 } };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct attn_case c = plain_case(kv_types[rows[i].k], kv_types[rows[i].v], rows[i].dk, rows[i].dv, 1, 2, rows[i].tokens, SIZE(583, 263), i % 2 == 0 ? MASK_HOLES : MASK_TILES);
         c.splits = 2, c.is_tight = true;
@@ -1084,47 +1132,57 @@ TEST(few_blocks_of_gradients) {
 
 // ---- the choice of a path ----
 TEST(choice_of_a_path) {
-    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS, WGMMA = GCUDA_FLASH_ATTN_WGMMA };
+    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS, ELEMENTS = GCUDA_FLASH_ATTN_ELEMENTS, WGMMA = GCUDA_FLASH_ATTN_WGMMA };
     enum { F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16, Q8 = GCUDA_TYPE_Q8_0, Q4 = GCUDA_TYPE_Q4_0, F32 = GCUDA_TYPE_F32, Q5 = GCUDA_TYPE_Q5_0 };
-    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, fits_wgmma, path; } rows[] = {
-        { 900, F16, F16, 128, 128, 1, 1, 1, 1, 0, SPLIT },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 0, SPLIT },
-        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 0, ROWS },
-        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, 0, ROWS },
-        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, 0, ROWS },
-        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, 0, SPLIT },
-        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, 0, SPLIT },
-        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, 0, PLAIN }, // no instruction for BF16
-        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, 0, PLAIN },
-        { 720, F16, F16, 64, 64, 8, 1, 1, 1, 0, PLAIN },
-        { 610, F16, F16, 64, 64, 100, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 1, 0, SPLIT }, // no shared memory for many rows
-        { 900, F16, F16, 128, 128, 33, 1, 1, 0, 0, ROWS },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 0, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 0, 0, PLAIN },
-        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, 0, SPLIT }, // codes are decoded there
-        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, 0, SPLIT },
-        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, 0, SPLIT },
-        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 0, SPLIT },
-        { 900, F32, F16, 128, 128, 33, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F32, 128, 128, 1, 1, 1, 1, 0, PLAIN },
-        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 0, PLAIN },
-        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 0, PLAIN }, // not aligned
-        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 40, 40, 33, 1, 1, 1, 0, ROWS },
-        { 900, F16, F16, 36, 40, 33, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 40, 36, 33, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 640, 256, 1, 1, 1, 1, 0, SPLIT },
-        { 900, F16, F16, 648, 256, 1, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 256, 264, 33, 1, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 576, 256, 64, 1, 1, 1, 0, ROWS },
-        { 900, F16, F16, 0, 64, 1, 1, 1, 1, 0, PLAIN },
-        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, 0, SPLIT },
-        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 1, WGMMA },
-        { 900, BF16, BF16, 64, 64, 4096, 1, 1, 1, 1, WGMMA },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, SPLIT }, // few rows are read once anyhow
-        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, PLAIN },
+    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, fits_elements, fits_wgmma, path; } rows[] = {
+        { 900, F16, F16, 128, 128, 1, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 1, 0, ROWS },
+        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, 1, 0, ROWS },
+        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, 1, 0, ROWS },
+        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, 1, 0, SPLIT },
+        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, 1, 0, SPLIT },
+        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, 1, 0, PLAIN }, // no instruction for BF16
+        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, 1, 0, PLAIN },
+        { 720, F16, F16, 64, 64, 8, 1, 1, 1, 1, 0, PLAIN },
+        { 610, F16, F16, 64, 64, 100, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 1, 1, 0, SPLIT }, // no shared memory for many rows
+        { 900, F16, F16, 128, 128, 33, 1, 1, 0, 1, 0, ROWS },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 1, 0, ELEMENTS },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 0, 1, 0, ELEMENTS },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 0, 0, PLAIN },
+        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, 1, 0, SPLIT }, // codes are decoded there
+        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, 1, 0, SPLIT },
+        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 1, 0, SPLIT },
+        { 900, F32, F16, 128, 128, 33, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F32, 128, 128, 1, 1, 1, 1, 1, 0, PLAIN },
+        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 1, 0, ELEMENTS },
+        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 1, 0, ELEMENTS },
+        { 900, Q5, Q5, 128, 128, 33, 1, 1, 1, 0, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, 0, PLAIN }, // not aligned
+        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 40, 40, 33, 1, 1, 1, 1, 0, ROWS },
+        { 900, F16, F16, 36, 40, 33, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 40, 36, 33, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 640, 256, 1, 1, 1, 1, 1, 0, ELEMENTS },
+        { 900, F16, F16, 648, 256, 1, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 256, 264, 33, 1, 1, 1, 1, 0, ELEMENTS },
+        { 750, F16, F16, 576, 512, 16, 1, 0, 0, 1, 0, ELEMENTS },
+        { 800, BF16, BF16, 512, 512, 4096, 1, 1, 1, 1, 0, ELEMENTS },
+        { 750, BF16, BF16, 512, 512, 4, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 576, 512, 16, 1, 1, 1, 0, 0, PLAIN },
+        { 900, F16, F16, 576, 512, 16, 0, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 512, 520, 16, 1, 1, 1, 1, 0, PLAIN },
+        { 900, Q8, Q8, 576, 512, 16, 1, 1, 1, 1, 0, ELEMENTS },
+        { 900, Q8, Q8, 320, 256, 16, 1, 1, 1, 1, 0, ELEMENTS },
+        { 900, F16, F16, 576, 256, 64, 1, 1, 1, 1, 0, ELEMENTS },
+        { 900, F16, F16, 0, 64, 1, 1, 1, 1, 1, 0, PLAIN },
+        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 1, 1, WGMMA },
+        { 900, BF16, BF16, 64, 64, 4096, 1, 1, 1, 1, 1, WGMMA },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, 1, SPLIT }, // few rows are read once anyhow
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, 1, PLAIN },
     };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct gcuda_flash_attn_case c;
@@ -1132,7 +1190,9 @@ TEST(choice_of_a_path) {
         c.capability = rows[i].capability;
         c.k_type = (enum gcuda_type) rows[i].k, c.v_type = (enum gcuda_type) rows[i].v;
         c.dk = rows[i].dk, c.dv = rows[i].dv, c.n_rows = rows[i].n_rows;
-        c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0, c.fits_wgmma = rows[i].fits_wgmma != 0;
+        c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0;
+        c.fits_elements = rows[i].fits_elements != 0;
+        c.fits_wgmma = rows[i].fits_wgmma != 0;
         CHECK_MSG((int) gcuda_flash_attn_choose(&c) == rows[i].path, "row %lld: path %d, wanted %d", (long long) i, (int) gcuda_flash_attn_choose(&c),
             rows[i].path);
     }
@@ -1142,6 +1202,7 @@ TEST(wishes_are_followed) { // where the path can
     static const struct { int k, wish, path; int64_t tokens; } rows[] = {
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_ROWS, 50 },
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_ROWS, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_SPLIT, 50 },
+        { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ELEMENTS, GCUDA_FLASH_ATTN_ELEMENTS, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ELEMENTS, GCUDA_FLASH_ATTN_ELEMENTS, 50 },
         { GCUDA_TYPE_Q8_0, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_SPLIT, 50 }, { GCUDA_TYPE_Q4_0, GCUDA_FLASH_ATTN_PLAIN, GCUDA_FLASH_ATTN_PLAIN, 50 } };
     if (capability() < 750) {
         test_skip("no tensor cores");
@@ -1169,5 +1230,7 @@ TEST(every_path_has_run) {
         test_skip("not all tests, or no tensor cores");
         return;
     }
-    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= (has_wgmma() ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS); ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
+    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= GCUDA_FLASH_ATTN_ELEMENTS; ++path) {
+        if (path != GCUDA_FLASH_ATTN_WGMMA || has_wgmma()) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
+    }
 }
