@@ -224,7 +224,7 @@ LLM_API gcuda_status llm_seq_keep_prefix(struct llm_session * session, int32_t s
 LLM_API gcuda_status llm_seq_truncate(struct llm_session * session, int32_t seq, int32_t length); // drops positions from length on
 LLM_API gcuda_status llm_seq_copy(struct llm_session * session, int32_t from, int32_t to);        // `to` is replaced
 // Drops n_drop positions after the first n_keep, and moves those behind them forward. UNSUPPORTED where positions are shared
-// with another sequence or layers have a window.
+// with another sequence, or layers with a window have a cache that does not hold all of them.
 LLM_API gcuda_status llm_seq_shift(struct llm_session * session, int32_t seq, int32_t n_keep, int32_t n_drop);
 LLM_API int32_t llm_n_ctx(const struct llm_session * session);
 LLM_API int32_t llm_n_free(const struct llm_session * session); // cells without a token
