@@ -2043,7 +2043,7 @@ enum llmi_chat_trait {
     LLMI_TRIM_SYSTEM = 1, LLMI_TRIM_USER = 2, LLMI_TRIM_ASSISTANT = 4,
     LLMI_SYSTEM_IN_USER = 8, // the system's text comes first in the user's next message
     LLMI_DEFAULT_SYSTEM = 16, // the template has a text for chats without one
-    LLMI_HARMONY = 32         // a head before everything
+    LLMI_HARMONY = 32         // a head before everything; the assistant's message that ends a chat has an end of its own
 };
 enum { LLMI_SYSTEM, LLMI_USER, LLMI_ASSISTANT, LLMI_ROLES };
 #define LLMI_TRIM_ALL (LLMI_TRIM_SYSTEM | LLMI_TRIM_USER | LLMI_TRIM_ASSISTANT)
@@ -2141,14 +2141,14 @@ static int llmi_role(const char * name) {
     return role;
 }
 
-static void llmi_chat_message(struct llmi_chat * c, int role, const char * text, const char * system) {
+static void llmi_chat_message(struct llmi_chat * c, int role, const char * text, const char * system, bool is_end) {
     llmi_chat_template(c, c->t->around[role][0]);
     if (system != NULL) {
         llmi_chat_content(c, system, strlen(system), (c->t->traits & LLMI_TRIM_SYSTEM) != 0);
         llmi_chat_template(c, "\n\n");
     }
     llmi_chat_content(c, text, strlen(text), (c->t->traits & (LLMI_TRIM_SYSTEM << role)) != 0);
-    llmi_chat_template(c, c->t->around[role][1]);
+    llmi_chat_template(c, is_end && role == LLMI_ASSISTANT && (c->t->traits & LLMI_HARMONY) != 0 ? "<|return|>" : c->t->around[role][1]);
 }
 
 static gcuda_status llmi_chat_run(struct llmi_chat * c, const struct llm_message * messages, size_t n, bool is_open, const char * file_text) {
@@ -2173,7 +2173,7 @@ static gcuda_status llmi_chat_run(struct llmi_chat * c, const struct llm_message
             system = messages[i].content;
             continue;
         }
-        llmi_chat_message(c, role, messages[i].content, role == LLMI_USER ? system : NULL);
+        llmi_chat_message(c, role, messages[i].content, role == LLMI_USER ? system : NULL, i + 1 == n && !is_open);
         if (role == LLMI_USER) { system = NULL; }
     }
     if (is_open) { llmi_chat_template(c, c->t->open); }
