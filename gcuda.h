@@ -103,6 +103,8 @@ EMBEDDING IN AN ENGINE
                    whose length grows, in graphs that are built again: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
+    Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
+                   scheduler's, with a progress callback that may stop it. See >>gguf.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
@@ -161,6 +163,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>cuda           CUDA backend: devices, buffers, launchers on raw pointers
     >>sched          graphs over several backends: who computes what, copies in between, pipelining, offload
     >>quantize       host quantizers for weights
+    >>gguf           GGUF files: read (mapped, from memory, from a callback), load to backends, write
     >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
@@ -196,6 +199,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest does this build work on this device
     >>impl-sched     scheduler: items, assignment, splits, placing, runs
+    >>impl-gguf      GGUF: reading, getters, loading, writing
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -204,6 +208,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 // first system header: so the include that carries GCUDA_IMPLEMENTATION comes first in its file.
 #if !defined(_GNU_SOURCE) && !defined(_WIN32)
 #define _GNU_SOURCE 1
+#endif
+#if !defined(_FILE_OFFSET_BITS) && !defined(_WIN32)
+#define _FILE_OFFSET_BITS 64 // files beyond 2 GiB on 32-bit systems
 #endif
 #if defined(_WIN32)
 #if !defined(_WIN32_WINNT)
@@ -242,12 +249,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
+//   GCUDA_NO_GGUF         no reader and writer of GGUF files (>>gguf); the header then needs no <stdio.h>
 //   GCUDA_NO_ENV          never look at environment variables; gcuda_use_environment says so at run time
 //   GCUDA_NO_SIMD         scalar CPU kernels only
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
 //   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
 //   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
-//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
+//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext and its gradient; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
 //                                gated_linear_attn. In the same way
 
 #ifndef GCUDA_ASSERT
@@ -262,6 +270,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifndef GCUDA_NO_GGUF
+#include <stdio.h> // FILE
+#endif
 
 #if defined(__GNUC__) || defined(__clang__)
 #define GCUDAI_UNUSED __attribute__((unused))
@@ -594,6 +605,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
 #define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
 #define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
+#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
+#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
+#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
@@ -654,6 +668,85 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
 #define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
 #define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
+#define gcuda_gguf_add_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_add_tensor)
+#define gcuda_gguf_find_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_key)
+#define gcuda_gguf_find_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_tensor)
+#define gcuda_gguf_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_free)
+#define gcuda_gguf_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_alignment)
+#define gcuda_gguf_get_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_data)
+#define gcuda_gguf_get_arr_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_n)
+#define gcuda_gguf_get_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_str)
+#define gcuda_gguf_get_arr_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_type)
+#define gcuda_gguf_get_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_bool)
+#define gcuda_gguf_get_data_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_offset)
+#define gcuda_gguf_get_data_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_size)
+#define gcuda_gguf_get_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_float)
+#define gcuda_gguf_get_int GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int)
+#define gcuda_gguf_get_int_at GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int_at)
+#define gcuda_gguf_get_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_key)
+#define gcuda_gguf_get_kv_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_kv_type)
+#define gcuda_gguf_get_meta_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_data)
+#define gcuda_gguf_get_meta_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_size)
+#define gcuda_gguf_get_n_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_kv)
+#define gcuda_gguf_get_n_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_parts)
+#define gcuda_gguf_get_n_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_tensors)
+#define gcuda_gguf_get_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_str)
+#define gcuda_gguf_get_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_data)
+#define gcuda_gguf_get_tensor_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_n_dims)
+#define gcuda_gguf_get_tensor_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_name)
+#define gcuda_gguf_get_tensor_ne GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_ne)
+#define gcuda_gguf_get_tensor_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_offset)
+#define gcuda_gguf_get_tensor_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_part)
+#define gcuda_gguf_get_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_size)
+#define gcuda_gguf_get_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_type)
+#define gcuda_gguf_get_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_bool)
+#define gcuda_gguf_get_val_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_data)
+#define gcuda_gguf_get_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f32)
+#define gcuda_gguf_get_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f64)
+#define gcuda_gguf_get_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i16)
+#define gcuda_gguf_get_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i32)
+#define gcuda_gguf_get_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i64)
+#define gcuda_gguf_get_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i8)
+#define gcuda_gguf_get_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_str)
+#define gcuda_gguf_get_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u16)
+#define gcuda_gguf_get_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u32)
+#define gcuda_gguf_get_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u64)
+#define gcuda_gguf_get_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u8)
+#define gcuda_gguf_get_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_version)
+#define gcuda_gguf_get_write_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_write_size)
+#define gcuda_gguf_init_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_empty)
+#define gcuda_gguf_init_from_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_buffer)
+#define gcuda_gguf_init_from_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_callback)
+#define gcuda_gguf_init_from_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file)
+#define gcuda_gguf_init_from_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file_ptr)
+#define gcuda_gguf_load GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_load)
+#define gcuda_gguf_read_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_read_tensor)
+#define gcuda_gguf_remove_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_remove_key)
+#define gcuda_gguf_set_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_data)
+#define gcuda_gguf_set_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_str)
+#define gcuda_gguf_set_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_kv)
+#define gcuda_gguf_set_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_data)
+#define gcuda_gguf_set_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_type)
+#define gcuda_gguf_set_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_bool)
+#define gcuda_gguf_set_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f32)
+#define gcuda_gguf_set_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f64)
+#define gcuda_gguf_set_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i16)
+#define gcuda_gguf_set_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i32)
+#define gcuda_gguf_set_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i64)
+#define gcuda_gguf_set_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i8)
+#define gcuda_gguf_set_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_str)
+#define gcuda_gguf_set_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u16)
+#define gcuda_gguf_set_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u32)
+#define gcuda_gguf_set_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u64)
+#define gcuda_gguf_set_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u8)
+#define gcuda_gguf_split_path GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_path)
+#define gcuda_gguf_split_prefix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_prefix)
+#define gcuda_gguf_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_type_name)
+#define gcuda_gguf_write_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_split)
+#define gcuda_gguf_write_to_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_buffer)
+#define gcuda_gguf_write_to_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_callback)
+#define gcuda_gguf_write_to_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file)
+#define gcuda_gguf_write_to_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file_ptr)
 #define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
 #define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
 #define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
@@ -747,6 +840,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
 #define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
@@ -1492,6 +1586,7 @@ struct gcuda_array {
     /* end of mulmat */                                                                               \
     /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
     X(FLASH_ATTN_EXT,    flash_attn_ext,    3,  2,  0, flash_attn_ext,    flash_attn,       any) \
+    X(FLASH_ATTN_EXT_BACK, flash_attn_ext_back, 5, 2, 0, flash_attn_ext_back, flash_attn_back, any) \
     X(IM2COL,            im2col,            2,  0,  0, conv,              im2col,           any) \
     X(IM2COL_BACK,       im2col_back,       2,  0,  0, conv,              im2col_back,      any) \
     X(IM2COL_3D,         im2col_3d,         2,  0,  0, im2col_3d,         im2col,           any) \
@@ -1530,7 +1625,7 @@ struct gcuda_array {
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
     /* end of mulmat */                          \
     /* ops-c */                                  \
-    X(flash_attn_ext) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale)  \
+    X(flash_attn_ext) X(flash_attn_ext_back) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale) \
     X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
     X(solve_tri)                                 \
     /* end of ops-c */
@@ -1572,7 +1667,7 @@ enum gcuda_op {
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
 //   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
-//   FLASH_ATTN_EXT               0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
 //   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
@@ -2273,6 +2368,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
+// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
+// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2475,7 +2572,7 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
                                               struct gcuda_tensor * b);
 
 // Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
+// float weights the CPU always does, for quantized weights it is some times slower. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
 // ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
 // precision that does not exist.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
@@ -2606,14 +2703,46 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// F32: products may not be accumulated in F16, on any backend. Fails, and changes nothing: a is no flash_attn_ext (NULL neither), a
 // Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are);
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Fails, and changes nothing: a is no flash_attn_ext.
+// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
+// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// Gradients of flash_attn_ext's sources, without the matrix of weights, which is computed again. x, slope and the softmax P, with a sink
+// among its terms, as there; for token n, head h, with hk = h / (H / Hk), hv = h / (H / Hv):
+//     g[j]  = P[j] * (sum_d dy[d, h, n] * v[d, j, hv] - D),  D = sum_d dy[d, h, n] * y[d, h, n]
+//     s[j]  = g[j] * scale,  with a softcap times 1 - tanh(..)^2
+//     dq[:, n, h]   = sum_j s[j] * k[:, j, hk]
+//     dk[:, j, hk] += s[j] * q[:, n, h],  dv[:, j, hv] += P[j] * dy[:, h, n]    sums over all tokens and the heads that share them
+//     dsinks[h]    -= P[sink] * D                                               sum over all tokens and sequences
+//
+//   q, k, v, mask, sinks, scale, max_bias, logit_softcap  as there, but k and v F32, F16 or BF16. A position that no query of the
+//            call sees may hold anything in k and v; both must be finite where some query sees it
+//   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
+//   returns  F32, one row: dq, dk, dv and, with sinks, dsinks, packed, in this order, each of its source's shape: see
+//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that may attend to nothing adds nothing
+//   bits     the same on every run of a device: no sum depends on the order in which threads or blocks run
+//   fails    NULL, and ctx keeps the error: as there; shapes of dy or y; k or v of another type
+struct gcuda_flash_attn_ext_back_args {
+    struct gcuda_array q, k, v, y, dy, mask, sinks; // mask.data, sinks.data NULL: absent
+    struct gcuda_array dq, dk, dv, dsinks;          // packed; dsinks.data NULL: no sinks
+    float scale, max_bias, logit_softcap;
+    enum gcuda_prec prec;
+    size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    void * scratch;    // launchers: gcuda_flash_attn_ext_back_scratch_bytes; with tensor cores q, dy, k and v in BF16 as well
+};
+enum gcuda_flash_attn_grad { GCUDA_FLASH_ATTN_GRAD_Q, GCUDA_FLASH_ATTN_GRAD_K, GCUDA_FLASH_ATTN_GRAD_V, GCUDA_FLASH_ATTN_GRAD_SINKS };
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
+    struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap);
+// One gradient as a view of the result a. NULL, and ctx keeps the error: a is no flash_attn_ext_back, or has no sinks, or no such part.
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
 // Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
 // either side) and dilation d is the width, 1 the height, 2 the depth:
@@ -2753,7 +2882,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
-// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0.
+// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0. The largest of -inf alone is -inf; NaN is ignored, and
+// the result only if the window has no number.
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2776,7 +2906,8 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
+// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
+// first.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -2930,6 +3061,7 @@ struct gcuda_cgraph {
     struct gcuda_context * ctx;       // where it lives; errors kept there stop building
     void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
     bool no_fusion;                   // see gcuda_graph_set_fusion
+    int n_after;                      // of a slice (gcuda_graph_view): nodes of the graph after those of the slice
 };
 
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
@@ -2945,7 +3077,9 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
+// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
@@ -4364,6 +4498,9 @@ struct gcuda_flash_attn_case {
                                      // up to 256 (BF16: 128)
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
+    const struct gcuda_flash_attn_ext_back_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcuda_flash_attn_ext_back_args * args);
 
 // =====================================================================================================
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
@@ -4521,6 +4658,244 @@ GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, 
 GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
                                             int64_t * bad_block);
 
+#ifndef GCUDA_NO_GGUF
+// =====================================================================================================
+// >>gguf   GGUF files: read (mapped, from memory, from a callback), load to backends, write
+// =====================================================================================================
+//
+//     struct gcuda_context * ctx = NULL;
+//     struct gcuda_gguf_init_params params = { true, &ctx, NULL, false, false };       // tensors without data
+//     struct gcuda_gguf_context * g = gcuda_gguf_init_from_file("model.gguf", params);  // NULL: gcuda_last_error()
+//     struct gcuda_gguf_load_params load = { 0 };
+//     load.backend = backend;
+//     gcuda_backend_buffer_t weights = NULL;
+//     gcuda_status st = gcuda_gguf_load(g, ctx, &load, &weights);
+//     ... gcuda_get_tensor(ctx, "output.weight") ...
+//     gcuda_backend_buffer_free(weights), gcuda_free(ctx), gcuda_gguf_free(g);          // in this order
+//
+// Versions 2 and 3, little-endian; version 1 and big-endian files are refused by name. A file may come from a stranger: every length,
+// count, type, offset and sum is checked, and nothing is allocated that the bytes still to come could not fill. A refused file is
+// INVALID_DATA, and gcuda_last_error() names the file, the byte, the key or tensor and the numbers. Refused too, though some readers
+// take them: empty or double names, arrays of arrays, tensors that do not follow each other at the alignment, bools other than 0 and 1.
+//
+// OWNERSHIP. A gcuda_gguf_context owns its metadata (strings and arrays that getters return stay until it is changed or freed), the map
+// of its file, and data that it has read. Tensors whose data is in the map or in that memory point there: free the context after
+// them. Memory, FILE and callback given to init stay the caller's and must stay usable until it is freed. A mapped file must keep its
+// length; it may be replaced by another of the same name. Writing into a mapped tensor changes the program's copy of the page only.
+//
+// One thread at a time; reading functions (get, find, read_tensor of a mapped file or memory) may be called by several.
+
+enum gcuda_gguf_type { // of values; as in files
+    GCUDA_GGUF_TYPE_UINT8 = 0,
+    GCUDA_GGUF_TYPE_INT8 = 1,
+    GCUDA_GGUF_TYPE_UINT16 = 2,
+    GCUDA_GGUF_TYPE_INT16 = 3,
+    GCUDA_GGUF_TYPE_UINT32 = 4,
+    GCUDA_GGUF_TYPE_INT32 = 5,
+    GCUDA_GGUF_TYPE_FLOAT32 = 6,
+    GCUDA_GGUF_TYPE_BOOL = 7,
+    GCUDA_GGUF_TYPE_STRING = 8,
+    GCUDA_GGUF_TYPE_ARRAY = 9,
+    GCUDA_GGUF_TYPE_UINT64 = 10,
+    GCUDA_GGUF_TYPE_INT64 = 11,
+    GCUDA_GGUF_TYPE_FLOAT64 = 12,
+    GCUDA_GGUF_TYPE_COUNT = 13
+};
+
+#define GCUDA_GGUF_MAGIC "GGUF"
+#define GCUDA_GGUF_VERSION 3
+#define GCUDA_GGUF_DEFAULT_ALIGNMENT 32 // bytes, of each tensor in a file, where the key general.alignment does not say another
+#define GCUDA_GGUF_MAX_ALIGNMENT (1 << 20)
+#define GCUDA_GGUF_KEY_GENERAL_ALIGNMENT "general.alignment" // u32, a power of two
+#define GCUDA_GGUF_KEY_SPLIT_NO "split.no"                   // u16, from 0 on
+#define GCUDA_GGUF_KEY_SPLIT_COUNT "split.count"             // u16
+#define GCUDA_GGUF_KEY_SPLIT_TENSORS "split.tensors.count"   // i32, of all parts together
+
+struct gcuda_gguf_context;
+
+struct gcuda_gguf_init_params { // zero-filled: metadata and descriptions of tensors, no context
+    bool no_alloc; // tensors of *ctx get no data: gcuda_gguf_load or the caller places them. false: they point into the map or the
+                   // memory given, in a host buffer of usage WEIGHTS; the data of a FILE or callback is read for that
+    struct gcuda_context ** ctx; // where a new context with all tensors goes, which the caller frees (NULL on failure). NULL: none
+    gcuda_status * status; // NULL, or where the status goes: IO (no such file, it ends early), INVALID_DATA (bad contents), ...
+    bool copy;     // with ctx and without no_alloc: the data is read into memory of the gguf context, nothing is mapped
+    bool one_part; // of a split file, this file alone: its own tensors, without looking for the others
+};
+
+// Reads n_bytes from byte `offset` of the file, counted from where the GGUF data starts, into output; returns how many it read: fewer
+// at the end or after a failure.
+typedef size_t (*gcuda_gguf_reader_callback_t)(void * userdata, void * output, uint64_t offset, size_t n_bytes);
+// Takes the next n_bytes of the output; false: cannot, and writing stops with status IO.
+typedef bool (*gcuda_gguf_writer_callback_t)(void * userdata, const void * data, size_t n_bytes);
+
+// ---- opening and freeing. NULL on failure ----
+GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_empty(void);
+// path: UTF-8. The first part of a split file (NAME-00001-of-00003.gguf) opens all of them: keys are those of the first part, tensors
+// those of all. Not a regular file (a pipe): use one of the others.
+GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params);
+// GGUF data from the file's position on, which needs not be its start. Of a split file this part alone, as the next two.
+GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params);
+// data: aligned to 32 bytes if tensors shall point into it.
+GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(
+    const void * data, size_t size, struct gcuda_gguf_init_params params);
+//   max_chunk_read     bytes asked for at most in one call; 0: no limit
+//   max_expected_size  bytes of the source, or a limit: no count and no length that does not fit in is believed
+GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_callback(gcuda_gguf_reader_callback_t callback, void * userdata,
+    size_t max_chunk_read, uint64_t max_expected_size, struct gcuda_gguf_init_params params);
+GCUDA_API void gcuda_gguf_free(struct gcuda_gguf_context * g); // NULL is allowed
+
+// ---- the file ----
+GCUDA_API uint32_t gcuda_gguf_get_version(const struct gcuda_gguf_context * g);   // 0 for NULL
+GCUDA_API size_t gcuda_gguf_get_alignment(const struct gcuda_gguf_context * g);   // bytes; 0 for NULL
+GCUDA_API uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g); // byte at which tensor data starts (first part)
+GCUDA_API uint64_t gcuda_gguf_get_data_size(const struct gcuda_gguf_context * g); // bytes of all tensors, without padding
+GCUDA_API int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g);        // files that are open: 1, or those of a split file
+GCUDA_API const char * gcuda_gguf_type_name(enum gcuda_gguf_type type);           // "u32", "arr"; "invalid" for no type
+
+// ---- values, by number of their key (in the order of the file) ----
+// A getter of another type than the value's is INVALID_ARGUMENT and names both, a key_id out of range too; *value stays as it was.
+GCUDA_API int64_t gcuda_gguf_get_n_kv(const struct gcuda_gguf_context * g);
+GCUDA_API int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key);    // -1: there is none
+GCUDA_API const char * gcuda_gguf_get_key(const struct gcuda_gguf_context * g, int64_t key_id);  // NULL out of range
+GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_kv_type(const struct gcuda_gguf_context * g, int64_t key_id);  // COUNT out of range
+GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_arr_type(const struct gcuda_gguf_context * g, int64_t key_id); // COUNT if no array
+GCUDA_API uint64_t gcuda_gguf_get_arr_n(const struct gcuda_gguf_context * g, int64_t key_id); // elements; 0 if no array
+GCUDA_API gcuda_status gcuda_gguf_get_val_u8(const struct gcuda_gguf_context * g, int64_t key_id, uint8_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_i8(const struct gcuda_gguf_context * g, int64_t key_id, int8_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_u16(const struct gcuda_gguf_context * g, int64_t key_id, uint16_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_i16(const struct gcuda_gguf_context * g, int64_t key_id, int16_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_u32(const struct gcuda_gguf_context * g, int64_t key_id, uint32_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_i32(const struct gcuda_gguf_context * g, int64_t key_id, int32_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_f32(const struct gcuda_gguf_context * g, int64_t key_id, float * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_u64(const struct gcuda_gguf_context * g, int64_t key_id, uint64_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_i64(const struct gcuda_gguf_context * g, int64_t key_id, int64_t * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_f64(const struct gcuda_gguf_context * g, int64_t key_id, double * value);
+GCUDA_API gcuda_status gcuda_gguf_get_val_bool(const struct gcuda_gguf_context * g, int64_t key_id, bool * value);
+// Strings have a terminator after their n_bytes (which may be NULL) and may contain zero bytes; nothing says that they are UTF-8.
+GCUDA_API gcuda_status gcuda_gguf_get_val_str(
+    const struct gcuda_gguf_context * g, int64_t key_id, const char ** value, size_t * n_bytes);
+// The bytes of a value of the type named, neither string nor array. Aligned for it.
+GCUDA_API gcuda_status gcuda_gguf_get_val_data(
+    const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type, const void ** data);
+// Elements of an array whose elements have the type named (bool: a byte each), no strings; 64-byte aligned. n may be NULL.
+GCUDA_API gcuda_status gcuda_gguf_get_arr_data(
+    const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type element_type, const void ** data, uint64_t * n);
+GCUDA_API gcuda_status gcuda_gguf_get_arr_str(
+    const struct gcuda_gguf_context * g, int64_t key_id, uint64_t i, const char ** value, size_t * n_bytes);
+
+// ---- values by key, as readers of models want them ----
+// A key that does not exist: INVALID_DATA if is_required, else *value stays as it was and the status is SUCCESS. A value of a kind that
+// cannot be converted without loss is INVALID_DATA and named.
+GCUDA_API gcuda_status gcuda_gguf_get_int(const struct gcuda_gguf_context * g, const char * key, bool is_required, int64_t min,
+    int64_t max, int64_t * value); // any integer type; INVALID_DATA outside [min, max]
+GCUDA_API gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const char * key, bool is_required, uint64_t i,
+    int64_t min, int64_t max, int64_t * value); // element i of an array; a single integer stands for every i (numbers per layer)
+GCUDA_API gcuda_status gcuda_gguf_get_float(
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value); // f32, or f64 rounded; finite
+GCUDA_API gcuda_status gcuda_gguf_get_bool(const struct gcuda_gguf_context * g, const char * key, bool is_required, bool * value);
+GCUDA_API gcuda_status gcuda_gguf_get_str(
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, const char ** value); // INVALID_DATA with a zero byte in it
+
+// ---- tensors, by number (in the order of the file, part after part) ----
+GCUDA_API int64_t gcuda_gguf_get_n_tensors(const struct gcuda_gguf_context * g);
+GCUDA_API int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name); // -1: there is none
+GCUDA_API const char * gcuda_gguf_get_tensor_name(const struct gcuda_gguf_context * g, int64_t tensor_id); // NULL out of range
+GCUDA_API enum gcuda_type gcuda_gguf_get_tensor_type(const struct gcuda_gguf_context * g, int64_t tensor_id); // COUNT out of range
+GCUDA_API const int64_t * gcuda_gguf_get_tensor_ne(const struct gcuda_gguf_context * g, int64_t tensor_id); // [4]; NULL out of range
+GCUDA_API int gcuda_gguf_get_tensor_n_dims(const struct gcuda_gguf_context * g, int64_t tensor_id); // as the file says; 0 out of range
+GCUDA_API size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t tensor_id); // bytes; 0 out of range
+GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id); // in its part's tensor data
+GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id); // from 0 on; -1 out of range
+// Address of a tensor's data in the map, the memory given or the memory read; NULL for a FILE or callback that was not read.
+GCUDA_API const void * gcuda_gguf_get_tensor_data(const struct gcuda_gguf_context * g, int64_t tensor_id);
+// Copies bytes [offset, offset + size) of a tensor from wherever they are.
+GCUDA_API gcuda_status gcuda_gguf_read_tensor(
+    const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size);
+
+// ---- loading ----
+// Called on the calling thread, first with 0 bytes done, last with all; false: stop, status ABORTED.
+typedef bool (*gcuda_gguf_progress_callback_t)(uint64_t done_bytes, uint64_t total_bytes, void * user_data);
+// Buffer type for a tensor of this name, type and shape; NULL: as the rule below says.
+typedef gcuda_backend_buffer_type_t (*gcuda_gguf_choose_callback_t)(const struct gcuda_tensor * tensor, void * user_data);
+
+struct gcuda_gguf_load_params { // zero-filled: everything in host memory
+    gcuda_backend_t backend;     // where tensors go
+    gcuda_backend_sched_t sched; // backend NULL: over the backends of this scheduler
+    gcuda_gguf_choose_callback_t choose; // NULL: the rule
+    void * choose_data;
+    size_t reserve_bytes; // with sched, of each device's free memory, for caches and results; 0: an eighth of it
+    bool copy_host;       // tensors in host memory get memory of their own instead of pointing into the map
+    gcuda_gguf_progress_callback_t progress; // NULL: none
+    void * progress_data;
+};
+
+// Gives every tensor of ctx (made with no_alloc) that has no memory and is no view its place and its data. Each must be in the file
+// with the same type and shape (INVALID_DATA, by name); tensors of the file that ctx lacks are left out.
+//
+// The rule with sched: tensors are divided in the order of the file, never inside a block ("blk.N."), over the devices before the last
+// backend, each in proportion to its free memory less the reserve. What does not fit stays with the last backend, the CPU: the first ones.
+//
+// Host memory: tensors point into the map or memory of g where it has them, so g must outlive them; copied with copy_host, or for a
+// FILE or callback. CUDA devices: through an uploader for each (page-locked slots, threads). Other backends and row-split buffers: with
+// gcuda_backend_tensor_set.
+//   buffer   the new buffers, as one, of usage WEIGHTS; the caller frees it before g, and ctx's tensors are not used any more. NULL on
+//            failure: then every tensor is as before
+GCUDA_API gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context * ctx,
+    const struct gcuda_gguf_load_params * params, gcuda_backend_buffer_t * buffer);
+
+// ---- changing and writing; of a context from init_empty or of one that was read ----
+// set: a key that exists gets the new value. Keys: 1 to 65535 bytes. After a failure g is as before.
+GCUDA_API gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id); // was its number, or -1; may be NULL
+GCUDA_API gcuda_status gcuda_gguf_set_val_u8(struct gcuda_gguf_context * g, const char * key, uint8_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_i8(struct gcuda_gguf_context * g, const char * key, int8_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_u16(struct gcuda_gguf_context * g, const char * key, uint16_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_i16(struct gcuda_gguf_context * g, const char * key, int16_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_u32(struct gcuda_gguf_context * g, const char * key, uint32_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_i32(struct gcuda_gguf_context * g, const char * key, int32_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_f32(struct gcuda_gguf_context * g, const char * key, float value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_u64(struct gcuda_gguf_context * g, const char * key, uint64_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_i64(struct gcuda_gguf_context * g, const char * key, int64_t value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_f64(struct gcuda_gguf_context * g, const char * key, double value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_bool(struct gcuda_gguf_context * g, const char * key, bool value);
+GCUDA_API gcuda_status gcuda_gguf_set_val_str(struct gcuda_gguf_context * g, const char * key, const char * value);
+// n elements of a type that is neither string nor array (bool: a byte each, 0 or 1), copied.
+GCUDA_API gcuda_status gcuda_gguf_set_arr_data(
+    struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type element_type, const void * data, uint64_t n);
+GCUDA_API gcuda_status gcuda_gguf_set_arr_str(
+    struct gcuda_gguf_context * g, const char * key, const char * const * values, uint64_t n);
+GCUDA_API gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src); // all pairs of src
+
+// Adds a tensor: its name (1 to 63 bytes), type and shape, and where its data is: in memory or in a backend buffer, contiguous, needed
+// until writing is over. Without data, set_tensor_data says it before writing (not needed for the metadata alone).
+GCUDA_API gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor);
+GCUDA_API gcuda_status gcuda_gguf_set_tensor_type(
+    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type); // forgets where its data was
+GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
+    struct gcuda_gguf_context * g, const char * name, const void * data, size_t size); // size: all of it; data stays the caller's
+
+// Version 3. only_meta: header, pairs, tensor infos and the padding after them, as readers of the metadata alone want it.
+GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
+GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
+GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
+// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps
+// (not on Windows, which refuses that: IO).
+GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
+GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
+GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
+GCUDA_API gcuda_status gcuda_gguf_write_to_callback(
+    const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta);
+
+// ---- split files ----
+// Writes PREFIX-00001-of-0000N.gguf and so on, each with at most max_part_bytes of tensor data, but at least one tensor. The first has
+// all pairs. *n_parts, which may be NULL, becomes N. After a failure, parts that are written already stay.
+GCUDA_API gcuda_status gcuda_gguf_write_split(
+    const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts);
+// Name of part `no` (from 0 on) of `count`, and the prefix of such a name. They return the bytes of the result without the terminator
+// and write at most size bytes with it; 0: not a part's number or name, or NULL.
+GCUDA_API size_t gcuda_gguf_split_path(char * path, size_t size, const char * prefix, int no, int count);
+GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, int no, int count);
+#endif // GCUDA_NO_GGUF
+
 #ifdef __cplusplus
 }
 #endif
@@ -4533,6 +4908,16 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
 // target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
+// The end of the implementation restores what the including file had: gcc, and clang for x86, from a stack. Others have none: clang
+// goes back to its option, MSVC to what its macros say of the option (untested).
+#if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
+#define GCUDAI_HAS_FP_STACK 1
+#else
+#define GCUDAI_HAS_FP_STACK 0
+#endif
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(push)
+#endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -4583,6 +4968,16 @@ static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
 #include <float.h>
 #include <math.h>
 #include <string.h>
+
+// Query heads that read the same head of K and of V: for attention, in the CPU backend and in the launchers.
+static int64_t gcudai_gcd(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
 
 // codebooks: written by tests/tools/gen_codebooks.py
 // clang-format off
@@ -5958,10 +6353,15 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
-#if defined(__linux__)
+#if !defined(GCUDA_NO_GGUF)
+#include <fcntl.h>
+#include <sys/stat.h>
+#endif
+#if !defined(GCUDA_NO_GGUF) || defined(__linux__)
 #include <sys/mman.h>
 #endif
 #endif
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6520,6 +6920,122 @@ static GCUDAI_UNUSED void gcudai_memory_read_ahead(const char * ptr, size_t size
 #endif
 }
 
+#if !defined(GCUDA_NO_GGUF)
+// -- files beyond 4 GiB and maps of them. Paths are UTF-8. After a failure gcudai_file_error() is the system's text.
+struct gcudai_mapping { // base NULL: none
+    char * base;
+    size_t size;
+};
+
+static GCUDAI_UNUSED const char * gcudai_file_error(void) { return errno != 0 ? strerror(errno) : "the system gives no reason"; }
+
+#if defined(_WIN32)
+#define GCUDAI_PATH_CHARS 4096
+// The path for Win32; false if it is no UTF-8 or too long.
+static bool gcudai_wide_path(const char * path, wchar_t * wide) {
+    errno = ENOENT;
+    return MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, GCUDAI_PATH_CHARS) > 0;
+}
+
+static FILE * gcudai_file_open(const char * path, const char * mode) {
+    wchar_t wide[GCUDAI_PATH_CHARS], wide_mode[8];
+    if (!gcudai_wide_path(path, wide) || MultiByteToWideChar(CP_UTF8, 0, mode, -1, wide_mode, 8) <= 0) { return NULL; }
+    return _wfopen(wide, wide_mode);
+}
+static bool gcudai_file_seek(FILE * f, uint64_t at) { return at <= (uint64_t) INT64_MAX && _fseeki64(f, (int64_t) at, SEEK_SET) == 0; }
+static int64_t gcudai_file_tell(FILE * f) { return _ftelli64(f); }
+static bool gcudai_file_seek_end(FILE * f) { return _fseeki64(f, 0, SEEK_END) == 0; }
+
+static bool gcudai_file_replace(const char * from, const char * to) {
+    wchar_t wide_from[GCUDAI_PATH_CHARS], wide_to[GCUDAI_PATH_CHARS];
+    if (!gcudai_wide_path(from, wide_from) || !gcudai_wide_path(to, wide_to)) { return false; }
+    errno = EACCES;
+    return MoveFileExW(wide_from, wide_to, MOVEFILE_REPLACE_EXISTING) != 0;
+}
+static void gcudai_file_remove(const char * path) {
+    wchar_t wide[GCUDAI_PATH_CHARS];
+    if (gcudai_wide_path(path, wide)) { (void) DeleteFileW(wide); }
+}
+
+// The whole file, copy-on-write. An empty file: true, base NULL.
+static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
+    wchar_t wide[GCUDAI_PATH_CHARS];
+    LARGE_INTEGER size;
+    memset(map, 0, sizeof(*map));
+    if (!gcudai_wide_path(path, wide)) { return false; }
+    HANDLE file = CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+    if (file == INVALID_HANDLE_VALUE) {
+        errno = GetLastError() == ERROR_FILE_NOT_FOUND || GetLastError() == ERROR_PATH_NOT_FOUND ? ENOENT : EACCES;
+        return false;
+    }
+    bool is_ok = GetFileSizeEx(file, &size) != 0 && (uint64_t) size.QuadPart <= (uint64_t) (SIZE_MAX / 2);
+    if (is_ok && size.QuadPart > 0) {
+        HANDLE section = CreateFileMappingW(file, NULL, PAGE_WRITECOPY, 0, 0, NULL);
+        map->base = section != NULL ? (char *) MapViewOfFile(section, FILE_MAP_COPY, 0, 0, 0) : NULL;
+        map->size = map->base != NULL ? (size_t) size.QuadPart : 0;
+        if (section != NULL) { (void) CloseHandle(section); } // the view keeps it
+        is_ok = map->base != NULL;
+    }
+    (void) CloseHandle(file);
+    errno = ENOMEM;
+    return is_ok;
+}
+static void gcudai_file_unmap(struct gcudai_mapping * map) {
+    if (map->base != NULL) { (void) UnmapViewOfFile(map->base); }
+    map->base = NULL;
+}
+#else
+static FILE * gcudai_file_open(const char * path, const char * mode) { return fopen(path, mode); }
+static bool gcudai_file_seek(FILE * f, uint64_t at) {
+    const off_t to = (off_t) at;
+    return to >= 0 && (uint64_t) to == at && fseeko(f, to, SEEK_SET) == 0;
+}
+static int64_t gcudai_file_tell(FILE * f) { return (int64_t) ftello(f); }
+static bool gcudai_file_seek_end(FILE * f) { return fseeko(f, 0, SEEK_END) == 0; }
+static bool gcudai_file_replace(const char * from, const char * to) { return rename(from, to) == 0; }
+static void gcudai_file_remove(const char * path) { (void) remove(path); }
+
+// The whole file, copy-on-write: a write into it changes this process's page. An empty file: true, base NULL.
+static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
+    struct stat info;
+    memset(map, 0, sizeof(*map));
+#if defined(O_CLOEXEC)
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // opening a pipe does not wait for a writer
+#else
+    const int fd = open(path, O_RDONLY | O_NONBLOCK);
+#endif
+    if (fd < 0) { return false; }
+    bool is_ok = fstat(fd, &info) == 0;
+    if (is_ok && !S_ISREG(info.st_mode)) {
+        errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+        is_ok = false;
+    } else if (is_ok && (uint64_t) info.st_size > (uint64_t) (SIZE_MAX / 2)) {
+        errno = EFBIG;
+        is_ok = false;
+    }
+    if (is_ok && info.st_size > 0) {
+#if defined(MAP_NORESERVE)
+        const int flags = MAP_PRIVATE | MAP_NORESERVE; // nobody writes into most files: no memory is set aside for copies
+#else
+        const int flags = MAP_PRIVATE;
+#endif
+        void * base = mmap(NULL, (size_t) info.st_size, PROT_READ | PROT_WRITE, flags, fd, 0);
+        is_ok = base != MAP_FAILED;
+        map->base = is_ok ? (char *) base : NULL;
+        map->size = is_ok ? (size_t) info.st_size : 0;
+    }
+    const int reason = errno;
+    (void) close(fd);
+    errno = reason;
+    return is_ok;
+}
+static void gcudai_file_unmap(struct gcudai_mapping * map) {
+    if (map->base != NULL) { (void) munmap(map->base, map->size); }
+    map->base = NULL;
+}
+#endif
+#endif // GCUDA_NO_GGUF
+
 #if !defined(GCUDA_NO_CUDA)
 // -- shared libraries, for drivers that may be missing. Symbols are addresses of functions or data, copied into a
 // -- pointer of the wanted type: `gcudai_dl_symbol(lib, "cuInit", &fn, sizeof(fn))`, false when not there.
@@ -6681,6 +7197,24 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #if defined(__clang_analyzer__) // it does not look into variadic functions, and has to see that a failure is no success
 #define gcudai_fail(status, ...) (status)
 #endif
+
+// One of four texts of this thread, of GCUDAI_LABEL_BYTES.
+enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 24 };
+static char * gcudai_label_text(void) {
+    static GCUDAI_THREAD_LOCAL char texts[4][GCUDAI_LABEL_BYTES];
+    static GCUDAI_THREAD_LOCAL int next = 0;
+    next = (next + 1) % 4;
+    return texts[next];
+}
+
+// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+static const char * gcudai_quoted(const char * name) {
+    if (name[0] == '\0') { return "an unnamed tensor"; }
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "'%s'", name);
+    return text;
+}
+static const char * gcudai_called(const struct gcuda_tensor * t) { return t != NULL ? gcudai_quoted(t->name) : "the tensor"; }
 
 // For an object that is NULL because an earlier call failed: its message is appended to the new one.
 static gcuda_status gcudai_null_fail(const char * function, const char * object) {
@@ -8109,8 +8643,8 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
     }
     if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
         gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                              "context is full: %llu bytes wanted, %llu of %llu used", (unsigned long long) bytes,
-                              (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
+                              "context is full: %llu bytes wanted, %llu of %llu used: mem_size is too small (0: it grows as needed)",
+                              (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
         return NULL;
     }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
@@ -8206,8 +8740,8 @@ static struct gcuda_tensor * gcudai_tensor_new(
                            gcudai_add_size(offs, n_bytes, &end);
         if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
             st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
-                (unsigned long long) n_bytes, (unsigned long long) offs, root->name,
+                "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes",
+                (unsigned long long) n_bytes, (unsigned long long) offs, gcudai_called(root),
                 (unsigned long long) gcuda_nbytes(root));
         }
     }
@@ -8365,8 +8899,8 @@ void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: %s is NULL or computed by an operation",
+            gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
@@ -8375,7 +8909,7 @@ gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
         return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
+            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
@@ -8398,7 +8932,7 @@ static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' %s", what, gcuda_get_name(t),
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
             t == NULL               ? "is NULL"
             : t->data == NULL       ? "has no memory yet: allocate its context or its graph first"
             : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
@@ -8409,8 +8943,8 @@ static char * gcudai_element(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (i[d] < 0 || i[d] >= t->ne[d]) {
             gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what, (long long) i0,
-                (long long) i1, (long long) i2, (long long) i3, t->name, (long long) t->ne[0], (long long) t->ne[1],
+                "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
+                (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0], (long long) t->ne[1],
                 (long long) t->ne[2], (long long) t->ne[3]);
             return NULL;
         }
@@ -8571,7 +9105,7 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: '%s' is NULL or has no data", gcuda_get_name(tensor));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
         return NULL;
     }
     if (tensor->buffer != NULL) {
@@ -10959,21 +11493,16 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
 
 // What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    static GCUDAI_THREAD_LOCAL char texts[4][GCUDA_MAX_NAME + 8];
-    static GCUDAI_THREAD_LOCAL int next = 0;
-    char * text = texts[next = (next + 1) % 4];
-    if (t->name[0] != '\0') {
-        snprintf(text, sizeof(texts[0]), "'%s'", t->name);
-        return text;
-    }
+    if (t->name[0] != '\0') { return gcudai_called(t); }
+    char * text = gcudai_label_text();
     for (int k = 0; k < 2 * GCUDA_MAX_SRC && y != NULL; ++k) { // the sources first, then their owners
         const struct gcuda_tensor * src = y->src[k % GCUDA_MAX_SRC];
         if (src != NULL && (k < GCUDA_MAX_SRC ? src : src->view_src) == t) {
-            snprintf(text, sizeof(texts[0]), "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
+            snprintf(text, GCUDAI_LABEL_BYTES, "%ssrc%d", k < GCUDA_MAX_SRC ? "" : "the owner of ", k % GCUDA_MAX_SRC);
             return text;
         }
     }
-    return t == y ? "the result" : "an unnamed tensor";
+    return t == y ? "the result" : gcudai_quoted("");
 }
 
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
@@ -11089,8 +11618,8 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
         if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
             end > gcuda_nbytes(t->view_src)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
-                (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name,
+                "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes", gcudai_called(t),
+                (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
                 (unsigned long long) gcuda_nbytes(t->view_src));
         }
     }
@@ -11107,7 +11636,7 @@ static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const 
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
     if (info == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
     }
     GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
@@ -11214,7 +11743,7 @@ static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const cha
         gcudai_append(&wanted, "%s%s", i > 0 ? " or " : "", gcudai_op_lower(ops[i]));
     }
     return a == NULL ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is NULL, want %s", function, names)
-                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node '%s' is %s, want %s", function, a->name,
+                     : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: node %s is %s, want %s", function, gcudai_called(a),
                            gcudai_op_lower(a->op), names);
 }
 
@@ -11360,9 +11889,9 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
-            "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
+            "[%lld, %lld, %lld, %lld] from %s [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
             "source contiguous",
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], gcudai_called(a), (long long) a->ne[0],
             (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
             gcuda_is_contiguous(a) ? "" : " with gaps");
     }
@@ -13030,8 +13559,8 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
-                d, a->name, (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -16439,8 +16968,8 @@ static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) {
 
 // Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
 static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
-                                            int64_t n_shared, int64_t k) {
-    const bool exact = gcudai_is_float(a) || m < 16;
+                                            int64_t n_shared, int64_t k, enum gcuda_prec prec) {
+    const bool exact = gcudai_is_float(a) || m < 16 || prec == GCUDA_PREC_F32;
     if (k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4) {
         return exact                                         ? GCUDAI_MM_DOT
                : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL
@@ -16523,13 +17052,13 @@ static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows
 }
 
 // The matrices of b that meet one of a are one long row of columns, except for GEMM, which packs each by itself.
-static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b) {
+static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b, enum gcuda_prec prec) {
     struct gcudai_mm_plan p;
     const int64_t n = b->ne[1], k = b->ne[0], matrices = b->ne[2] * b->ne[3],
         shared = n * (matrices / (a->ne[2] * a->ne[3]));
     GCUDAI_ZERO(p);
     p.simd = gcudai_simd_now();
-    p.path = gcudai_mm_choose(p.simd, a->type, a->ne[1], n, shared, k);
+    p.path = gcudai_mm_choose(p.simd, a->type, a->ne[1], n, shared, k, prec);
     p.converts = p.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
     p.col_size = gcudai_mm_col_size(p.path, k);
     p.n_prepare = p.path == GCUDAI_MM_GEMM ? (n + 3) / 4 * matrices : n * matrices;
@@ -16541,7 +17070,7 @@ static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, c
 
 static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]);
-    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b);
+    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b, (enum gcuda_prec) gcudai_param_i32(y, 0));
     int phase = 0;
     if (p.converts) {
         w->n_items[phase] = p.n_prepare;
@@ -16611,7 +17140,7 @@ static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struc
 
 static void gcudai_mul_mat_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_args * p = &args->mul_mat;
-    const struct gcudai_mm_plan plan = gcudai_mul_mat_plan(&p->a, &p->b);
+    const struct gcudai_mm_plan plan = gcudai_mul_mat_plan(&p->a, &p->b, p->prec);
     for (int64_t i = t->i0; i < t->i1; ++i) {
         if (plan.converts && t->phase == 0) {
             gcudai_mm_prepare(&plan, &p->b, i, t->shared);
@@ -16667,13 +17196,13 @@ struct gcudai_id_plan {
 };
 
 static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * as, const struct gcuda_array * b,
-                                                    const struct gcuda_array * ids) {
+                                                    const struct gcuda_array * ids, enum gcuda_prec prec) {
     struct gcudai_id_plan p;
     size_t n = 0;
     GCUDAI_ZERO(p);
     p.n_slots = ids->ne[0] * ids->ne[1];
     p.mm.simd = gcudai_simd_now();
-    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL
+    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 || prec == GCUDA_PREC_F32 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL
         ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
     p.mm.converts = p.mm.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
     p.mm.col_size = gcudai_mm_col_size(p.mm.path, b->ne[0]);
@@ -16696,7 +17225,7 @@ static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * a
 
 static void gcudai_mul_mat_id_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array as = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]), ids = gcudai_array(y->src[2]);
-    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids);
+    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids, (enum gcuda_prec) gcudai_param_i32(y, 0));
     const int64_t per_expert = p.n_slots / (as.ne[2] > 0 ? as.ne[2] : 1) + 1;
     w->n_phases = 2;
     w->n_items[0] = p.mm.n_prepare + 1;
@@ -16778,7 +17307,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
 // Items run over row tiles first. The list of tiles ends with an empty one; items behind it have nothing to do.
 static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
-    const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids);
+    const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids, p->prec);
     const struct gcudai_id_tile * tiles = (const struct gcudai_id_tile *) (const void *) (t->shared + plan.tiles_at);
     int64_t n_tiles = 0;
     while (t->phase == 1 && n_tiles < plan.max_tiles && tiles[n_tiles].n > 0) { ++n_tiles; }
@@ -17096,7 +17625,8 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, y);
 }
 
-static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
+static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_OP_NONE };
+static const enum gcuda_op gcudai_flash_attn_sink_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
     return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, 3, prec);
@@ -17108,7 +17638,7 @@ enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
 }
 
 gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
-    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_ops));
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_add_sinks", gcudai_flash_attn_sink_ops));
     struct gcuda_tensor * before = a->src[4];
     a->src[4] = sinks;
     const gcuda_status st = gcudai_check_node(a);
@@ -17131,9 +17661,8 @@ static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, co
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) {
+static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * q = y->src[0];
-    const struct gcuda_tensor * mask = y->src[3];
     GCUDAI_TRY(gcudai_want_float(y, mask));
     GCUDAI_TRY(gcudai_want_contiguous(y, mask));
     GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0],
@@ -17145,11 +17674,12 @@ static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) 
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+// Sources and parameters that attention and its gradient share.
+static gcuda_status gcudai_flash_attn_check(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * mask, const struct gcuda_tensor * sinks) {
     const struct gcuda_tensor * q = y->src[0];
     const struct gcuda_tensor * k = y->src[1];
     const struct gcuda_tensor * v = y->src[2];
-    const struct gcuda_tensor * sinks = y->src[4];
     const float scale = gcudai_param_f32(y, 0), max_bias = gcudai_param_f32(y, 1), softcap = gcudai_param_f32(y, 2);
     const int32_t prec = gcudai_param_i32(y, 3);
     GCUDAI_TRY(gcudai_want_float(y, q));
@@ -17159,8 +17689,8 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0],
         (long long) k->ne[0]);
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
-    if (y->src[3] != NULL) {
-        GCUDAI_TRY(gcudai_flash_attn_check_mask(y));
+    if (mask != NULL) {
+        GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask));
     }
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_float(y, sinks));
@@ -17171,11 +17701,16 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite",
         (double) scale, (double) softcap);
     GCUDAI_WANT(y, max_bias >= 0.0f && max_bias - max_bias == 0.0f, "max_bias is %g, want >= 0", (double) max_bias);
-    GCUDAI_WANT(y, max_bias == 0.0f || y->src[3] != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
+    GCUDAI_WANT(y, max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
     GCUDAI_WANT(y, prec == GCUDA_PREC_DEFAULT || prec == GCUDA_PREC_F32, "precision %d does not exist", (int) prec);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    return gcudai_want_shape(y, v->ne[0], q->ne[2], q->ne[1], q->ne[3]);
+    return gcudai_want_contiguous(y, y);
+}
+
+static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
+    return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
 static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcudai_args * args) {
@@ -17207,15 +17742,6 @@ struct gcudai_attn {
     int64_t n_kv_part, n_parts;     // positions
     double cost;                    // of a position for a query, about two steps of gcudai_work
 };
-
-static int64_t gcudai_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
     struct gcudai_attn a;
@@ -17482,6 +18008,404 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
             gcudai_attn_values(&b, j, n);
         }
         gcudai_attn_end(&b, t->shared);
+    }
+}
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// The source that a part of the result is the gradient of; NULL: there is none.
+static const struct gcuda_tensor * gcudai_flash_attn_source(const struct gcuda_tensor * y, enum gcuda_flash_attn_grad part) {
+    return (int) part == GCUDA_FLASH_ATTN_GRAD_SINKS                     ? y->src[6]
+           : (int) part >= 0 && (int) part < GCUDA_FLASH_ATTN_GRAD_SINKS ? y->src[part]
+                                                                         : NULL;
+}
+
+// Elements of the result before a part; part 4: all. -1: too many.
+static int64_t gcudai_flash_attn_back_start(const struct gcuda_tensor * y, int part) {
+    int64_t sum = 0;
+    for (int i = 0; i < part && sum >= 0; ++i) {
+        const struct gcuda_tensor * t = gcudai_flash_attn_source(y, (enum gcuda_flash_attn_grad) i);
+        const int64_t n = t == NULL ? 0 : gcudai_product(t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
+        if (n < 0 || !gcudai_add_i64(sum, n, &sum)) {
+            return -1;
+        }
+    }
+    return sum;
+}
+
+struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
+    struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap) {
+    struct gcuda_tensor * src[] = { q, k, v, y, dy, mask, sinks };
+    struct gcuda_tensor sources;
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, src, 7)) {
+        return NULL;
+    }
+    GCUDAI_ZERO(sources);
+    memcpy(sources.src, src, sizeof(src));
+    const int64_t ne[4] = { gcudai_flash_attn_back_start(&sources, 4), 1, 1, 1 };
+    struct gcuda_tensor * grads = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_TYPE_F32, ne, src, 7);
+    gcudai_set_param_f32(grads, 0, scale);
+    gcudai_set_param_f32(grads, 1, max_bias);
+    gcudai_set_param_f32(grads, 2, logit_softcap);
+    return gcudai_op_finish(ctx, grads);
+}
+
+struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part) {
+    if (a == NULL && ctx != NULL && ctx->error != GCUDA_STATUS_SUCCESS) {
+        return NULL; // the error is told
+    }
+    if (ctx == NULL || a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT_BACK || gcudai_flash_attn_source(a, part) == NULL) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "flash_attn_ext_back_part: context or tensor is NULL, or %s is no flash_attn_ext_back with gradient %d",
+            a == NULL ? "it" : gcudai_label(NULL, a), (int) part));
+        return NULL;
+    }
+    const struct gcuda_tensor * t = gcudai_flash_attn_source(a, part);
+    const size_t nb1 = sizeof(float) * (size_t) t->ne[0], nb2 = nb1 * (size_t) t->ne[1], nb3 = nb2 * (size_t) t->ne[2];
+    return gcuda_view_4d(ctx, a, t->ne[0], t->ne[1], t->ne[2], t->ne[3], nb1, nb2, nb3,
+        sizeof(float) * (size_t) gcudai_flash_attn_back_start(a, (int) part));
+}
+
+static gcuda_status gcudai_flash_attn_ext_back_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[5], y->src[6]));
+    for (int i = 1; i < 5; ++i) { // k, v, y, dy
+        const struct gcuda_tensor * t = y->src[i];
+        GCUDAI_TRY(gcudai_want_float(y, t));
+        GCUDAI_TRY(gcudai_want_rows(y, t));
+        GCUDAI_WANT(y, i < 3 || (t->ne[0] == y->src[2]->ne[0] && t->ne[1] == q->ne[2] && t->ne[2] == q->ne[1] && t->ne[3] == q->ne[3]),
+            "%s must be [%lld, %lld, %lld, %lld]", gcudai_label(y, t), (long long) y->src[2]->ne[0], (long long) q->ne[2],
+            (long long) q->ne[1], (long long) q->ne[3]);
+    }
+    return gcudai_want_shape(y, gcudai_flash_attn_back_start(y, 4), 1, 1, 1);
+}
+
+// A part of the result as an array.
+static struct gcuda_array gcudai_flash_attn_back_array(const struct gcuda_tensor * y, enum gcuda_flash_attn_grad part) {
+    const struct gcuda_tensor * t = gcudai_flash_attn_source(y, part);
+    struct gcuda_array a;
+    GCUDAI_ZERO(a);
+    if (t != NULL) {
+        a.type = GCUDA_TYPE_F32;
+        a.data = y->data == NULL ? NULL : (float *) y->data + gcudai_flash_attn_back_start(y, (int) part);
+        a.nb[0] = sizeof(float);
+        for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+            a.ne[d] = t->ne[d];
+            a.nb[d] = d == 0 ? sizeof(float) : a.nb[d - 1] * (size_t) a.ne[d - 1];
+        }
+    }
+    return a;
+}
+
+static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_flash_attn_ext_back_args * p = &args->flash_attn_ext_back;
+    p->q = gcudai_array(y->src[0]);
+    p->k = gcudai_array(y->src[1]);
+    p->v = gcudai_array(y->src[2]);
+    p->y = gcudai_array(y->src[3]);
+    p->dy = gcudai_array(y->src[4]);
+    p->mask = gcudai_array(y->src[5]);
+    p->sinks = gcudai_array(y->src[6]);
+    p->dq = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_Q);
+    p->dk = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_K);
+    p->dv = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_V);
+    p->dsinks = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_SINKS);
+    p->scale = gcudai_param_f32(y, 0);
+    p->max_bias = gcudai_param_f32(y, 1);
+    p->logit_softcap = gcudai_param_f32(y, 2);
+    p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+}
+
+// How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the softmax of a query
+// is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries. Phase 2: sinks.
+struct gcudai_attn_back_plan {
+    int64_t n_units;         // of heads, each with whole heads of k and v
+    int64_t block, n_blocks; // queries of one head
+    int64_t tile, n_tiles;   // positions
+    double cost;             // of a position for a query in either phase
+};
+
+static struct gcudai_attn_back_plan gcudai_attn_back_plan_of(const struct gcuda_flash_attn_ext_back_args * p) {
+    struct gcudai_attn_back_plan a;
+    a.n_units = gcudai_gcd(p->k.ne[2], p->v.ne[2]);
+    a.cost = 2.0 * (double) (p->q.ne[0] + p->v.ne[0]) + (p->logit_softcap == 0.0f ? 60.0 : 160.0);
+    const double queries = (double) p->q.ne[1] * (double) p->q.ne[2] / (double) GCUDAI_MAX(a.n_units, 1);
+    const double fit_block = GCUDAI_ATTN_COST / (a.cost * (double) GCUDAI_MAX(p->k.ne[1], 1));
+    const double fit_tile = GCUDAI_ATTN_COST / (a.cost * GCUDAI_MAX(queries, 1.0));
+    a.block = fit_block >= GCUDAI_ATTN_BLOCK ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit_block, 1);
+    a.tile = fit_tile >= GCUDAI_ATTN_TILE ? GCUDAI_ATTN_TILE : GCUDAI_MAX((int64_t) fit_tile, 1);
+    a.n_blocks = (p->q.ne[1] + a.block - 1) / a.block;
+    a.n_tiles = (p->k.ne[1] + a.tile - 1) / a.tile;
+    return a;
+}
+
+// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit. A token that may attend to nothing: zeros.
+struct gcudai_attn_query {
+    float top, unit, dot, sink; // dot: D; sink: P of the sink
+};
+
+static void gcudai_flash_attn_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_flash_attn_ext_back_args(y, &args);
+    const struct gcuda_flash_attn_ext_back_args * p = &args.flash_attn_ext_back;
+    const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(p);
+    const size_t row = (size_t) (p->q.ne[0] + p->v.ne[0]), n_floats = (GCUDAI_ATTN_BLOCK + GCUDAI_ATTN_TILE) * row;
+    const int64_t n_bytes = gcudai_product(p->q.ne[1], p->q.ne[2], p->q.ne[3], (int64_t) sizeof(struct gcudai_attn_query));
+    w->n_phases = y->src[6] != NULL ? 3 : 2;
+    w->n_items[0] = p->q.ne[3] * p->q.ne[2] * a.n_blocks;
+    w->item_cost[0] = 200.0 + (double) a.block * (80.0 + a.cost * (double) p->k.ne[1]);
+    w->n_items[1] = p->q.ne[3] * a.n_units * a.n_tiles;
+    w->item_cost[1] = 200.0 + (double) a.tile * a.cost * (double) p->q.ne[1] * (double) p->q.ne[2] / (double) GCUDAI_MAX(a.n_units, 1);
+    w->n_items[2] = p->q.ne[2];
+    w->item_cost[2] = 10.0 + 4.0 * (double) p->q.ne[1] * (double) p->q.ne[3];
+    w->local_bytes = sizeof(float) * n_floats;
+    w->shared_bytes = n_bytes < 0 ? SIZE_MAX : (size_t) n_bytes;
+}
+
+// What one thread keeps about some queries of a head and some positions.
+struct gcudai_attn_pairs {
+    const struct gcuda_flash_attn_ext_back_args * p;
+    int64_t s, h, token0, n, j0, m;                                                // n queries, m positions
+    const float * q[GCUDAI_ATTN_BLOCK], * dy[GCUDAI_ATTN_BLOCK], * k[GCUDAI_ATTN_TILE], * v[GCUDAI_ATTN_TILE];
+    float w[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE], g[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE]; // scores, then weights; gradients of weights
+    float slope[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE];                              // of a score, by q . k
+    float * buf;
+    gcudai_lane_dot_fn dot;
+    gcudai_lane_add4_fn add4;
+};
+
+static void gcudai_attn_pairs_queries(struct gcudai_attn_pairs * b, int64_t token0, int64_t n) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t dk = p->q.ne[0], dv = p->v.ne[0];
+    float * dy = b->buf + GCUDAI_ATTN_BLOCK * dk;
+    b->token0 = token0;
+    b->n = n;
+    for (int64_t i = 0; i < n; ++i) {
+        b->q[i] = gcudai_floats(p->q.type, gcudai_at(&p->q, token0 + i, b->h, b->s), dk, b->buf + i * dk);
+        b->dy[i] = gcudai_floats(p->dy.type, gcudai_at(&p->dy, b->h, token0 + i, b->s), dv, dy + i * dv);
+    }
+}
+
+static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0, int64_t m) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t dk = p->q.ne[0], dv = p->v.ne[0], hk = b->h / (p->q.ne[2] / p->k.ne[2]), hv = b->h / (p->q.ne[2] / p->v.ne[2]);
+    float * k = b->buf + GCUDAI_ATTN_BLOCK * (dk + dv), * v = k + GCUDAI_ATTN_TILE * dk;
+    b->j0 = j0;
+    b->m = m;
+    for (int64_t j = 0; j < m; ++j) {
+        b->k[j] = gcudai_floats(p->k.type, gcudai_at(&p->k, j0 + j, hk, b->s), dk, k + j * dk);
+        b->v[j] = gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, v + j * dv);
+    }
+}
+
+// Scores, their slopes and the gradients of their weights. What a query does not see: -inf, and 0.
+static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const float cap = p->logit_softcap, alibi = gcudai_alibi_slope(p->max_bias, p->q.ne[2], b->h);
+    for (int64_t i = 0; i < b->n; ++i) {
+        const char * mask = p->mask.data == NULL ? NULL
+            : gcudai_at(&p->mask, b->token0 + i, b->h % p->mask.ne[2], b->s % p->mask.ne[3]) + (size_t) b->j0 * p->mask.nb[0];
+        for (int64_t j = 0; j < b->m; ++j) {
+            const float bias = mask == NULL ? 0.0f : gcudai_load1(p->mask.type, mask, j);
+            b->slope[i][j] = p->scale;
+            b->g[i][j] = 0.0f;
+            b->w[i][j] = -HUGE_VALF;
+            if (bias == -HUGE_VALF) {
+                continue;
+            }
+            float x = b->dot(b->q[i], b->k[j], p->q.ne[0]) * p->scale;
+            if (cap != 0.0f) {
+                const float t = tanhf(x / cap);
+                x = cap * t;
+                b->slope[i][j] = p->scale * (1.0f - t * t);
+            }
+            b->w[i][j] = x + alibi * bias;
+            b->g[i][j] = b->dot(b->dy[i], b->v[j], p->v.ne[0]);
+        }
+    }
+}
+
+// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0: other rows may be anything, NaN too.
+static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to, const float * const * rows, const float * f,
+    const float * w, int64_t step, int64_t n, int64_t width) {
+    const float * x[4];
+    float c[4];
+    int m = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (w[i * step] != 0.0f) {
+            x[m] = rows[i];
+            c[m] = f[i * step];
+            m = (m + 1) % 4;
+            if (m == 0) {
+                b->add4(to, x, c, width);
+            }
+        }
+    }
+    for (int i = 0; i < m; ++i) {
+        for (int64_t d = 0; d < width; ++d) {
+            to[d] += c[i] * x[i][d];
+        }
+    }
+}
+
+static float * gcudai_attn_back_row(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
+    return (float *) (void *) gcudai_at(a, i1, i2, i3);
+}
+
+static struct gcudai_attn_query * gcudai_attn_query_at(const struct gcudai_attn_pairs * b, int64_t token, char * shared) {
+    const int64_t row = (b->s * b->p->q.ne[2] + b->h) * b->p->q.ne[1] + token;
+    return (struct gcudai_attn_query *) (void *) shared + row;
+}
+
+// Query i of a block with the positions of the pairs: dq relative to the largest score so far; what was summed before is scaled to match.
+static void gcudai_attn_back_query(struct gcudai_attn_pairs * b, int64_t i, struct gcudai_attn_query * r) {
+    float * dq = gcudai_attn_back_row(&b->p->dq, b->token0 + i, b->h, b->s);
+    const int64_t dk = b->p->q.ne[0];
+    float top = r->top, f[GCUDAI_ATTN_TILE];
+    for (int64_t j = 0; j < b->m; ++j) {
+        top = b->w[i][j] > top ? b->w[i][j] : top;
+    }
+    if (top > r->top && r->top != -HUGE_VALF) {
+        const float shrink = expf(r->top - top);
+        r->unit *= shrink;
+        for (int64_t d = 0; d < dk; ++d) {
+            dq[d] *= shrink;
+        }
+    }
+    r->top = top;
+    for (int64_t j = 0; j < b->m; ++j) {
+        b->w[i][j] = b->w[i][j] == -HUGE_VALF ? 0.0f : expf(b->w[i][j] - top);
+        r->unit += b->w[i][j];
+        f[j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
+    }
+    gcudai_attn_pairs_add(b, dq, b->k, f, b->w[i], 1, b->m, dk);
+}
+
+// The sum of weights becomes what a weight is multiplied with, and dq is.
+static void gcudai_attn_back_query_end(const struct gcudai_attn_pairs * b, int64_t i, struct gcudai_attn_query * r) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    float * dq = gcudai_attn_back_row(&p->dq, b->token0 + i, b->h, b->s);
+    float factor = 1.0f / r->unit;
+    r->sink = 0.0f;
+    if (r->top == -HUGE_VALF && r->unit == 0.0f) {
+        r->top = r->unit = r->dot = factor = 0.0f;
+    } else if (p->sinks.data != NULL) {
+        const float sink = gcudai_load1(p->sinks.type, (const char *) p->sinks.data, b->h), top = sink > r->top ? sink : r->top;
+        const float shrink = expf(r->top - top), sum = r->unit * shrink + expf(sink - top);
+        factor = shrink / sum;
+        r->sink = expf(sink - top) / sum;
+        r->unit = 1.0f / sum;
+        r->top = top;
+    } else {
+        r->unit = factor;
+    }
+    for (int64_t d = 0; d < p->q.ne[0]; ++d) {
+        dq[d] = factor == 0.0f ? 0.0f : dq[d] * factor;
+    }
+}
+
+static void gcudai_attn_back_queries(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t token0 = item % a->n_blocks * a->block;
+    float y[256];
+    b->h = item / a->n_blocks % p->q.ne[2];
+    b->s = item / a->n_blocks / p->q.ne[2];
+    gcudai_attn_pairs_queries(b, token0, GCUDAI_MIN(a->block, p->q.ne[1] - token0));
+    for (int64_t i = 0; i < b->n; ++i) {
+        struct gcudai_attn_query * r = gcudai_attn_query_at(b, token0 + i, shared);
+        const char * row = gcudai_at(&p->y, b->h, token0 + i, b->s);
+        r->top = -HUGE_VALF;
+        r->unit = r->dot = 0.0f;
+        for (int64_t d = 0; d < p->v.ne[0]; d += 256) {
+            const int64_t n = GCUDAI_MIN(256, p->v.ne[0] - d);
+            gcudai_load(p->y.type, row + (size_t) d * p->y.nb[0], p->y.nb[0], n, y);
+            r->dot += b->dot(b->dy[i] + d, y, n);
+        }
+        memset(gcudai_attn_back_row(&p->dq, token0 + i, b->h, b->s), 0, sizeof(float) * (size_t) p->q.ne[0]);
+    }
+    for (int64_t j0 = 0; j0 < p->k.ne[1]; j0 += GCUDAI_ATTN_TILE) {
+        gcudai_attn_pairs_positions(b, j0, GCUDAI_MIN(GCUDAI_ATTN_TILE, p->k.ne[1] - j0));
+        gcudai_attn_pairs_scores(b);
+        for (int64_t i = 0; i < b->n; ++i) {
+            gcudai_attn_back_query(b, i, gcudai_attn_query_at(b, token0 + i, shared));
+        }
+    }
+    for (int64_t i = 0; i < b->n; ++i) {
+        gcudai_attn_back_query_end(b, i, gcudai_attn_query_at(b, token0 + i, shared));
+    }
+}
+
+// Rows of dk and dv, of a tile of positions, get what queries of one head add.
+static void gcudai_attn_back_add(struct gcudai_attn_pairs * b, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t hk = b->h / (p->q.ne[2] / p->k.ne[2]), hv = b->h / (p->q.ne[2] / p->v.ne[2]);
+    gcudai_attn_pairs_scores(b);
+    for (int64_t i = 0; i < b->n; ++i) {
+        const struct gcudai_attn_query * r = gcudai_attn_query_at(b, b->token0 + i, shared);
+        for (int64_t j = 0; j < b->m; ++j) {
+            b->w[i][j] = b->w[i][j] == -HUGE_VALF ? 0.0f : expf(b->w[i][j] - r->top) * r->unit;
+            b->g[i][j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
+        }
+    }
+    for (int64_t j = 0; j < b->m; ++j) {
+        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j], GCUDAI_ATTN_TILE,
+            b->n, p->q.ne[0]);
+        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j], GCUDAI_ATTN_TILE,
+            b->n, p->v.ne[0]);
+    }
+}
+
+static void gcudai_attn_back_clear(const struct gcuda_array * grad, int64_t unit, int64_t n_units, int64_t j0, int64_t m, int64_t s) {
+    const int64_t n = grad->ne[2] / n_units;
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) {
+        memset(gcudai_at(grad, j0, h, s), 0, sizeof(float) * (size_t) (m * grad->ne[0]));
+    }
+}
+
+static void gcudai_attn_back_positions(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
+    const struct gcuda_flash_attn_ext_back_args * p = b->p;
+    const int64_t j0 = item % a->n_tiles * a->tile, m = GCUDAI_MIN(a->tile, p->k.ne[1] - j0), unit = item / a->n_tiles % a->n_units;
+    const int64_t n_heads = p->q.ne[2] / a->n_units;
+    b->s = item / a->n_tiles / a->n_units;
+    gcudai_attn_back_clear(&p->dk, unit, a->n_units, j0, m, b->s);
+    gcudai_attn_back_clear(&p->dv, unit, a->n_units, j0, m, b->s);
+    for (b->h = unit * n_heads; b->h < (unit + 1) * n_heads; ++b->h) {
+        gcudai_attn_pairs_positions(b, j0, m);
+        for (int64_t token0 = 0; token0 < p->q.ne[1]; token0 += GCUDAI_ATTN_BLOCK) {
+            gcudai_attn_pairs_queries(b, token0, GCUDAI_MIN(GCUDAI_ATTN_BLOCK, p->q.ne[1] - token0));
+            gcudai_attn_back_add(b, shared);
+        }
+    }
+}
+
+static void gcudai_attn_back_sink(struct gcudai_attn_pairs * b, int64_t h, char * shared) {
+    double sum = 0.0;
+    b->h = h;
+    for (b->s = 0; b->s < b->p->q.ne[3]; ++b->s) {
+        for (int64_t token = 0; token < b->p->q.ne[1]; ++token) {
+            const struct gcudai_attn_query * r = gcudai_attn_query_at(b, token, shared);
+            sum -= (double) r->sink * (double) r->dot;
+        }
+    }
+    ((float *) b->p->dsinks.data)[h] = (float) sum;
+}
+
+static void gcudai_flash_attn_ext_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    struct gcudai_attn_pairs b;
+    const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(&args->flash_attn_ext_back);
+    b.p = &args->flash_attn_ext_back;
+    b.buf = (float *) (void *) t->local;
+    b.dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    b.add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (t->phase == 0) {
+            gcudai_attn_back_queries(&b, &a, item, t->shared);
+        } else if (t->phase == 1) {
+            gcudai_attn_back_positions(&b, &a, item, t->shared);
+        } else {
+            gcudai_attn_back_sink(&b, item, t->shared);
+        }
     }
 }
 
@@ -18500,20 +19424,20 @@ static float gcudai_pool_mean(const struct gcuda_pool_args * p, const struct gcu
     return (float) (sum / n);
 }
 
-// The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
+// The largest value, and where in the plane its first occurrence is: y * width + x, or -1. NaN only if the window has no number.
 static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w, int64_t * at) {
-    float max = -FLT_MAX;
+    float max = (float) NAN;
     *at = -1;
     for (int64_t y = w->y0; y < w->y1; ++y) {
         for (int64_t x = w->x0; x < w->x1; ++x) {
             const float v = gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || v > max || (max != max && v == v)) {
                 max = v;
                 *at = y * p->x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -FLT_MAX : max;
 }
 
 static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -19695,8 +20619,8 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
     if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n,
-            is_leaf ? "leafs" : "nodes", g->size, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
+            is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
     }
     if (!is_leaf) {
         gcudai_graph_list_node(g, t);
@@ -19836,7 +20760,8 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
     return GCUDA_STATUS_SUCCESS;
 }
 
-struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+// A slice for one who knows that its use counts are those of the nodes as they are: later nodes are not looked at.
+static struct gcuda_cgraph gcudai_graph_counted_view(struct gcuda_cgraph * graph, int i0, int i1) {
     struct gcuda_cgraph v;
     GCUDAI_ZERO(v);
     if (graph != NULL) {
@@ -19849,7 +20774,14 @@ struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1
         v.leafs = NULL;
         v.n_leafs = 0;
         v.ctx = NULL; // cannot grow
+        v.n_after = 0;
     }
+    return v;
+}
+
+struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+    struct gcuda_cgraph v = gcudai_graph_counted_view(graph, i0, i1);
+    if (graph != NULL) { v.n_after = (int) (graph->nodes + graph->n_nodes + graph->n_after - (v.nodes + v.n_nodes)); }
     return v;
 }
 
@@ -19893,8 +20825,8 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
     const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
     const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
     if (graph == NULL || !is_view || offset < least) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: '%s' is no view, or %llu bytes lie before '%s', or no graph",
-            view ? view->name : "(NULL)", (unsigned long long) offset, of ? of->name : "(none)");
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
+            view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
     }
     GCUDAI_TRY(gcudai_view_fits_at(view, offset));
     for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
@@ -20545,6 +21477,23 @@ static void gcudai_soft_max_grad(
             b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
 }
 
+static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // the mask only shifts the logits
+    static const int sources[4] = { 0, 1, 2, 4 };
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    if (gcudai_grad_wants(b, 3) || gcuda_is_quantized(y->src[1]->type) || gcuda_is_quantized(y->src[2]->type)) {
+        gcudai_grad_none(b, gcudai_grad_wants(b, 3) ? "of the mask" : "with quantized keys or values");
+        return;
+    }
+    struct gcuda_tensor * all = gcuda_flash_attn_ext_back(b->ctx, y->src[0], y->src[1], y->src[2], y, g, y->src[3], y->src[4],
+        gcudai_param_f32(y, 0), gcudai_param_f32(y, 1), gcudai_param_f32(y, 2));
+    if (all != NULL) {
+        gcudai_set_param_i32(all, 3, gcudai_param_i32(y, 3));
+    }
+    for (int i = 0; i < 4; ++i) {
+        GCUDAI_GRAD_IF(b, sources[i], gcuda_flash_attn_ext_back_part(b->ctx, all, (enum gcuda_flash_attn_grad) i));
+    }
+}
+
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
 static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, bool to_back) {
     const struct gcuda_tensor * y = b->node;
@@ -20623,7 +21572,7 @@ static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor 
     X(TRI, tri, 0)               X(RMS_NORM, rms_norm, 0)       X(NORM, norm, 0)             X(GROUP_NORM, group_norm, 0) \
     X(L2_NORM, l2_norm, 0)       X(MUL_MAT, mul_mat, 0)         X(SOFT_MAX, soft_max, 0)     X(ROPE, rope, 6)         \
     X(ROPE_BACK, rope_back, 6)   X(IM2COL, im2col, 1)           X(POOL_2D, pool_2d, 0)       X(FILL, fill, 1)         \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)
+    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)                X(FLASH_ATTN_EXT, flash_attn_ext, 0)
 // clang-format on
 
 static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
@@ -20673,7 +21622,7 @@ static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, stru
     const size_t slot = gcudai_graph_find(b->graph, y);
     if (acc != NULL && (acc->type != GCUDA_TYPE_F32 || !gcuda_are_same_shape(acc, y) || !gcuda_is_contiguous(acc))) {
         return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y,
-            "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
+            "gradient accumulator %s must be f32, contiguous and of the node's shape", gcudai_called(acc));
     }
     if (acc == NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
         acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
@@ -20958,8 +21907,8 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
     if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free",
-            tensor->name, (unsigned long long) size,
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free",
+            gcudai_called(tensor), (unsigned long long) size,
             (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
     }
     GCUDAI_TRY(gcuda_backend_tensor_alloc(
@@ -21133,8 +22082,8 @@ struct gcuda_gallocr {
 // ---- buffers without memory, for tensors that still name one ----
 
 static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory any more: its buffer (%s) has been replaced",
-        gcuda_get_name(tensor), gcuda_backend_buffer_name(buffer));
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory any more: its buffer (%s) has been replaced",
+        gcudai_called(tensor), gcuda_backend_buffer_name(buffer));
 }
 static gcuda_status gcudai_retired_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
@@ -21815,7 +22764,7 @@ static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_c
     gcuda_status bad = GCUDA_STATUS_SUCCESS;
     GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcuda_graph_view(graph, i, i + 1);
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
         const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
         one.no_fusion = true;
         gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
@@ -21861,40 +22810,39 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
     return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
+// Gives the tensors of a graph that fits the plan their places.
+static gcuda_status gcudai_gallocr_assign_graph(gcuda_gallocr_t g, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    for (int i = 0; i < g->n_bufs; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_reset(g->buffers[i]));
+        if (g->buffers[i] != NULL) { g->buffers[i]->checker = g->checks ? g : NULL; }
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i])); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i]->src[k], &g->nodes[i].src[k]));
+        }
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->nodes[i], &g->nodes[i].node));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
+        GCUDAI_TRY(gcudai_gallocr_assign(g, graph->leafs[i], &g->leafs[i]));
+    }
+    g->is_watching = g->checks;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
     if (galloc == NULL || graph == NULL) {
         return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
-    if (!is_ok) {
-        if (galloc->n_bufs > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
-                galloc->n_bufs);
-        }
-        GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
-    } else {
-        GCUDAI_TRY(gcudai_gallocr_check_leafs(graph)); // the plan does not record the contexts of leafs
+    if (!is_ok && galloc->n_bufs > 1) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first", galloc->n_bufs);
     }
-    for (int i = 0; i < galloc->n_bufs; ++i) {
-        GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
-        if (galloc->buffers[i] != NULL) { galloc->buffers[i]->checker = galloc->checks ? galloc : NULL; }
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i]->src[k], &galloc->nodes[i].src[k]));
-        }
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
-    }
-    for (int i = 0; i < graph->n_leafs; ++i) { // views of nodes, which are placed by now
-        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
-    }
-    galloc->is_watching = galloc->checks;
-    return GCUDA_STATUS_SUCCESS;
+    if (!is_ok) { GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph)); }
+    return gcudai_gallocr_assign_graph(galloc, graph);
 }
 
 size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id) {
@@ -22346,8 +23294,8 @@ static gcuda_status gcudai_want_same_layout(
     const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
     if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src),
-            gcuda_get_name(dst));
+            "%s: %s and %s are NULL or differ in type, shape or strides", what, gcudai_called(src),
+            gcudai_called(dst));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22414,8 +23362,8 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
     if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
         tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already",
-            gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
+            gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
@@ -22440,7 +23388,7 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
     if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
+            "view_init: %s is NULL, no view or placed already, or its owner has no memory", gcudai_called(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
@@ -22706,7 +23654,7 @@ static gcuda_status gcudai_compare_has(const struct gcuda_cgraph * g, const stru
         if (g->nodes[i] == node) { return GCUDA_STATUS_SUCCESS; }
     }
     return gcudai_fail(
-        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: '%s' is no node of the graph", gcuda_get_name(node));
+        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: %s is no node of the graph", gcudai_called(node));
 }
 
 static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
@@ -26410,7 +27358,9 @@ static gcuda_status gcudai_cuda_send(
 
 // The status of a copy; what failed says of which tensor it was.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
-    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "copying '%s' from CUDA%d to CUDA%d: %s", name, from, to, gcudai_message);
+    return st == GCUDA_STATUS_SUCCESS
+               ? st
+               : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
 // The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
@@ -26505,7 +27455,7 @@ static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcuda
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
-            "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
+            "%s %llu bytes of %s", what[access], (unsigned long long) size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26543,8 +27493,8 @@ static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is
     err = err != cudaSuccess ? err : end;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
-        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of '%s'",
-            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, name);
+        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of %s",
+            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, gcudai_quoted(name));
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -26590,7 +27540,7 @@ static gcuda_status gcudai_cuda_buffer_copy(
     err = err != cudaSuccess ? err : end;
     const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                                                : gcudai_cuda_fail(err, "cudaMemcpyAsync", device,
-                                                     "copying '%s' to '%s'", src->name, dst->name);
+                                                     "copying %s to %s", gcudai_called(src), gcudai_called(dst));
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -26602,7 +27552,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
     if (tensor->view_src != NULL) {
         if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
+                "view %s and its owner %s are in buffers of different types", gcudai_called(tensor), gcudai_called(tensor->view_src));
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -26611,8 +27561,8 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' (%s) on %s: nb[0] is %llu, want blocks side by side",
-            tensor->name, gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+            gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
     return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size,
@@ -28047,7 +28997,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     if (size == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
+    snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
     const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
@@ -28072,7 +29022,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
     if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
+            "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
     }
     struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
     if (s != NULL && s->is_placed) { // again
@@ -28119,11 +29069,11 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     int failed = 0;
     if (offset != 0 || size != gcuda_nbytes(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
+            "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor), t->name,
             (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
     }
     if (s == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory in its %s buffer", tensor->name, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
@@ -28146,8 +29096,8 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     }
     const gcuda_status st =
         err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of '%s'",
-                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", tensor->name);
+                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of %s",
+                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", gcudai_called(tensor));
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
@@ -28166,7 +29116,7 @@ static gcuda_status gcudai_cuda_split_get(
 static gcuda_status gcudai_cuda_split_memset(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
-        "'%s' is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", tensor->name,
+        "%s is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", gcudai_called(tensor),
         gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
 }
 
@@ -28705,7 +29655,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
-    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
+    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
     const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
     if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
@@ -28840,7 +29790,8 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
+        case GCUDA_OP_FLASH_ATTN_EXT:
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_IM2COL_3D:
@@ -28970,7 +29921,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes))
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
+    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
 // clang-format on
 
 // The launchers take their own struct, these take the union.
@@ -29149,6 +30101,7 @@ static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op 
         case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
         case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
         case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
+        case GCUDA_OP_FLASH_ATTN_EXT_BACK: args->flash_attn_ext_back.max_shared = cu->max_shared; break;
         case GCUDA_OP_IM2COL:
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_CONV_2D:
@@ -29314,8 +30267,8 @@ struct gcudai_cuda_cut {
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
+// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
@@ -29626,14 +30579,14 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
     if (c->callback(c->data)) {
-        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before '%s' (%s)", y->name, gcudai_op_lower(y->op));
+        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)", gcudai_called(y), gcudai_op_lower(y->op));
     }
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
     k->factor = gcudai_cuda_factor(cu, y->op);
-    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
-        y->name, gcudai_op_lower(y->op));
+    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at %s (%s)",
+        gcudai_called(y), gcudai_op_lower(y->op));
     c->is_filling = true;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -29791,18 +30744,20 @@ struct gcudai_cuda_seen {
     bool has_changed; // since the steps were made
 };
 
+struct gcudai_cuda_index { // of tensors, by address
+    const struct gcuda_tensor ** keys;
+    int32_t * at;
+    size_t mask;
+};
+
 // The tensors of a graph: its nodes in their order, then whatever else they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
     uint64_t hash;  // of all shapes, and of that
-};
-
-struct gcudai_cuda_index { // of tensors, by address
-    const struct gcuda_tensor ** keys;
-    int32_t * at;
-    size_t mask;
+    struct gcudai_cuda_index index; // of a slice; else without keys
+    uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
 
 static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
@@ -29854,6 +30809,7 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
 
 static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     gcudai_free(look->seen);
+    gcudai_free((void *) look->index.keys);
     GCUDAI_ZERO(*look);
 }
 
@@ -29892,13 +30848,42 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
-// Counts the uses of tensor t, or of its owner if it is a view without an operation, where they are nodes.
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+// The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
+static void gcudai_cuda_used_nodes(const struct gcudai_cuda_index * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
         const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
-        if (read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < look->n_nodes) { look->seen[x->at[slot]].shape.n_uses++; }
+        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < n_nodes;
+        used[k] = is_node ? x->at[slot] : -1;
     }
+}
+
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    int32_t used[2];
+    gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
+    for (int k = 0; k < 2; ++k) {
+        if (used[k] >= 0) { look->seen[used[k]].shape.n_uses++; }
+    }
+}
+
+// Nodes of the graph after the slice that may read what it would not write. One node alone is never fused.
+static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
+    return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
+}
+
+// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
+static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            int32_t used[2] = { -1, -1 };
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k];
+            if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
+            if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
+            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? (hash + (uint64_t) used[j] + 1) * 0x9e3779b97f4a7c15u : hash; }
+        }
+    }
+    return hash;
 }
 
 static void gcudai_cuda_look_fill(
@@ -29918,6 +30903,7 @@ static void gcudai_cuda_look_fill(
             if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
     }
+    look->readers = gcudai_cuda_readers(x, graph, look);
     for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
         look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
@@ -29943,7 +30929,11 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
     look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
     if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    gcudai_free((void *) x.keys);
+    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
+        look->index = x;
+    } else {
+        gcudai_free((void *) x.keys);
+    }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
@@ -29996,6 +30986,12 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
     return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
 }
 
+// Whether later nodes of the graph use the nodes of a slice as they did.
+static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+    const bool is_slice = gcudai_cuda_n_after(graph) > 0;
+    return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+}
+
 // Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
 // graph NULL: the plan's own nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
@@ -30008,7 +31004,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
         is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
-    return is_same;
+    return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
 }
 
 // Takes over the values as they are now; whether any has changed.
@@ -31763,6 +32759,7 @@ static gcuda_status gcudai_cuda_plan_make(
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -32340,7 +33337,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
 // What a failed call on the backend's stream becomes.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
+                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -32392,7 +33389,7 @@ static gcuda_status gcudai_cuda_want_ours(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &cu->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is not on %s", what, gcudai_called(t), cu->device->name);
 }
 
 static gcuda_status gcudai_cuda_set_async(
@@ -33246,8 +34243,8 @@ static gcuda_status gcudai_piece_enqueue(
     char * in_slot = s->memory + p->in_slot;
     GCUDAI_CUDA_TRY(cudaMemcpyAsync(s->is_download ? in_slot : on_device, s->is_download ? on_device : in_slot, size,
                         s->is_download ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, up->stream),
-        up->device->index, "%s %llu bytes of '%s'", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
-        p->job->name);
+        up->device->index, "%s %llu bytes of %s", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
+        gcudai_quoted(p->job->name));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -33448,7 +34445,7 @@ static void gcudai_uploader_wait_for(struct gcuda_cuda_uploader * up, gcuda_cuda
 static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
     return job == NULL    ? GCUDA_STATUS_SUCCESS
            : job->message ? gcuda_set_last_error(job->status, job->message)
-                          : gcudai_fail(job->status, "the copy of '%s' failed", job->name);
+                          : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
 // Of a ticket that is done; 0: the first failure that has not been reported.
@@ -33464,8 +34461,8 @@ static gcuda_status gcudai_uploader_check(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return buffer != NULL && buffer->buft == &up->device->buft
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is in %s, this uploader serves buffers of %s", what,
-                     t->name, buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is in %s, this uploader serves buffers of %s", what,
+                     gcudai_called(t), buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
 }
 
 static struct gcudai_upload_job * gcudai_uploader_new_job(struct gcuda_cuda_uploader * up) {
@@ -35079,6 +36076,7 @@ struct gcuda_backend_sched {
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
     uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
@@ -35496,7 +36494,7 @@ static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int 
             }
         }
     }
-    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s '%s' (%s)%s", what, s->items[i].original->name,
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s %s (%s)%s", what, gcudai_called(s->items[i].original),
         gcuda_op_desc(s->items[i].original), text);
 }
 
@@ -35510,7 +36508,7 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
         if (b < 0) { continue; }
         if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched: '%s' is to be on %s, and a tensor that shares its memory on %s", s->items[i].original->name,
+                "sched: %s is to be on %s, and a tensor that shares its memory on %s", gcudai_called(s->items[i].original),
                 gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
         }
         if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
@@ -35801,7 +36799,24 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
+// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
+    uint64_t hash = 0;
+    for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
+        for (int k = 0; k < 2 * GCUDA_MAX_SRC; ++k) { // a source, then its owner if it is a view without an operation
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k / 2];
+            const bool is_owner = k % 2 != 0;
+            if (src == NULL || (is_owner && (src->op != GCUDA_OP_NONE || src->view_src == NULL))) { continue; }
+            const size_t item = gcudai_map_get(&s->map, is_owner ? src->view_src : src);
+            if (item == GCUDAI_NONE) { continue; }
+            if (g != NULL) { gcudai_graph_count_use(g, s->items[item].t); }
+            hash = (hash + (uint64_t) item + 1) * 0x9e3779b97f4a7c15u;
+        }
+    }
+    return hash;
+}
+
+static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
     s->graph = g;
@@ -35810,13 +36825,14 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
+    s->readers = gcudai_sched_readers(s, graph, g);
     for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
-        struct gcuda_cgraph view = gcuda_graph_view(g, s->splits[i].first, s->splits[i].end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(g, s->splits[i].first, s->splits[i].end);
         if (backend->iface.graph_optimize != NULL) { GCUDAI_TRY(backend->iface.graph_optimize(backend, &view)); }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -35976,7 +36992,7 @@ static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgra
     if (n_can > 0) { memset(s->can, 0, n_can); }
     gcudai_sched_group(s);
     GCUDAI_TRY(gcudai_sched_assign(s));
-    GCUDAI_TRY(gcudai_sched_divide(s));
+    GCUDAI_TRY(gcudai_sched_divide(s, graph));
     s->last_run = 0; // the patches name the first copies
     return gcudai_sched_list(s);
 }
@@ -36107,12 +37123,13 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     const bool is_same = s->n_old_nodes == s->n_alloc_nodes && s->n_old_leafs == s->n_alloc_leafs &&
                          gcudai_sched_same_memory(s, s->node_ids, s->old_ids, s->n_old_nodes) &&
                          gcudai_sched_same_memory(s, s->leaf_ids, s->old_ids + s->n_old_nodes, s->n_old_leafs);
-    if (s->n_backends == 1) { GCUDAI_TRY(gcudai_sched_sync(s)); } // an allocator with one buffer may move it by itself
-    if (!is_same || gcuda_gallocr_alloc_graph(s->galloc, &g) != GCUDA_STATUS_SUCCESS) {
+    bool fits = false;
+    if (is_same) { GCUDAI_TRY(gcudai_gallocr_plan_fits(s->galloc, &g, &fits)); }
+    if (!fits) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
-        GCUDAI_TRY(gcuda_gallocr_alloc_graph(s->galloc, &g));
     }
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
@@ -36398,12 +37415,12 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
             node = s->items[s->graph->nodes[end++] - s->own].original;
             is_wanted = s->callback(node, true, s->callback_data);
         }
-        struct gcuda_cgraph view = gcuda_graph_view(s->graph, first, end);
+        struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, first, end);
         s->backends[split->backend].given++;
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
         if (is_wanted && !s->callback(node, false, s->callback_data)) {
-            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at '%s'", node->name);
+            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at %s", gcudai_called(node));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -36497,7 +37514,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     }
     GCUDAI_TRY(gcudai_sched_run_copies(s, split));
     if (s->callback != NULL) { return gcudai_sched_run_asking(s, split); }
-    struct gcuda_cgraph view = gcuda_graph_view(s->graph, split->first, split->end);
+    struct gcuda_cgraph view = gcudai_graph_counted_view(s->graph, split->first, split->end);
     b->given++;
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
@@ -36617,6 +37634,7 @@ static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
 static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
     for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
+    is_same = is_same && s->readers == gcudai_sched_readers(s, graph, NULL);
     return is_same && (!has_changed || gcudai_sched_can_follow(s));
 }
 
@@ -36795,9 +37813,9 @@ static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * 
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     gcudai_append(out, "%s", words[rep->why]);
     if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
-        gcudai_append(out, " '%s'", s->own[rep->why_item].name);
+        gcudai_append(out, " %s", gcudai_called(&s->own[rep->why_item]));
     }
-    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", s->own[rep - s->items].name); }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with %s", gcudai_called(&s->own[rep - s->items])); }
 }
 
 static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
@@ -36809,10 +37827,11 @@ static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
 static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
     const int32_t i = (int32_t) (t - s->own);
     const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
-    gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
+    gcudai_append(out, "  %s %s %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), gcudai_called(t), gcuda_type_name(t->type),
         (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (sources[k] >= 0) { gcudai_append(out, " '%s' (%s)", s->own[sources[k]].name, gcudai_sched_name_of(s, sources[k])); }
+        const int32_t src = sources[k];
+        if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
     }
     gcudai_append(out, ": ");
     gcudai_sched_text_why(s, out, i);
@@ -36825,7 +37844,7 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         split->end - split->first, split->end_copy - split->first_copy);
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         const struct gcudai_sched_copy * copy = &s->copies[c];
-        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->own[copy->item].name,
+        gcudai_append(out, "  copy %s from %s: %llu bytes%s\n", gcudai_called(&s->own[copy->item]),
             gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(&s->own[copy->item]),
             copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
@@ -36856,14 +37875,2164 @@ void gcuda_backend_sched_print(gcuda_backend_sched_t s) {
     gcudai_free(text);
 }
 
+#ifndef GCUDA_NO_GGUF
+// =====================================================================================================
+// >>impl-gguf   GGUF: reading, getters, loading, writing
+// =====================================================================================================
+
+#define GCUDAI_GGUF_MAX_KEY 65535                  // bytes of a key
+#define GCUDAI_GGUF_MAX_STRING ((uint64_t) 1 << 30) // bytes of a value
+#define GCUDAI_GGUF_MAX_ARRAY ((uint64_t) 1 << 30)  // elements
+#define GCUDAI_GGUF_CHUNK ((size_t) 64 * 1024)      // read at once from a FILE or callback, for metadata
+#define GCUDAI_GGUF_MIN_PAIR 14   // bytes that a pair takes in a file at least: length, key of 1 byte, type, 1 byte
+#define GCUDAI_GGUF_MIN_TENSOR 25 // and the info of a tensor: length, name of 1 byte, 0 dimensions, type, offset
+
+static const struct { const char * name; size_t size; } gcudai_gguf_types[GCUDA_GGUF_TYPE_COUNT] = { // size: bytes; 0: varies
+    { "u8", 1 }, { "i8", 1 }, { "u16", 2 }, { "i16", 2 }, { "u32", 4 }, { "i32", 4 }, { "f32", 4 }, { "bool", 1 }, { "str", 0 },
+    { "arr", 0 }, { "u64", 8 }, { "i64", 8 }, { "f64", 8 },
+};
+
+// Tensor types that files may name and gcuda lacks.
+static const struct { uint32_t id; const char * name; } gcudai_gguf_foreign_types[] = {
+    { 4, "q4_2, which GGUF has retired" }, { 5, "q4_3, which GGUF has retired" }, { 31, "q4_0_4_4, which GGUF has retired" },
+    { 32, "q4_0_4_8, which GGUF has retired" }, { 33, "q4_0_8_8, which GGUF has retired" }, { 34, "tq1_0" }, { 35, "tq2_0" },
+    { 36, "iq4_nl_4_4, which GGUF has retired" }, { 37, "iq4_nl_4_8, which GGUF has retired" },
+    { 38, "iq4_nl_8_8, which GGUF has retired" }, { 40, "nvfp4" },
+};
+
+struct gcudai_gguf_kv {
+    char * key;
+    enum gcuda_gguf_type type, element; // element: of an array; else the type
+    uint64_t n;          // elements; 1 unless an array
+    void * data;         // elements; of strings, the n + 1 bytes in text at which they start (uint64_t)
+    char * text;         // of strings, each with a terminator
+    uint64_t scalar;     // data of a value that is neither string nor array
+};
+
+struct gcudai_gguf_part { // a file
+    char * label; // path, or what the data is; for messages
+    struct gcudai_mapping map;
+    FILE * file; // NULL: none
+    bool is_own_file;
+    uint64_t file_start; // of GGUF data in the file
+    const char * bytes; // all of the GGUF data, in the map or the caller's memory; NULL: through read
+    gcuda_gguf_reader_callback_t read;
+    void * userdata;
+    size_t max_chunk; // bytes
+    uint64_t size, data_offset, data_size; // data_size: without padding after the last tensor
+    char * data; // tensor data that was read to memory; NULL: none
+    gcuda_backend_buffer_t buffer; // over bytes or data, for tensors that point there; NULL: none
+};
+
+struct gcudai_gguf_tensor {
+    char name[GCUDA_MAX_NAME];
+    enum gcuda_type type;
+    int n_dims;
+    int32_t part; // -1: data is in memory or in tensor
+    int64_t ne[GCUDA_MAX_DIMS];
+    uint64_t offset; // in the part's tensor data
+    size_t size; // bytes
+    const void * memory; // given by set_tensor_data
+    struct gcuda_tensor * source; // part -1 and memory NULL: a copy of the one given, whose data is read when it is written
+};
+
+struct gcuda_gguf_context {
+    uint32_t version;
+    size_t alignment; // bytes, of the output; parts have their own
+    struct gcudai_gguf_kv * kv;
+    struct gcudai_gguf_tensor * tensors;
+    struct gcudai_gguf_part * parts;
+    uint32_t * kv_order, * tensor_order; // numbers in the order of their names
+    size_t n_kv, n_tensors, n_parts, cap_kv, cap_tensors, cap_parts, cap_kv_order, cap_tensor_order;
+};
+
+const char * gcuda_gguf_type_name(enum gcuda_gguf_type type) {
+    return (unsigned) type < GCUDA_GGUF_TYPE_COUNT ? gcudai_gguf_types[type].name : "invalid";
+}
+
+// ---- names in order: found by halving, and nothing that a file says makes it slow ----
+
+static const char * gcudai_gguf_key_name(const struct gcuda_gguf_context * g, size_t i) { return g->kv[i].key; }
+static const char * gcudai_gguf_tensor_name(const struct gcuda_gguf_context * g, size_t i) { return g->tensors[i].name; }
+typedef const char * (*gcudai_gguf_name)(const struct gcuda_gguf_context * g, size_t i);
+
+// Place of the first of n names in order that is not before `name`.
+static size_t gcudai_gguf_place(
+    const struct gcuda_gguf_context * g, const uint32_t * order, size_t n, gcudai_gguf_name name_of, const char * name) {
+    size_t low = 0;
+    while (n > 0) {
+        const size_t half = n / 2;
+        const bool is_before = strcmp(name_of(g, order[low + half]), name) < 0;
+        low = is_before ? low + half + 1 : low;
+        n = is_before ? n - half - 1 : half;
+    }
+    return low;
+}
+
+static int64_t gcudai_gguf_find(
+    const struct gcuda_gguf_context * g, const uint32_t * order, size_t n, gcudai_gguf_name name_of, const char * name) {
+    const size_t at = gcudai_gguf_place(g, order, n, name_of, name);
+    return at < n && strcmp(name_of(g, order[at]), name) == 0 ? (int64_t) order[at] : -1;
+}
+
+// Heap sort: moves order[root] down to where no name below it comes after it.
+static void gcudai_gguf_sift(const struct gcuda_gguf_context * g, uint32_t * order, size_t root, size_t n, gcudai_gguf_name name_of) {
+    const uint32_t moved = order[root];
+    for (size_t child = 2 * root + 1; child < n; child = 2 * root + 1) {
+        if (child + 1 < n && strcmp(name_of(g, order[child]), name_of(g, order[child + 1])) < 0) { child++; }
+        if (strcmp(name_of(g, order[child]), name_of(g, moved)) <= 0) { break; }
+        order[root] = order[child];
+        root = child;
+    }
+    order[root] = moved;
+}
+
+// Sorts the numbers 0 to n - 1 by name. Returns the second number of a name that is there twice, or n.
+static size_t gcudai_gguf_sort(const struct gcuda_gguf_context * g, uint32_t * order, size_t n, gcudai_gguf_name name_of) {
+    for (size_t i = 0; i < n; ++i) { order[i] = (uint32_t) i; }
+    for (size_t i = n / 2; i-- > 0;) { gcudai_gguf_sift(g, order, i, n, name_of); }
+    for (size_t end = n; end-- > 1;) {
+        const uint32_t last = order[end];
+        order[end] = order[0];
+        order[0] = last;
+        gcudai_gguf_sift(g, order, 0, end, name_of);
+    }
+    for (size_t i = 1; i < n; ++i) {
+        if (strcmp(name_of(g, order[i - 1]), name_of(g, order[i])) == 0) { return GCUDAI_MAX(order[i - 1], order[i]); }
+    }
+    return n;
+}
+
+static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const char * label) {
+    GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
+    const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
+    return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
+                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' is there twice (pair %llu)", label,
+                                  g->kv[twice].key, (unsigned long long) twice);
+}
+
+static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, const char * label) {
+    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
+    const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
+    return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
+                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' is there twice (tensor %llu)", label,
+                                       g->tensors[twice].name, (unsigned long long) twice);
+}
+
+// ---- sources ----
+
+static size_t gcudai_gguf_read_file(const struct gcudai_gguf_part * p, void * output, uint64_t offset, size_t n_bytes) {
+    if (offset > UINT64_MAX - p->file_start || !gcudai_file_seek(p->file, p->file_start + offset)) { return 0; }
+    return fread(output, 1, n_bytes, p->file);
+}
+
+// Bytes [offset, offset + n) of the GGUF data, which are within its size.
+static gcuda_status gcudai_gguf_read_at(const struct gcudai_gguf_part * p, void * out, uint64_t offset, size_t n) {
+    if (p->bytes != NULL) {
+        if (n > 0) { memcpy(out, p->bytes + offset, n); }
+        return GCUDA_STATUS_SUCCESS;
+    }
+    for (size_t done = 0; done < n;) {
+        const size_t want = GCUDAI_MIN(n - done, p->max_chunk);
+        char * const to = (char *) out + done;
+        const size_t got = p->file != NULL ? gcudai_gguf_read_file(p, to, offset + done, want) : p->read(p->userdata, to, offset + done, want);
+        if (got == 0 || got > want) {
+            return gcudai_fail(GCUDA_STATUS_IO, "%.400s, byte %llu: reading %llu bytes gave %llu", p->label,
+                (unsigned long long) (offset + done), (unsigned long long) want, (unsigned long long) got);
+        }
+        done += got;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct gcudai_gguf_reader {
+    const struct gcudai_gguf_part * part;
+    uint64_t at; // byte of the GGUF data that comes next
+    char * chunk; // of a FILE or callback: bytes [chunk_at, chunk_at + chunk_n); NULL: all is in memory
+    uint64_t chunk_at;
+    size_t chunk_n;
+};
+
+static uint64_t gcudai_gguf_left(const struct gcudai_gguf_reader * r) { return r->part->size - r->at; }
+
+// "FILE, byte N: ..." as INVALID_DATA.
+GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_gguf_bad(const struct gcudai_gguf_reader * r, const char * fmt, ...) {
+    char text[GCUDAI_MESSAGE_BYTES / 2];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s, byte %llu: %s", r->part->label, (unsigned long long) r->at, text);
+}
+
+static gcuda_status gcudai_gguf_fill(struct gcudai_gguf_reader * r) {
+    const size_t n = (size_t) GCUDAI_MIN(gcudai_gguf_left(r), (uint64_t) GCUDAI_GGUF_CHUNK);
+    r->chunk_at = r->at;
+    r->chunk_n = 0;
+    GCUDAI_TRY(gcudai_gguf_read_at(r->part, r->chunk, r->at, n));
+    r->chunk_n = n;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The next n bytes, which `what` is made of.
+static gcuda_status gcudai_gguf_take(struct gcudai_gguf_reader * r, void * out, size_t n, const char * what) {
+    if (n > gcudai_gguf_left(r)) {
+        return gcudai_gguf_bad(r, "%s takes %llu bytes, and %llu are left", what, (unsigned long long) n,
+            (unsigned long long) gcudai_gguf_left(r));
+    }
+    if (r->chunk == NULL || n >= GCUDAI_GGUF_CHUNK) {
+        GCUDAI_TRY(gcudai_gguf_read_at(r->part, out, r->at, n));
+    } else if (n > 0) {
+        if (r->at < r->chunk_at || r->at - r->chunk_at > r->chunk_n || n > r->chunk_n - (size_t) (r->at - r->chunk_at)) {
+            GCUDAI_TRY(gcudai_gguf_fill(r));
+        }
+        memcpy(out, r->chunk + (r->at - r->chunk_at), n);
+    }
+    r->at += n;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_take_u32(struct gcudai_gguf_reader * r, uint32_t * out, const char * what) {
+    return gcudai_gguf_take(r, out, sizeof(*out), what);
+}
+static gcuda_status gcudai_gguf_take_u64(struct gcudai_gguf_reader * r, uint64_t * out, const char * what) {
+    return gcudai_gguf_take(r, out, sizeof(*out), what);
+}
+
+// A length of something of at most `max` bytes, all of which are left.
+static gcuda_status gcudai_gguf_take_length(struct gcudai_gguf_reader * r, uint64_t max, const char * what, size_t * n) {
+    uint64_t length = 0;
+    GCUDAI_TRY(gcudai_gguf_take_u64(r, &length, what));
+    if (length > gcudai_gguf_left(r)) {
+        return gcudai_gguf_bad(r, "%s of %llu bytes, and %llu are left", what, (unsigned long long) length,
+            (unsigned long long) gcudai_gguf_left(r));
+    }
+    if (length > max) {
+        return gcudai_gguf_bad(r, "%s of %llu bytes, at most %llu", what, (unsigned long long) length, (unsigned long long) max);
+    }
+    *n = (size_t) length;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Is this many of things that take at least min_bytes each possible?
+static gcuda_status gcudai_gguf_want_count(
+    const struct gcudai_gguf_reader * r, uint64_t n, uint64_t min_bytes, uint64_t max, const char * what) {
+    if (n > gcudai_gguf_left(r) / min_bytes) {
+        return gcudai_gguf_bad(r, "%llu %s of at least %llu bytes each, and %llu bytes are left", (unsigned long long) n, what,
+            (unsigned long long) min_bytes, (unsigned long long) gcudai_gguf_left(r));
+    }
+    return n <= max ? GCUDA_STATUS_SUCCESS
+                    : gcudai_gguf_bad(r, "%llu %s, at most %llu", (unsigned long long) n, what, (unsigned long long) max);
+}
+
+// ---- pairs ----
+
+static void gcudai_gguf_kv_free(struct gcudai_gguf_kv * kv) {
+    gcudai_free(kv->key);
+    gcudai_free(kv->data);
+    gcudai_free(kv->text);
+    GCUDAI_ZERO(*kv);
+}
+
+static const void * gcudai_gguf_kv_data(const struct gcudai_gguf_kv * kv) { return kv->data != NULL ? kv->data : (const void *) &kv->scalar; }
+
+static const char * gcudai_gguf_kv_string(const struct gcudai_gguf_kv * kv, uint64_t i, size_t * n_bytes) {
+    const uint64_t * start = (const uint64_t *) kv->data + i;
+    *n_bytes = (size_t) (start[1] - start[0] - 1);
+    return kv->text + start[0];
+}
+
+// A name: not empty, without zero bytes, since it is looked for as a C string. `out` has max + 1 bytes, or is NULL: then allocated.
+static gcuda_status gcudai_gguf_take_name(struct gcudai_gguf_reader * r, size_t max, const char * what, char * out, char ** allocated) {
+    size_t n = 0;
+    GCUDAI_TRY(gcudai_gguf_take_length(r, max, what, &n));
+    if (n == 0) { return gcudai_gguf_bad(r, "%s is empty", what); }
+    char * name = allocated != NULL ? *allocated = (char *) gcudai_alloc(n + 1) : out;
+    if (name == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    name[n] = '\0';
+    GCUDAI_TRY(gcudai_gguf_take(r, name, n, what));
+    return memchr(name, '\0', n) == NULL ? GCUDA_STATUS_SUCCESS : gcudai_gguf_bad(r, "%s '%.200s' has a zero byte in it", what, name);
+}
+
+// kv->n strings. Their text grows as they come.
+static gcuda_status gcudai_gguf_take_strings(struct gcudai_gguf_reader * r, struct gcudai_gguf_kv * kv) {
+    size_t cap = 0, used = 0;
+    uint64_t * starts = (uint64_t *) gcudai_calloc((size_t) kv->n + 1, sizeof(*starts));
+    kv->data = starts;
+    if (starts == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (uint64_t i = 0; i < kv->n; ++i) {
+        size_t n = 0;
+        GCUDAI_TRY(gcudai_gguf_take_length(r, GCUDAI_GGUF_MAX_STRING, "a string", &n));
+        GCUDAI_TRY(gcudai_room(&kv->text, &cap, used + n + 1, 1));
+        GCUDAI_TRY(gcudai_gguf_take(r, kv->text + used, n, "a string"));
+        kv->text[used + n] = '\0';
+        used += n + 1;
+        starts[i + 1] = used;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_check_bools(const struct gcudai_gguf_kv * kv, const char * label) {
+    const uint8_t * v = (const uint8_t *) gcudai_gguf_kv_data(kv);
+    for (uint64_t i = 0; kv->element == GCUDA_GGUF_TYPE_BOOL && i < kv->n; ++i) {
+        if (v[i] > 1) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s': bool %llu is %u, want 0 or 1", label, kv->key,
+                (unsigned long long) i, v[i]);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// kv->n numbers. One stays in the pair.
+static gcuda_status gcudai_gguf_take_numbers(struct gcudai_gguf_reader * r, struct gcudai_gguf_kv * kv) {
+    size_t n_bytes = 0;
+    if (!gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes)) { return gcudai_gguf_bad(r, "array is too large"); }
+    void * to = &kv->scalar;
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { to = kv->data = gcudai_alloc(GCUDAI_MAX(n_bytes, (size_t) 1)); }
+    if (to == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    GCUDAI_TRY(gcudai_gguf_take(r, to, n_bytes, "value"));
+    return gcudai_gguf_check_bools(kv, r->part->label);
+}
+
+static gcuda_status gcudai_gguf_take_type(
+    struct gcudai_gguf_reader * r, const char * key, const char * what, enum gcuda_gguf_type * type) {
+    uint32_t id = 0;
+    GCUDAI_TRY(gcudai_gguf_take_u32(r, &id, what));
+    if (id >= GCUDA_GGUF_TYPE_COUNT) {
+        return gcudai_gguf_bad(r, "key '%.200s': %s %u does not exist, 0 to %d do", key, what, id, GCUDA_GGUF_TYPE_COUNT - 1);
+    }
+    *type = (enum gcuda_gguf_type) id;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_take_array_head(struct gcudai_gguf_reader * r, struct gcudai_gguf_kv * kv) {
+    GCUDAI_TRY(gcudai_gguf_take_type(r, kv->key, "type of array elements", &kv->element));
+    if (kv->element == GCUDA_GGUF_TYPE_ARRAY) { return gcudai_gguf_bad(r, "key '%.200s': an array of arrays", kv->key); }
+    GCUDAI_TRY(gcudai_gguf_take_u64(r, &kv->n, "number of array elements"));
+    const size_t size = gcudai_gguf_types[kv->element].size;
+    char what[300];
+    snprintf(what, sizeof(what), "elements (%s) of the array of key '%.200s'", gcuda_gguf_type_name(kv->element), kv->key);
+    return gcudai_gguf_want_count(r, kv->n, size != 0 ? size : sizeof(uint64_t), GCUDAI_GGUF_MAX_ARRAY, what);
+}
+
+// The pair is freed by the caller, after a failure too.
+static gcuda_status gcudai_gguf_take_pair(struct gcudai_gguf_reader * r, struct gcudai_gguf_kv * kv) {
+    GCUDAI_TRY(gcudai_gguf_take_name(r, GCUDAI_GGUF_MAX_KEY, "key", NULL, &kv->key));
+    GCUDAI_TRY(gcudai_gguf_take_type(r, kv->key, "value type", &kv->type));
+    kv->element = kv->type;
+    kv->n = 1;
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { GCUDAI_TRY(gcudai_gguf_take_array_head(r, kv)); }
+    return kv->element == GCUDA_GGUF_TYPE_STRING ? gcudai_gguf_take_strings(r, kv) : gcudai_gguf_take_numbers(r, kv);
+}
+
+static gcuda_status gcudai_gguf_take_pairs(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r, uint64_t n) {
+    GCUDAI_TRY(gcudai_room(&g->kv, &g->cap_kv, (size_t) n, sizeof(*g->kv)));
+    while (g->n_kv < n) { // counted before it is read, so that it is freed
+        GCUDAI_TRY(gcudai_gguf_take_pair(r, &g->kv[g->n_kv++]));
+    }
+    return gcudai_gguf_sort_keys(g, r->part->label);
+}
+
+// ---- tensor infos ----
+
+static gcuda_status gcudai_gguf_check_type(const struct gcudai_gguf_reader * r, const char * name, uint32_t id) {
+    if (id < GCUDA_TYPE_COUNT && gcuda_type_is_valid((enum gcuda_type) id)) { return GCUDA_STATUS_SUCCESS; }
+    for (size_t i = 0; i < sizeof(gcudai_gguf_foreign_types) / sizeof(gcudai_gguf_foreign_types[0]); ++i) {
+        if (gcudai_gguf_foreign_types[i].id == id) {
+            return gcudai_gguf_bad(r, "tensor '%s': type %u is %s; gcuda has no such type", name, id, gcudai_gguf_foreign_types[i].name);
+        }
+    }
+    return gcudai_gguf_bad(r, "tensor '%s': type %u does not exist", name, id);
+}
+
+// Bytes of a tensor, checked. The message of the layout gets the file and the name.
+static gcuda_status gcudai_gguf_tensor_size(const struct gcudai_gguf_reader * r, struct gcudai_gguf_tensor * t) {
+    size_t nb[GCUDA_MAX_DIMS];
+    if (gcudai_layout(t->type, t->ne, nb, &t->size) == GCUDA_STATUS_SUCCESS) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_gguf_bad(r, "tensor '%s': %.300s", t->name, gcudai_message);
+}
+
+static gcuda_status gcudai_gguf_take_tensor(struct gcudai_gguf_reader * r, struct gcudai_gguf_tensor * t) {
+    uint32_t n_dims = 0, type = 0;
+    GCUDAI_TRY(gcudai_gguf_take_name(r, GCUDA_MAX_NAME - 1, "name of a tensor", t->name, NULL));
+    GCUDAI_TRY(gcudai_gguf_take_u32(r, &n_dims, "number of dimensions"));
+    if (n_dims > GCUDA_MAX_DIMS) {
+        return gcudai_gguf_bad(r, "tensor '%s' has %u dimensions, at most %d", t->name, n_dims, GCUDA_MAX_DIMS);
+    }
+    t->n_dims = (int) n_dims;
+    for (uint32_t d = 0; d < GCUDA_MAX_DIMS; ++d) { t->ne[d] = 1; }
+    GCUDAI_TRY(gcudai_gguf_take(r, t->ne, n_dims * sizeof(int64_t), "shape of a tensor"));
+    GCUDAI_TRY(gcudai_gguf_take_u32(r, &type, "type of a tensor"));
+    GCUDAI_TRY(gcudai_gguf_check_type(r, t->name, type));
+    t->type = (enum gcuda_type) type;
+    GCUDAI_TRY(gcudai_gguf_tensor_size(r, t));
+    return gcudai_gguf_take_u64(r, &t->offset, "offset of a tensor");
+}
+
+static bool gcudai_gguf_pad_u64(uint64_t v, uint64_t align, uint64_t * out) { // align: a power of two
+    *out = (v + align - 1) & ~(align - 1);
+    return v <= UINT64_MAX - (align - 1);
+}
+
+// Each tensor starts where the one before ends, at the alignment. *end: where the last one ends.
+static gcuda_status gcudai_gguf_check_offset(
+    const struct gcudai_gguf_reader * r, const struct gcudai_gguf_tensor * t, size_t alignment, uint64_t * end) {
+    uint64_t start = 0;
+    if (!gcudai_gguf_pad_u64(*end, alignment, &start) || t->size > UINT64_MAX - start) {
+        return gcudai_gguf_bad(r, "tensor '%s' of %llu bytes: the sizes of the tensors add up to more than 2^64", t->name,
+            (unsigned long long) t->size);
+    }
+    if (t->offset != start) {
+        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, behind the tensor before it at an alignment of %llu", t->name,
+            (unsigned long long) t->offset, t->offset < *end ? "overlaps the tensor before it" : "leaves a gap or is not aligned",
+            (unsigned long long) start, (unsigned long long) alignment);
+    }
+    *end = start + t->size;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_take_tensors(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r, uint64_t n) {
+    uint64_t end = 0;
+    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, (size_t) n, sizeof(*g->tensors)));
+    for (; g->n_tensors < n; g->n_tensors++) {
+        struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
+        GCUDAI_TRY(gcudai_gguf_take_tensor(r, t));
+        GCUDAI_TRY(gcudai_gguf_check_offset(r, t, g->alignment, &end));
+    }
+    g->parts[0].data_size = end;
+    return gcudai_gguf_sort_tensors(g, r->part->label);
+}
+
+// ---- a file ----
+
+// A power of two up to the largest that files may have.
+static bool gcudai_gguf_is_alignment(uint64_t v) { return v != 0 && v <= GCUDA_GGUF_MAX_ALIGNMENT && (v & (v - 1)) == 0; }
+
+static gcuda_status gcudai_gguf_set_alignment(struct gcuda_gguf_context * g, const char * label) {
+    const int64_t id = gcuda_gguf_find_key(g, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT);
+    g->alignment = GCUDA_GGUF_DEFAULT_ALIGNMENT;
+    if (id < 0) { return GCUDA_STATUS_SUCCESS; }
+    uint32_t v = 0;
+    if (g->kv[id].type != GCUDA_GGUF_TYPE_UINT32) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: %s is of type %s, want u32", label, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
+            gcuda_gguf_type_name(g->kv[id].type));
+    }
+    memcpy(&v, &g->kv[id].scalar, sizeof(v));
+    if (!gcudai_gguf_is_alignment(v)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: %s is %u, want a power of two up to %d", label,
+            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, v, GCUDA_GGUF_MAX_ALIGNMENT);
+    }
+    g->alignment = v;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_take_version(struct gcudai_gguf_reader * r, uint32_t * version) {
+    char magic[4];
+    GCUDAI_TRY(gcudai_gguf_take(r, magic, sizeof(magic), "magic"));
+    if (memcmp(magic, GCUDA_GGUF_MAGIC, sizeof(magic)) != 0) {
+        const uint8_t * m = (const uint8_t *) magic;
+        return gcudai_gguf_bad(r, "magic is %02x %02x %02x %02x, want 47 47 55 46 (GGUF)", m[0], m[1], m[2], m[3]);
+    }
+    GCUDAI_TRY(gcudai_gguf_take_u32(r, version, "version"));
+    if (*version != 0 && (*version & 0xffffu) == 0) {
+        return gcudai_gguf_bad(r, "a big-endian file (version 0x%08x); only little-endian ones are read", *version);
+    }
+    if (*version == 1) { return gcudai_gguf_bad(r, "version 1, whose counts have 32 bits; versions 2 and 3 are read"); }
+    if (*version != 2 && *version != 3) { return gcudai_gguf_bad(r, "version %u; versions 2 and 3 are read", *version); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_take_file(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r) {
+    struct gcudai_gguf_part * p = &g->parts[0];
+    uint64_t n_tensors = 0, n_kv = 0;
+    GCUDAI_TRY(gcudai_gguf_take_version(r, &g->version));
+    GCUDAI_TRY(gcudai_gguf_take_u64(r, &n_tensors, "number of tensors"));
+    GCUDAI_TRY(gcudai_gguf_take_u64(r, &n_kv, "number of pairs"));
+    GCUDAI_TRY(gcudai_gguf_want_count(r, n_tensors, GCUDAI_GGUF_MIN_TENSOR, INT32_MAX, "tensors"));
+    GCUDAI_TRY(gcudai_gguf_want_count(r, n_kv, GCUDAI_GGUF_MIN_PAIR, INT32_MAX, "pairs"));
+    GCUDAI_TRY(gcudai_gguf_take_pairs(g, r, n_kv));
+    GCUDAI_TRY(gcudai_gguf_set_alignment(g, p->label));
+    GCUDAI_TRY(gcudai_gguf_want_count(r, n_tensors, GCUDAI_GGUF_MIN_TENSOR, INT32_MAX, "tensors"));
+    GCUDAI_TRY(gcudai_gguf_take_tensors(g, r, n_tensors));
+    if (!gcudai_gguf_pad_u64(r->at, g->alignment, &p->data_offset)) { return gcudai_gguf_bad(r, "tensor data begins beyond 2^64"); }
+    if (p->data_size > 0 && (p->data_offset > p->size || p->data_size > p->size - p->data_offset)) {
+        return gcudai_gguf_bad(r, "tensor data of %llu bytes begins at byte %llu, and the file ends at byte %llu",
+            (unsigned long long) p->data_size, (unsigned long long) p->data_offset, (unsigned long long) p->size);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Metadata of g's only part.
+static gcuda_status gcudai_gguf_read_meta(struct gcuda_gguf_context * g) {
+    struct gcudai_gguf_reader r;
+    GCUDAI_ZERO(r);
+    r.part = &g->parts[0];
+    if (r.part->bytes == NULL && r.part->size > 0) {
+        r.chunk = (char *) gcudai_alloc(GCUDAI_GGUF_CHUNK);
+        if (r.chunk == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    }
+    const gcuda_status st = gcudai_gguf_take_file(g, &r);
+    gcudai_free(r.chunk);
+    return st;
+}
+
+// ---- parts ----
+
+static void gcudai_gguf_part_free(struct gcudai_gguf_part * p) {
+    gcuda_backend_buffer_free(p->buffer);
+    gcudai_file_unmap(&p->map);
+    if (p->file != NULL && p->is_own_file) { (void) fclose(p->file); }
+    gcudai_free(p->data);
+    gcudai_free(p->label);
+    GCUDAI_ZERO(*p);
+}
+
+void gcuda_gguf_free(struct gcuda_gguf_context * g) {
+    if (g == NULL) { return; }
+    for (size_t i = 0; i < g->n_kv; ++i) { gcudai_gguf_kv_free(&g->kv[i]); }
+    for (size_t i = 0; i < g->n_parts; ++i) { gcudai_gguf_part_free(&g->parts[i]); }
+    for (size_t i = 0; i < g->n_tensors; ++i) { gcudai_free(g->tensors[i].source); }
+    gcudai_free(g->kv);
+    gcudai_free(g->tensors);
+    gcudai_free(g->parts);
+    gcudai_free(g->kv_order);
+    gcudai_free(g->tensor_order);
+    gcudai_free(g);
+}
+
+static char * gcudai_gguf_copy_text(const char * text) {
+    const size_t n = strlen(text) + 1;
+    char * copy = (char *) gcudai_alloc(n);
+    if (copy != NULL) { memcpy(copy, text, n); }
+    return copy;
+}
+
+struct gcuda_gguf_context * gcuda_gguf_init_empty(void) {
+    struct gcuda_gguf_context * g = (struct gcuda_gguf_context *) gcudai_calloc(1, sizeof(*g));
+    if (g == NULL) { return NULL; }
+    g->version = GCUDA_GGUF_VERSION;
+    g->alignment = GCUDA_GGUF_DEFAULT_ALIGNMENT;
+    return g;
+}
+
+// A context with one part, whose source the caller says.
+static struct gcuda_gguf_context * gcudai_gguf_new(const char * label) {
+    struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
+    if (g != NULL && gcudai_room(&g->parts, &g->cap_parts, 1, sizeof(*g->parts)) == GCUDA_STATUS_SUCCESS) {
+        g->parts[0].label = gcudai_gguf_copy_text(label);
+        g->parts[0].max_chunk = SIZE_MAX;
+        g->n_parts = 1;
+        if (g->parts[0].label != NULL) { return g; }
+    }
+    gcuda_gguf_free(g);
+    return NULL;
+}
+
+// Size of a FILE from its position on, which stays.
+static gcuda_status gcudai_gguf_file_size(struct gcudai_gguf_part * p) {
+    errno = 0;
+    const int64_t start = gcudai_file_tell(p->file), end = start >= 0 && gcudai_file_seek_end(p->file) ? gcudai_file_tell(p->file) : -1;
+    if (end < start || end < 0 || !gcudai_file_seek(p->file, (uint64_t) start)) {
+        return gcudai_fail(GCUDA_STATUS_IO, "%.400s: the file has no positions: %s", p->label, gcudai_file_error());
+    }
+    p->file_start = (uint64_t) start;
+    p->size = (uint64_t) (end - start);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_use_file(struct gcuda_gguf_context * g, FILE * file, bool is_own) {
+    struct gcudai_gguf_part * p = &g->parts[0];
+    p->file = file;
+    p->is_own_file = is_own;
+    return gcudai_gguf_file_size(p);
+}
+
+static gcuda_status gcudai_gguf_use_path(struct gcuda_gguf_context * g, const char * path, bool copy) {
+    struct gcudai_gguf_part * p = &g->parts[0];
+    errno = 0;
+    if (!copy && !gcudai_file_map(path, &p->map)) {
+        return gcudai_fail(GCUDA_STATUS_IO, "%.600s cannot be opened and mapped: %s", path, gcudai_file_error());
+    }
+    if (!copy) {
+        p->bytes = p->map.base;
+        p->size = p->map.size;
+        return GCUDA_STATUS_SUCCESS;
+    }
+    FILE * file = gcudai_file_open(path, "rb");
+    if (file == NULL) { return gcudai_fail(GCUDA_STATUS_IO, "%.600s cannot be opened: %s", path, gcudai_file_error()); }
+    return gcudai_gguf_use_file(g, file, true);
+}
+
+// Part `no` of a split file, opened alone: its pairs say the same split, and its tensors go over to g.
+static gcuda_status gcudai_gguf_join(struct gcuda_gguf_context * g, struct gcuda_gguf_context * other, int no, int count) {
+    struct gcudai_gguf_part * p = &other->parts[0];
+    int64_t its_no = -1, its_count = -1;
+    GCUDAI_TRY(gcuda_gguf_get_int(other, GCUDA_GGUF_KEY_SPLIT_NO, true, 0, UINT16_MAX, &its_no));
+    GCUDAI_TRY(gcuda_gguf_get_int(other, GCUDA_GGUF_KEY_SPLIT_COUNT, true, 0, UINT16_MAX, &its_count));
+    if (its_no != no || its_count != count) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d",
+            p->label, (long long) its_no, (long long) its_count, no, count);
+    }
+    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_room(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
+    for (size_t i = 0; i < other->n_tensors; ++i) {
+        other->tensors[i].part = (int32_t) g->n_parts;
+        g->tensors[g->n_tensors++] = other->tensors[i];
+    }
+    g->parts[g->n_parts++] = *p;
+    other->n_parts = 0;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcuda_gguf_context * gcudai_gguf_open(const char * path, bool copy, gcuda_status * st) {
+    struct gcuda_gguf_context * g = gcudai_gguf_new(path);
+    *st = g == NULL ? GCUDA_STATUS_ALLOC_FAILED : gcudai_gguf_use_path(g, path, copy);
+    if (*st == GCUDA_STATUS_SUCCESS) { *st = gcudai_gguf_read_meta(g); }
+    if (*st == GCUDA_STATUS_SUCCESS) { return g; }
+    gcuda_gguf_free(g);
+    return NULL;
+}
+
+static gcuda_status gcudai_gguf_open_part(struct gcuda_gguf_context * g, const char * path, int no, int count, bool copy) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    struct gcuda_gguf_context * other = gcudai_gguf_open(path, copy, &st);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_gguf_join(g, other, no, count); }
+    gcuda_gguf_free(other);
+    return st;
+}
+
+static gcuda_status gcudai_gguf_open_named_parts(struct gcuda_gguf_context * g, const char * path, char * name, int count, bool copy) {
+    const size_t cap = strlen(path) + 1;
+    if (gcuda_gguf_split_prefix(name, cap, path, 0, count) == 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s is the first of %d parts, whose name has to end in -00001-of-%05d.gguf", path,
+            count, count);
+    }
+    const size_t n_prefix = strlen(name);
+    for (int no = 1; no < count; ++no) {
+        name[n_prefix] = '\0';
+        snprintf(name + n_prefix, cap - n_prefix, "-%05d-of-%05d.gguf", no + 1, count);
+        GCUDAI_TRY(gcudai_gguf_open_part(g, name, no, count, copy));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The other parts of a split file, of which g is the first.
+static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const char * path, bool copy) {
+    int64_t no = 0, count = 1, n_tensors = -1;
+    GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_COUNT, false, 0, UINT16_MAX, &count));
+    if (count <= 1) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_NO, true, 0, UINT16_MAX, &no));
+    if (no != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s is part %lld of %lld, counted from 0: open the first one", path, (long long) no,
+            (long long) count);
+    }
+    char * name = (char *) gcudai_alloc(strlen(path) + 1);
+    if (name == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    const gcuda_status st = gcudai_gguf_open_named_parts(g, path, name, (int) count, copy);
+    gcudai_free(name);
+    GCUDAI_TRY(st);
+    GCUDAI_TRY(gcudai_gguf_sort_tensors(g, path));
+    GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_TENSORS, false, 0, INT32_MAX, &n_tensors));
+    if (n_tensors >= 0 && (uint64_t) n_tensors != g->n_tensors) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s: %s is %lld, and its %lld parts have %llu tensors", path,
+            GCUDA_GGUF_KEY_SPLIT_TENSORS, (long long) n_tensors, (long long) count, (unsigned long long) g->n_tensors);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- tensors of a context that point into the source ----
+
+static gcuda_status gcudai_gguf_read_data(struct gcudai_gguf_part * p) {
+    if (p->data != NULL || p->data_size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (p->data_size > (uint64_t) PTRDIFF_MAX) {
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%.400s: tensor data of %llu bytes is more than this machine can address", p->label,
+            (unsigned long long) p->data_size);
+    }
+    p->data = (char *) gcudai_alloc((size_t) p->data_size);
+    if (p->data == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    return gcudai_gguf_read_at(p, p->data, p->data_offset, (size_t) p->data_size);
+}
+
+// Where the part's tensor data is in memory; NULL: it is not, or there is none.
+static const char * gcudai_gguf_data_of(const struct gcudai_gguf_part * p) {
+    return p->data != NULL ? p->data : p->bytes != NULL && p->data_size > 0 ? p->bytes + p->data_offset : NULL;
+}
+
+// A host buffer over the part's data, made once.
+static gcuda_status gcudai_gguf_make_buffer(struct gcudai_gguf_part * p) {
+    if (p->buffer != NULL) { return GCUDA_STATUS_SUCCESS; }
+    const char * base = p->data != NULL ? p->data : p->data_size > 0 ? p->bytes : NULL;
+    const size_t size = p->data != NULL || base == NULL ? (size_t) p->data_size : (size_t) p->size;
+    if ((uintptr_t) base % 32 != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%.400s: tensors cannot point into memory at %p, which is not aligned to 32 bytes; align "
+            "it, or set copy", p->label, (const void *) base);
+    }
+    p->buffer = gcuda_backend_cpu_buffer_from_ptr((void *) (uintptr_t) base, size);
+    if (p->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    gcuda_backend_buffer_set_usage(p->buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_point(struct gcuda_gguf_context * g, const struct gcudai_gguf_tensor * info, struct gcuda_tensor * t) {
+    struct gcudai_gguf_part * p = &g->parts[info->part];
+    GCUDAI_TRY(gcudai_gguf_make_buffer(p));
+    const char * data = gcudai_gguf_data_of(p);
+    return gcuda_backend_tensor_alloc(p->buffer, t, data != NULL ? (void *) (uintptr_t) (data + info->offset) : NULL);
+}
+
+static gcuda_status gcudai_gguf_make_tensors(struct gcuda_gguf_context * g, struct gcuda_context * ctx, bool no_alloc) {
+    for (size_t i = 0; i < g->n_tensors; ++i) {
+        const struct gcudai_gguf_tensor * info = &g->tensors[i];
+        struct gcuda_tensor * t = gcuda_new_tensor(ctx, info->type, GCUDAI_MAX(info->n_dims, 1), info->ne);
+        if (t == NULL) { return gcuda_context_status(ctx); }
+        gcuda_set_name(t, info->name);
+        if (!no_alloc) { GCUDAI_TRY(gcudai_gguf_point(g, info, t)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_make_context(struct gcuda_gguf_context * g, const struct gcuda_gguf_init_params * params) {
+    if (params->ctx == NULL) { return GCUDA_STATUS_SUCCESS; }
+    for (size_t i = 0; i < g->n_parts && !params->no_alloc; ++i) {
+        if (g->parts[i].bytes == NULL || params->copy) { GCUDAI_TRY(gcudai_gguf_read_data(&g->parts[i])); }
+    }
+    struct gcuda_init_params init;
+    GCUDAI_ZERO(init);
+    init.no_alloc = true;
+    struct gcuda_context * ctx = gcuda_init(init);
+    if (ctx == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    const gcuda_status st = gcudai_gguf_make_tensors(g, ctx, params->no_alloc);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcuda_free(ctx);
+        return st;
+    }
+    *params->ctx = ctx;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- opening ----
+
+// A message may have a key of the file in it: without control characters, so that a terminal can show it.
+static gcuda_status gcudai_gguf_printable(gcuda_status st) {
+    for (char * c = gcudai_message; st != GCUDA_STATUS_SUCCESS && *c != '\0'; ++c) {
+        if ((unsigned char) *c < 32 || *c == 127) { *c = '?'; }
+    }
+    return st;
+}
+
+static void gcudai_gguf_begin(const struct gcuda_gguf_init_params * params) {
+    if (params->ctx != NULL) { *params->ctx = NULL; }
+}
+
+// Makes the context of tensors, says the status. Frees g after a failure.
+static struct gcuda_gguf_context * gcudai_gguf_finish(
+    struct gcuda_gguf_context * g, const struct gcuda_gguf_init_params * params, gcuda_status st) {
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_gguf_make_context(g, params); }
+    if (params->status != NULL) { *params->status = st; }
+    if (gcudai_gguf_printable(st) == GCUDA_STATUS_SUCCESS) { return g; }
+    gcuda_gguf_free(g);
+    return NULL;
+}
+
+struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcudai_gguf_begin(&params);
+    if (path == NULL) { return gcudai_gguf_finish(NULL, &params, gcudai_null_fail("gguf_init_from_file", "path")); }
+    const bool copy = params.copy && params.ctx != NULL && !params.no_alloc;
+    struct gcuda_gguf_context * g = gcudai_gguf_open(path, copy, &st);
+    if (st == GCUDA_STATUS_SUCCESS && !params.one_part) { st = gcudai_gguf_open_parts(g, path, copy); }
+    return gcudai_gguf_finish(g, &params, st);
+}
+
+struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params) {
+    gcudai_gguf_begin(&params);
+    if (file == NULL) { return gcudai_gguf_finish(NULL, &params, gcudai_null_fail("gguf_init_from_file_ptr", "file")); }
+    struct gcuda_gguf_context * g = gcudai_gguf_new("GGUF file");
+    gcuda_status st = g == NULL ? GCUDA_STATUS_ALLOC_FAILED : gcudai_gguf_use_file(g, file, false);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_gguf_read_meta(g); }
+    return gcudai_gguf_finish(g, &params, st);
+}
+
+struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(const void * data, size_t size, struct gcuda_gguf_init_params params) {
+    gcudai_gguf_begin(&params);
+    if (data == NULL) { return gcudai_gguf_finish(NULL, &params, gcudai_null_fail("gguf_init_from_buffer", "data")); }
+    struct gcuda_gguf_context * g = gcudai_gguf_new("GGUF data in memory");
+    if (g == NULL) { return gcudai_gguf_finish(NULL, &params, GCUDA_STATUS_ALLOC_FAILED); }
+    g->parts[0].bytes = (const char *) data;
+    g->parts[0].size = size;
+    return gcudai_gguf_finish(g, &params, gcudai_gguf_read_meta(g));
+}
+
+struct gcuda_gguf_context * gcuda_gguf_init_from_callback(gcuda_gguf_reader_callback_t callback, void * userdata,
+    size_t max_chunk_read, uint64_t max_expected_size, struct gcuda_gguf_init_params params) {
+    gcudai_gguf_begin(&params);
+    if (callback == NULL) { return gcudai_gguf_finish(NULL, &params, gcudai_null_fail("gguf_init_from_callback", "callback")); }
+    struct gcuda_gguf_context * g = gcudai_gguf_new("GGUF data of a callback");
+    if (g == NULL) { return gcudai_gguf_finish(NULL, &params, GCUDA_STATUS_ALLOC_FAILED); }
+    struct gcudai_gguf_part * p = &g->parts[0];
+    p->read = callback;
+    p->userdata = userdata;
+    p->max_chunk = max_chunk_read != 0 ? max_chunk_read : SIZE_MAX;
+    p->size = max_expected_size;
+    return gcudai_gguf_finish(g, &params, gcudai_gguf_read_meta(g));
+}
+
+// ---- the file ----
+
+uint32_t gcuda_gguf_get_version(const struct gcuda_gguf_context * g) { return g ? g->version : 0; }
+size_t gcuda_gguf_get_alignment(const struct gcuda_gguf_context * g) { return g ? g->alignment : 0; }
+int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g) { return g ? (int) g->n_parts : 0; }
+uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g) { return g && g->n_parts > 0 ? g->parts[0].data_offset : 0; }
+
+uint64_t gcuda_gguf_get_data_size(const struct gcuda_gguf_context * g) {
+    uint64_t sum = 0;
+    for (size_t i = 0; g != NULL && i < g->n_tensors; ++i) { sum += g->tensors[i].size; } // each part's sum was checked
+    return sum;
+}
+
+// ---- values by number ----
+
+int64_t gcuda_gguf_get_n_kv(const struct gcuda_gguf_context * g) { return g ? (int64_t) g->n_kv : 0; }
+
+int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key) {
+    return g != NULL && key != NULL ? gcudai_gguf_find(g, g->kv_order, g->n_kv, gcudai_gguf_key_name, key) : -1;
+}
+
+static const struct gcudai_gguf_kv * gcudai_gguf_kv_at(const struct gcuda_gguf_context * g, int64_t key_id) {
+    return g != NULL && key_id >= 0 && (uint64_t) key_id < g->n_kv ? &g->kv[key_id] : NULL;
+}
+
+const char * gcuda_gguf_get_key(const struct gcuda_gguf_context * g, int64_t key_id) {
+    const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
+    return kv != NULL ? kv->key : NULL;
+}
+enum gcuda_gguf_type gcuda_gguf_get_kv_type(const struct gcuda_gguf_context * g, int64_t key_id) {
+    const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
+    return kv != NULL ? kv->type : GCUDA_GGUF_TYPE_COUNT;
+}
+enum gcuda_gguf_type gcuda_gguf_get_arr_type(const struct gcuda_gguf_context * g, int64_t key_id) {
+    const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
+    return kv != NULL && kv->type == GCUDA_GGUF_TYPE_ARRAY ? kv->element : GCUDA_GGUF_TYPE_COUNT;
+}
+uint64_t gcuda_gguf_get_arr_n(const struct gcuda_gguf_context * g, int64_t key_id) {
+    const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
+    return kv != NULL && kv->type == GCUDA_GGUF_TYPE_ARRAY ? kv->n : 0;
+}
+
+// The pair, if its value is of this type: of an array whose elements are (is_array), or a single value. `out`: where it is to go.
+static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type, bool is_array,
+    const void * out, const struct gcudai_gguf_kv ** found) {
+    const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
+    if (g == NULL || out == NULL) { return gcudai_null_fail("gguf_get", g == NULL ? "gguf context" : "result"); }
+    if (kv == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key %lld, there are %llu", (long long) key_id,
+            (unsigned long long) g->n_kv);
+    }
+    if (kv->element != type || (kv->type == GCUDA_GGUF_TYPE_ARRAY) != is_array) {
+        return gcudai_gguf_printable(gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
+            kv->type == GCUDA_GGUF_TYPE_ARRAY ? "an array of " : "", gcuda_gguf_type_name(kv->element), is_array ? "an array of " : "",
+            gcuda_gguf_type_name(type)));
+    }
+    *found = kv;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Value types that are neither string nor array: their C types.
+#define GCUDAI_GGUF_NUMBERS(X)                                                                                        \
+    X(u8, UINT8, uint8_t) X(i8, INT8, int8_t) X(u16, UINT16, uint16_t) X(i16, INT16, int16_t) X(u32, UINT32, uint32_t) \
+    X(i32, INT32, int32_t) X(f32, FLOAT32, float) X(u64, UINT64, uint64_t) X(i64, INT64, int64_t) X(f64, FLOAT64, double)
+
+#define GCUDAI_GGUF_GET(name, ID, ctype)                                                                            \
+    gcuda_status gcuda_gguf_get_val_##name(const struct gcuda_gguf_context * g, int64_t key_id, ctype * value) {      \
+        const struct gcudai_gguf_kv * kv = NULL;                                                                    \
+        GCUDAI_TRY(gcudai_gguf_typed(g, key_id, GCUDA_GGUF_TYPE_##ID, false, value, &kv));                           \
+        memcpy(value, &kv->scalar, sizeof(*value));                                                                 \
+        return GCUDA_STATUS_SUCCESS;                                                                                \
+    }
+GCUDAI_GGUF_NUMBERS(GCUDAI_GGUF_GET)
+#undef GCUDAI_GGUF_GET
+
+gcuda_status gcuda_gguf_get_val_bool(const struct gcuda_gguf_context * g, int64_t key_id, bool * value) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_typed(g, key_id, GCUDA_GGUF_TYPE_BOOL, false, value, &kv));
+    *value = *(const uint8_t *) gcudai_gguf_kv_data(kv) != 0;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_get_val_str(const struct gcuda_gguf_context * g, int64_t key_id, const char ** value, size_t * n_bytes) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    size_t n = 0;
+    GCUDAI_TRY(gcudai_gguf_typed(g, key_id, GCUDA_GGUF_TYPE_STRING, false, value, &kv));
+    *value = gcudai_gguf_kv_string(kv, 0, &n);
+    if (n_bytes != NULL) { *n_bytes = n; }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Strings and arrays have no bytes to hand out as one value.
+static gcuda_status gcudai_gguf_want_number(enum gcuda_gguf_type type, const char * what) {
+    return (unsigned) type < GCUDA_GGUF_TYPE_COUNT && gcudai_gguf_types[type].size != 0
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: type %d (%s), want one of numbers or bool", what, (int) type,
+                     gcuda_gguf_type_name(type));
+}
+
+gcuda_status gcuda_gguf_get_val_data(
+    const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type, const void ** data) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_want_number(type, "gguf_get_val_data"));
+    GCUDAI_TRY(gcudai_gguf_typed(g, key_id, type, false, data, &kv));
+    *data = gcudai_gguf_kv_data(kv);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_get_arr_data(
+    const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type element_type, const void ** data, uint64_t * n) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_want_number(element_type, "gguf_get_arr_data"));
+    GCUDAI_TRY(gcudai_gguf_typed(g, key_id, element_type, true, data, &kv));
+    *data = gcudai_gguf_kv_data(kv);
+    if (n != NULL) { *n = kv->n; }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_get_arr_str(
+    const struct gcuda_gguf_context * g, int64_t key_id, uint64_t i, const char ** value, size_t * n_bytes) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    size_t n = 0;
+    GCUDAI_TRY(gcudai_gguf_typed(g, key_id, GCUDA_GGUF_TYPE_STRING, true, value, &kv));
+    if (i >= kv->n) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get_arr_str: string %llu of key '%.200s', there are %llu",
+            (unsigned long long) i, kv->key, (unsigned long long) kv->n);
+    }
+    *value = gcudai_gguf_kv_string(kv, i, &n);
+    if (n_bytes != NULL) { *n_bytes = n; }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- values by key ----
+
+static const char * gcudai_gguf_label(const struct gcuda_gguf_context * g) { return g->n_parts > 0 ? g->parts[0].label : "new GGUF"; }
+
+// The pair of a key; *kv NULL and SUCCESS if it is not required and not there.
+static gcuda_status gcudai_gguf_lookup(
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, const void * value, const struct gcudai_gguf_kv ** kv) {
+    *kv = NULL;
+    if (g == NULL || key == NULL || value == NULL) {
+        return gcudai_null_fail("gguf_get", g == NULL ? "gguf context" : key == NULL ? "key" : "result");
+    }
+    *kv = gcudai_gguf_kv_at(g, gcuda_gguf_find_key(g, key));
+    return *kv != NULL || !is_required
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' is missing", gcudai_gguf_label(g), key);
+}
+
+static gcuda_status gcudai_gguf_wrong_kind(const struct gcuda_gguf_context * g, const struct gcudai_gguf_kv * kv, const char * want) {
+    return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' is %s%s, want %s", gcudai_gguf_label(g), kv->key,
+        kv->type == GCUDA_GGUF_TYPE_ARRAY ? "an array of " : "", gcuda_gguf_type_name(kv->element), want);
+}
+
+// Element i of integers, whatever their width. False: no integers, or too large for int64_t.
+static bool gcudai_gguf_int_of(const struct gcudai_gguf_kv * kv, uint64_t i, int64_t * value) {
+    const void * data = gcudai_gguf_kv_data(kv);
+    switch (kv->element) {
+        case GCUDA_GGUF_TYPE_UINT8: *value = ((const uint8_t *) data)[i]; return true;
+        case GCUDA_GGUF_TYPE_INT8: *value = ((const int8_t *) data)[i]; return true;
+        case GCUDA_GGUF_TYPE_UINT16: *value = ((const uint16_t *) data)[i]; return true;
+        case GCUDA_GGUF_TYPE_INT16: *value = ((const int16_t *) data)[i]; return true;
+        case GCUDA_GGUF_TYPE_UINT32: *value = ((const uint32_t *) data)[i]; return true;
+        case GCUDA_GGUF_TYPE_INT32: *value = ((const int32_t *) data)[i]; return true;
+        case GCUDA_GGUF_TYPE_UINT64: *value = (int64_t) ((const uint64_t *) data)[i]; return *value >= 0;
+        case GCUDA_GGUF_TYPE_INT64: *value = ((const int64_t *) data)[i]; return true;
+        default: return false;
+    }
+}
+
+static gcuda_status gcudai_gguf_int_in(const struct gcuda_gguf_context * g, const struct gcudai_gguf_kv * kv, uint64_t i, int64_t min,
+    int64_t max, int64_t * value) {
+    int64_t v = 0;
+    if (kv->element == GCUDA_GGUF_TYPE_STRING || !gcudai_gguf_int_of(kv, i, &v)) { return gcudai_gguf_wrong_kind(g, kv, "an integer"); }
+    if (v < min || v > max) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s'%s is %lld, want %lld to %lld", gcudai_gguf_label(g), kv->key,
+            kv->type == GCUDA_GGUF_TYPE_ARRAY ? ", an element" : "", (long long) v, (long long) min, (long long) max);
+    }
+    *value = v;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_get_int(
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, int64_t min, int64_t max, int64_t * value) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
+    if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { return gcudai_gguf_wrong_kind(g, kv, "an integer"); }
+    return gcudai_gguf_int_in(g, kv, 0, min, max, value);
+}
+
+gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const char * key, bool is_required, uint64_t i, int64_t min,
+    int64_t max, int64_t * value) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
+    if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY && i >= kv->n) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' has %llu elements, element %llu is wanted", gcudai_gguf_label(g),
+            key, (unsigned long long) kv->n, (unsigned long long) i);
+    }
+    return gcudai_gguf_int_in(g, kv, kv->type == GCUDA_GGUF_TYPE_ARRAY ? i : 0, min, max, value);
+}
+
+gcuda_status gcuda_gguf_get_float(const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
+    if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
+    double wide = 0.0;
+    float v = 0.0f;
+    if (kv->type == GCUDA_GGUF_TYPE_FLOAT64) {
+        memcpy(&wide, &kv->scalar, sizeof(wide));
+    } else if (kv->type == GCUDA_GGUF_TYPE_FLOAT32) {
+        memcpy(&v, &kv->scalar, sizeof(v));
+        wide = (double) v;
+    } else {
+        return gcudai_gguf_wrong_kind(g, kv, "f32 or f64");
+    }
+    if (!(wide >= -(double) FLT_MAX && wide <= (double) FLT_MAX)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' is %g, want a finite float", gcudai_gguf_label(g), key, wide);
+    }
+    *value = (float) wide;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_get_bool(const struct gcuda_gguf_context * g, const char * key, bool is_required, bool * value) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
+    if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
+    if (kv->type != GCUDA_GGUF_TYPE_BOOL) { return gcudai_gguf_wrong_kind(g, kv, "bool"); }
+    *value = *(const uint8_t *) gcudai_gguf_kv_data(kv) != 0;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_get_str(const struct gcuda_gguf_context * g, const char * key, bool is_required, const char ** value) {
+    const struct gcudai_gguf_kv * kv = NULL;
+    size_t n = 0;
+    GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
+    if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
+    if (kv->type != GCUDA_GGUF_TYPE_STRING) { return gcudai_gguf_wrong_kind(g, kv, "str"); }
+    const char * text = gcudai_gguf_kv_string(kv, 0, &n);
+    if (memchr(text, '\0', n) != NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' has a zero byte in its string of %llu bytes", gcudai_gguf_label(g),
+            key, (unsigned long long) n);
+    }
+    *value = text;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- tensors ----
+
+int64_t gcuda_gguf_get_n_tensors(const struct gcuda_gguf_context * g) { return g ? (int64_t) g->n_tensors : 0; }
+
+int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name) {
+    return g != NULL && name != NULL ? gcudai_gguf_find(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name, name) : -1;
+}
+
+static const struct gcudai_gguf_tensor * gcudai_gguf_tensor_at(const struct gcuda_gguf_context * g, int64_t id) {
+    return g != NULL && id >= 0 && (uint64_t) id < g->n_tensors ? &g->tensors[id] : NULL;
+}
+
+const char * gcuda_gguf_get_tensor_name(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? t->name : NULL;
+}
+enum gcuda_type gcuda_gguf_get_tensor_type(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? t->type : GCUDA_TYPE_COUNT;
+}
+const int64_t * gcuda_gguf_get_tensor_ne(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? t->ne : NULL;
+}
+int gcuda_gguf_get_tensor_n_dims(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? t->n_dims : 0;
+}
+size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? t->size : 0;
+}
+// Where the first n tensors end in the output, with padding.
+static uint64_t gcudai_gguf_output_end(const struct gcuda_gguf_context * g, size_t n) {
+    uint64_t end = 0;
+    for (size_t i = 0; i < n; ++i) { (void) gcudai_gguf_pad_u64(end + g->tensors[i].size, g->alignment, &end); }
+    return end;
+}
+uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t == NULL ? 0 : t->part >= 0 ? t->offset : gcudai_gguf_output_end(g, (size_t) tensor_id);
+}
+int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? (int) t->part : -1;
+}
+
+// Address of the data, if it is in host memory.
+static const char * gcudai_gguf_memory_of(const struct gcuda_gguf_context * g, const struct gcudai_gguf_tensor * t) {
+    if (t->part < 0) { return (const char *) t->memory; }
+    const char * data = gcudai_gguf_data_of(&g->parts[t->part]);
+    return data != NULL ? data + t->offset : NULL;
+}
+
+const void * gcuda_gguf_get_tensor_data(const struct gcuda_gguf_context * g, int64_t tensor_id) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    return t != NULL ? gcudai_gguf_memory_of(g, t) : NULL;
+}
+
+// Bytes [offset, offset + size) of a tensor, which are within it.
+static gcuda_status gcudai_gguf_read_bytes(
+    const struct gcuda_gguf_context * g, const struct gcudai_gguf_tensor * t, void * data, size_t offset, size_t size) {
+    const char * memory = gcudai_gguf_memory_of(g, t);
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (memory != NULL) {
+        memcpy(data, memory + offset, size);
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (t->part >= 0) { return gcudai_gguf_read_at(&g->parts[t->part], data, g->parts[t->part].data_offset + t->offset + offset, size); }
+    if (t->source != NULL && t->source->data != NULL) { return gcuda_backend_tensor_get(t->source, data, offset, size); }
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
+}
+
+gcuda_status gcuda_gguf_read_tensor(const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size) {
+    const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
+    if (t == NULL || (data == NULL && size > 0)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_read_tensor: tensor %lld does not exist, or data is NULL", (long long) tensor_id);
+    }
+    if (offset > t->size || size > t->size - offset) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_read_tensor: bytes %llu to %llu + %llu of '%s', which has %llu",
+            (unsigned long long) offset, (unsigned long long) offset, (unsigned long long) size, t->name, (unsigned long long) t->size);
+    }
+    return gcudai_gguf_read_bytes(g, t, data, offset, size);
+}
+
+// ---- split files ----
+
+size_t gcuda_gguf_split_path(char * path, size_t size, const char * prefix, int no, int count) {
+    if (path != NULL && size > 0) { path[0] = '\0'; }
+    if (prefix == NULL || no < 0 || no >= count || count > UINT16_MAX) { return 0; }
+    const int n = snprintf(path, path != NULL ? size : 0, "%s-%05d-of-%05d.gguf", prefix, no + 1, count);
+    return n > 0 ? (size_t) n : 0;
+}
+
+size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, int no, int count) {
+    char ending[64];
+    if (prefix != NULL && size > 0) { prefix[0] = '\0'; }
+    const size_t n_ending = gcuda_gguf_split_path(ending, sizeof(ending), "", no, count), n_path = path != NULL ? strlen(path) : 0;
+    if (n_ending == 0 || n_path <= n_ending || strcmp(path + n_path - n_ending, ending) != 0) { return 0; }
+    const size_t n = n_path - n_ending, n_copied = prefix != NULL && size > 0 ? GCUDAI_MIN(n, size - 1) : 0;
+    if (n_copied > 0) { memcpy(prefix, path, n_copied); }
+    if (prefix != NULL && size > 0) { prefix[n_copied] = '\0'; }
+    return n;
+}
+
+// ---- loading: tensors are found, given a buffer type, placed, filled, in the order of the file ----
+
+#define GCUDAI_GGUF_PIECE ((size_t) 64 * 1024 * 1024) // from memory: bytes between two calls of the progress callback
+#define GCUDAI_GGUF_STAGE ((size_t) 16 * 1024 * 1024) // from a FILE or callback: of each of two stages
+#define GCUDAI_GGUF_PENDING 64                        // uploads under way
+#define GCUDAI_GGUF_PENDING_BYTES (2 * GCUDAI_GGUF_PIECE)
+
+struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
+    struct gcuda_tensor * t;
+    gcuda_backend_buffer_type_t buft;
+    int32_t group; // tensors of a group are on one backend; -1: chosen by the caller
+    bool is_placed;
+};
+struct gcudai_gguf_upload { // under way
+    struct gcuda_cuda_uploader * uploader;
+    gcuda_cuda_ticket ticket;
+    size_t size;
+};
+struct gcudai_gguf_loading {
+    struct gcuda_gguf_context * g;
+    struct gcuda_context * ctx;
+    struct gcuda_gguf_load_params params;
+    struct gcudai_gguf_item * items; // one for each tensor of the file
+    struct gcuda_cuda_uploader ** uploaders; // one for each backend, made when first needed
+    int n_backends;
+    struct gcudai_buffer_list buffers;
+    struct gcudai_gguf_upload pending[GCUDAI_GGUF_PENDING]; // a ring
+    size_t first_pending, n_pending, pending_bytes;
+    char * stage;
+    size_t cap_stage;
+    int which_stage; // half that is filled next
+    uint64_t done, total;
+};
+
+static gcuda_backend_t gcudai_gguf_backend(const struct gcudai_gguf_loading * l, int i) {
+    return l->params.backend != NULL ? l->params.backend : gcuda_backend_sched_get_backend(l->params.sched, i);
+}
+
+// Says how far it is; ABORTED if the caller does not want more.
+static gcuda_status gcudai_gguf_progress(struct gcudai_gguf_loading * l, size_t more) {
+    l->done += more;
+    if (l->params.progress == NULL || l->params.progress(l->done, l->total, l->params.progress_data)) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_ABORTED, "gguf_load: stopped by the progress callback after %llu of %llu bytes",
+        (unsigned long long) l->done, (unsigned long long) l->total);
+}
+
+static gcuda_status gcudai_gguf_find_item(struct gcudai_gguf_loading * l, struct gcuda_tensor * t) {
+    const int64_t id = gcuda_gguf_find_tensor(l->g, t->name);
+    const char * label = gcudai_gguf_label(l->g);
+    if (id < 0) { return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name); }
+    const struct gcudai_gguf_tensor * info = &l->g->tensors[id];
+    if (info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
+            "%.400s: tensor '%s' is %s [%lld, %lld, %lld, %lld], want %s [%lld, %lld, %lld, %lld]", label, t->name, gcuda_type_name(info->type),
+            (long long) info->ne[0], (long long) info->ne[1], (long long) info->ne[2], (long long) info->ne[3], gcuda_type_name(t->type),
+            (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    }
+    if (l->items[id].t != NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
+    }
+    l->items[id].t = t;
+    l->total += info->size; // of different tensors of the file, whose sum was checked
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_find_items(struct gcudai_gguf_loading * l) {
+    l->items = (struct gcudai_gguf_item *) gcudai_calloc(GCUDAI_MAX(l->g->n_tensors, (size_t) 1), sizeof(*l->items));
+    if (l->items == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
+        if (gcudai_is_ours(t)) { GCUDAI_TRY(gcudai_gguf_find_item(l, t)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- over the backends of a scheduler ----
+
+#define GCUDAI_GGUF_SHARES 65536 // of a device's budget: shares are counted in these
+#define GCUDAI_GGUF_MAX_BUDGET ((uint64_t) 1 << 47)
+struct gcudai_gguf_split { // how tensors are divided over devices
+    uint64_t * sizes;  // of groups, bytes, in the order of the file
+    uint64_t * budget; // of each device, bytes, at most GCUDAI_GGUF_MAX_BUDGET
+    size_t n_groups;
+    int n_devices;
+};
+
+// Number of the block in "blk.N.", below n; -1: another name.
+static int64_t gcudai_gguf_block_of(const char * name, size_t n) {
+    uint64_t block = 0;
+    if (strncmp(name, "blk.", 4) != 0) { return -1; }
+    const char * c = name + 4;
+    for (; *c >= '0' && *c <= '9' && block < n; ++c) { block = block * 10 + (uint64_t) (*c - '0'); }
+    return c > name + 4 && *c == '.' && block < n ? (int64_t) block : -1;
+}
+
+// A group for each block and for each tensor outside of blocks. `of_block`: room for as many numbers as there are tensors.
+static void gcudai_gguf_make_groups(struct gcudai_gguf_loading * l, struct gcudai_gguf_split * s, int32_t * of_block) {
+    const size_t n = l->g->n_tensors;
+    const gcuda_backend_buffer_type_t buft = gcuda_backend_sched_get_buffer_type(l->params.sched, gcudai_gguf_backend(l, 0));
+    for (size_t i = 0; i < n; ++i) { of_block[i] = -1; }
+    for (size_t i = 0; i < n; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->buft != NULL) { continue; }
+        const int64_t block = gcudai_gguf_block_of(item->t->name, n);
+        item->group = block >= 0 && of_block[block] >= 0 ? of_block[block] : (int32_t) s->n_groups++;
+        if (block >= 0) { of_block[block] = item->group; }
+        s->sizes[item->group] += gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, item->t), 512);
+    }
+}
+
+// Free memory of each device less the reserve and what the caller has put there himself.
+static void gcudai_gguf_make_budgets(struct gcudai_gguf_loading * l, struct gcudai_gguf_split * s) {
+    for (int d = 0; d < s->n_devices; ++d) {
+        const gcuda_backend_t backend = gcudai_gguf_backend(l, d);
+        const gcuda_backend_buffer_type_t buft = gcuda_backend_get_default_buffer_type(backend);
+        size_t free_bytes = 0, total_bytes = 0;
+        if (gcuda_backend_dev_memory(gcuda_backend_get_device(backend), &free_bytes, &total_bytes) != GCUDA_STATUS_SUCCESS) { free_bytes = 0; }
+        uint64_t taken = l->params.reserve_bytes != 0 ? l->params.reserve_bytes : free_bytes / 8;
+        for (size_t i = 0; i < l->g->n_tensors; ++i) {
+            if (l->items[i].t != NULL && l->items[i].buft == buft) { taken += l->g->tensors[i].size; }
+        }
+        s->budget[d] = taken < free_bytes ? GCUDAI_MIN(free_bytes - taken, GCUDAI_GGUF_MAX_BUDGET) : 0;
+    }
+}
+
+// Do groups from `first` on fit one after another into this share of each budget? devices (may be NULL): where each one goes.
+static bool gcudai_gguf_fits(const struct gcudai_gguf_split * s, size_t first, uint64_t share, int32_t * devices) {
+    uint64_t used = 0;
+    int d = 0;
+    for (size_t i = first; i < s->n_groups; ++i) {
+        while (d < s->n_devices && used + s->sizes[i] > s->budget[d] * share / GCUDAI_GGUF_SHARES) {
+            used = 0;
+            d++;
+        }
+        if (d == s->n_devices) { return false; }
+        used += s->sizes[i];
+        if (devices != NULL) { devices[i] = d; }
+    }
+    return true;
+}
+
+// As few groups as possible stay with the last backend, and the devices are filled to the same share.
+static void gcudai_gguf_divide(const struct gcudai_gguf_split * s, int32_t * devices) {
+    size_t first = 0, end = s->n_groups; // no group always fits
+    uint64_t share = 1, max = GCUDAI_GGUF_SHARES;
+    while (first < end) {
+        const size_t middle = first + (end - first) / 2;
+        if (gcudai_gguf_fits(s, middle, GCUDAI_GGUF_SHARES, NULL)) { end = middle; } else { first = middle + 1; }
+    }
+    while (share < max) {
+        const uint64_t middle = share + (max - share) / 2;
+        if (gcudai_gguf_fits(s, first, middle, NULL)) { max = middle; } else { share = middle + 1; }
+    }
+    for (size_t i = 0; i < s->n_groups; ++i) { devices[i] = s->n_devices; }
+    (void) gcudai_gguf_fits(s, first, share, devices);
+}
+
+static gcuda_status gcudai_gguf_choose_sched(struct gcudai_gguf_loading * l) {
+    struct gcudai_gguf_split s;
+    const size_t n = GCUDAI_MAX(l->g->n_tensors, (size_t) 1);
+    GCUDAI_ZERO(s);
+    s.n_devices = l->n_backends - 1;
+    s.sizes = (uint64_t *) gcudai_calloc(n, sizeof(*s.sizes));
+    s.budget = (uint64_t *) gcudai_calloc((size_t) l->n_backends, sizeof(*s.budget));
+    int32_t * numbers = (int32_t *) gcudai_calloc(n, sizeof(*numbers)); // first groups of blocks, then devices of groups
+    const bool is_ok = s.sizes != NULL && s.budget != NULL && numbers != NULL;
+    if (is_ok) {
+        gcudai_gguf_make_budgets(l, &s);
+        gcudai_gguf_make_groups(l, &s, numbers);
+        gcudai_gguf_divide(&s, numbers);
+    }
+    for (size_t i = 0; is_ok && i < l->g->n_tensors; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->buft != NULL) { continue; }
+        item->buft = gcuda_backend_get_default_buffer_type(gcudai_gguf_backend(l, numbers[item->group]));
+    }
+    gcudai_free(s.sizes);
+    gcudai_free(s.budget);
+    gcudai_free(numbers);
+    return is_ok ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+// A buffer type for every item.
+static gcuda_status gcudai_gguf_choose(struct gcudai_gguf_loading * l) {
+    const gcuda_backend_buffer_type_t only = l->params.backend != NULL ? gcuda_backend_get_default_buffer_type(l->params.backend)
+                                             : l->params.sched == NULL ? gcuda_backend_cpu_buffer_type()
+                                                                       : NULL;
+    for (size_t i = 0; i < l->g->n_tensors; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL) { continue; }
+        item->buft = l->params.choose != NULL ? l->params.choose(item->t, l->params.choose_data) : NULL;
+        if (item->buft == NULL) { item->buft = only; }
+    }
+    return only == NULL ? gcudai_gguf_choose_sched(l) : GCUDA_STATUS_SUCCESS;
+}
+
+// ---- places ----
+
+// May the tensor point at its data instead of being copied?
+static bool gcudai_gguf_can_point(const struct gcudai_gguf_loading * l, size_t i) {
+    const struct gcudai_gguf_tensor * info = &l->g->tensors[i];
+    if (l->params.copy_host || l->items[i].buft != gcuda_backend_cpu_buffer_type() || info->part < 0) { return false; }
+    const struct gcudai_gguf_part * p = &l->g->parts[info->part];
+    const char * data = gcudai_gguf_data_of(p);
+    const uintptr_t base = (uintptr_t) (p->data != NULL ? p->data : p->bytes);
+    return data != NULL && base % 32 == 0 && (uintptr_t) (data + info->offset) % gcudai_type_align(info->type) == 0;
+}
+
+// Items [first, end) of one buffer type that have no place, into one new buffer of `size` bytes.
+static gcuda_status gcudai_gguf_place_range(struct gcudai_gguf_loading * l, size_t first, size_t end, size_t size) {
+    const gcuda_backend_buffer_type_t buft = l->items[first].buft;
+    GCUDAI_TRY(gcudai_buffer_list_add(&l->buffers, buft, size));
+    struct gcuda_tallocr talloc = gcuda_tallocr_new(l->buffers.items[l->buffers.n - 1]);
+    for (size_t i = first; i < end; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->is_placed || item->buft != buft) { continue; }
+        GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, item->t));
+        item->is_placed = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// All items of the buffer type of item `first`: one buffer, or more where a buffer may not be as large.
+static gcuda_status gcudai_gguf_place_type(struct gcudai_gguf_loading * l, size_t first) {
+    const gcuda_backend_buffer_type_t buft = l->items[first].buft;
+    const size_t align = gcuda_backend_buft_get_alignment(buft), max = GCUDAI_MIN(gcuda_backend_buft_get_max_size(buft), (size_t) PTRDIFF_MAX);
+    size_t sum = 0;
+    for (size_t i = first; i < l->g->n_tensors; ++i) {
+        const struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->is_placed || item->buft != buft) { continue; }
+        const size_t need = gcuda_backend_buft_get_alloc_size(buft, item->t), size = gcudai_pad(need, align);
+        if (size < need || size > max) {
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gguf_load: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)",
+                item->t->name, (unsigned long long) need, gcuda_backend_buft_name(buft), (unsigned long long) max);
+        }
+        if (sum > max - size) {
+            GCUDAI_TRY(gcudai_gguf_place_range(l, first, i, sum));
+            first = i;
+            sum = 0;
+        }
+        sum += size;
+    }
+    return gcudai_gguf_place_range(l, first, l->g->n_tensors, sum);
+}
+
+static gcuda_status gcudai_gguf_place_items(struct gcudai_gguf_loading * l) {
+    for (size_t i = 0; i < l->g->n_tensors; ++i) {
+        struct gcudai_gguf_item * item = &l->items[i];
+        if (item->t == NULL || item->is_placed) { continue; }
+        if (gcudai_gguf_can_point(l, i)) {
+            GCUDAI_TRY(gcudai_gguf_point(l->g, &l->g->tensors[i], item->t));
+            item->is_placed = true;
+        } else {
+            GCUDAI_TRY(gcudai_gguf_place_type(l, i));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- data ----
+
+static gcuda_status gcudai_gguf_wait_oldest(struct gcudai_gguf_loading * l) {
+    const struct gcudai_gguf_upload u = l->pending[l->first_pending];
+    l->first_pending = (l->first_pending + 1) % GCUDAI_GGUF_PENDING;
+    l->n_pending--;
+    l->pending_bytes -= u.size;
+    GCUDAI_TRY(gcuda_cuda_upload_wait(u.uploader, u.ticket));
+    return gcudai_gguf_progress(l, u.size);
+}
+
+// Waits until at most n uploads of at most n_bytes are under way.
+static gcuda_status gcudai_gguf_wait_until(struct gcudai_gguf_loading * l, size_t n, size_t n_bytes) {
+    while (l->n_pending > 0 && (l->n_pending > n || l->pending_bytes > n_bytes)) { GCUDAI_TRY(gcudai_gguf_wait_oldest(l)); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The uploader of the backend whose default buffer type this is; NULL and SUCCESS: there is none.
+static gcuda_status gcudai_gguf_uploader(
+    struct gcudai_gguf_loading * l, gcuda_backend_buffer_type_t buft, struct gcuda_cuda_uploader ** uploader) {
+    *uploader = NULL;
+    for (int b = 0; b < l->n_backends && *uploader == NULL; ++b) {
+        const gcuda_backend_t backend = gcudai_gguf_backend(l, b);
+        if (!gcuda_backend_is_cuda(backend) || gcuda_backend_get_default_buffer_type(backend) != buft) { continue; }
+        if (l->uploaders[b] == NULL) {
+            struct gcuda_cuda_uploader_params params;
+            GCUDAI_ZERO(params);
+            params.backend = backend;
+            l->uploaders[b] = gcuda_cuda_uploader_new(&params);
+            if (l->uploaders[b] == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        }
+        *uploader = l->uploaders[b];
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Bytes [offset, offset + size) of the tensor in memory: where they are, or read to the stage that is next.
+static gcuda_status gcudai_gguf_stage(
+    struct gcudai_gguf_loading * l, const struct gcudai_gguf_tensor * info, size_t offset, size_t size, const char ** data) {
+    const char * memory = gcudai_gguf_memory_of(l->g, info);
+    *data = memory != NULL ? memory + offset : NULL;
+    if (memory != NULL) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_room(&l->stage, &l->cap_stage, GCUDAI_MAX(size, 2 * GCUDAI_GGUF_STAGE), 1));
+    char * to = l->stage + (size <= GCUDAI_GGUF_STAGE ? (size_t) l->which_stage * GCUDAI_GGUF_STAGE : 0);
+    l->which_stage = 1 - l->which_stage;
+    *data = to;
+    return gcudai_gguf_read_bytes(l->g, info, to, offset, size);
+}
+
+static gcuda_status gcudai_gguf_fill_upload(struct gcudai_gguf_loading * l, const struct gcudai_gguf_tensor * info, struct gcuda_tensor * t,
+    struct gcuda_cuda_uploader * uploader) {
+    const bool is_staged = gcudai_gguf_memory_of(l->g, info) == NULL;
+    const size_t piece = is_staged ? GCUDAI_GGUF_STAGE : GCUDAI_GGUF_PIECE;
+    for (size_t at = 0; at < info->size; at += piece) {
+        const size_t size = GCUDAI_MIN(piece, info->size - at);
+        const char * data = NULL;
+        // of two stages, the one that is filled next is free when at most one upload is under way
+        GCUDAI_TRY(gcudai_gguf_wait_until(l, is_staged ? 1 : GCUDAI_GGUF_PENDING - 1, GCUDAI_GGUF_PENDING_BYTES));
+        GCUDAI_TRY(gcudai_gguf_stage(l, info, at, size, &data));
+        struct gcudai_gguf_upload * u = &l->pending[(l->first_pending + l->n_pending) % GCUDAI_GGUF_PENDING];
+        GCUDAI_TRY(gcuda_cuda_upload(uploader, t, data, at, size, &u->ticket));
+        u->uploader = uploader;
+        u->size = size;
+        l->n_pending++;
+        l->pending_bytes += size;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_fill_host(struct gcudai_gguf_loading * l, const struct gcudai_gguf_tensor * info, struct gcuda_tensor * t) {
+    for (size_t at = 0; at < info->size; at += GCUDAI_GGUF_PIECE) {
+        const size_t size = GCUDAI_MIN(GCUDAI_GGUF_PIECE, info->size - at);
+        GCUDAI_TRY(gcudai_gguf_read_bytes(l->g, info, (char *) t->data + at, at, size));
+        GCUDAI_TRY(gcudai_gguf_progress(l, size));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_fill_item(struct gcudai_gguf_loading * l, size_t i) {
+    const struct gcudai_gguf_tensor * info = &l->g->tensors[i];
+    struct gcuda_tensor * t = l->items[i].t;
+    struct gcuda_cuda_uploader * uploader = NULL;
+    const char * data = NULL;
+    if (info->size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (t->data == (const void *) gcudai_gguf_memory_of(l->g, info)) { return gcudai_gguf_progress(l, info->size); }
+    if (gcuda_backend_buft_is_host(l->items[i].buft)) { return gcudai_gguf_fill_host(l, info, t); }
+    GCUDAI_TRY(gcudai_gguf_uploader(l, l->items[i].buft, &uploader));
+    if (uploader != NULL) { return gcudai_gguf_fill_upload(l, info, t, uploader); }
+    GCUDAI_TRY(gcudai_gguf_wait_until(l, 0, 0)); // the stages may be in use
+    GCUDAI_TRY(gcudai_gguf_stage(l, info, 0, info->size, &data));
+    GCUDAI_TRY(gcuda_backend_tensor_set(t, data, 0, info->size));
+    return gcudai_gguf_progress(l, info->size);
+}
+
+static gcuda_status gcudai_gguf_fill_items(struct gcudai_gguf_loading * l) {
+    l->uploaders = (struct gcuda_cuda_uploader **) gcudai_calloc((size_t) GCUDAI_MAX(l->n_backends, 1), sizeof(*l->uploaders));
+    if (l->uploaders == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    GCUDAI_TRY(gcudai_gguf_progress(l, 0));
+    for (size_t i = 0; i < l->g->n_tensors; ++i) {
+        if (l->items[i].t != NULL) { GCUDAI_TRY(gcudai_gguf_fill_item(l, i)); }
+    }
+    return gcudai_gguf_wait_until(l, 0, 0);
+}
+
+// ---- the whole ----
+
+static gcuda_status gcudai_gguf_init_views(struct gcuda_context * ctx) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        if (t->view_src != NULL && t->buffer == NULL && t->view_src->buffer != NULL) { GCUDAI_TRY(gcuda_backend_view_init(t)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// One buffer object for all that was allocated, which may be nothing.
+static gcuda_status gcudai_gguf_join_buffers(struct gcudai_gguf_loading * l, gcuda_backend_buffer_t * buffer) {
+    if (l->buffers.n == 0) { GCUDAI_TRY(gcudai_buffer_list_add(&l->buffers, gcuda_backend_cpu_buffer_type(), 0)); }
+    *buffer = l->buffers.n == 1 ? l->buffers.items[0] : gcuda_backend_multi_buffer_alloc_buffer(l->buffers.items, l->buffers.n);
+    l->buffers.n = 0; // taken over, after a failure too
+    if (*buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    gcuda_backend_buffer_set_usage(*buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After a failure: no item has memory, and no view of one.
+static void gcudai_gguf_undo(struct gcudai_gguf_loading * l) {
+    for (size_t i = 0; l->items != NULL && i < l->g->n_tensors; ++i) {
+        struct gcuda_tensor * t = l->items[i].t;
+        if (t != NULL) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
+    }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
+        if (t->view_src != NULL && gcudai_is_ours(t->view_src)) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
+    }
+    for (size_t i = 0; i < l->buffers.n; ++i) { gcuda_backend_buffer_free(l->buffers.items[i]); }
+}
+
+static gcuda_status gcudai_gguf_load_all(struct gcudai_gguf_loading * l, gcuda_backend_buffer_t * buffer) {
+    GCUDAI_TRY(gcudai_gguf_find_items(l));
+    GCUDAI_TRY(gcudai_gguf_choose(l));
+    GCUDAI_TRY(gcudai_gguf_place_items(l));
+    GCUDAI_TRY(gcudai_gguf_fill_items(l));
+    GCUDAI_TRY(gcudai_gguf_init_views(l->ctx));
+    return gcudai_gguf_join_buffers(l, buffer);
+}
+
+gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context * ctx, const struct gcuda_gguf_load_params * params,
+    gcuda_backend_buffer_t * buffer) {
+    struct gcudai_gguf_loading l;
+    if (buffer != NULL) { *buffer = NULL; }
+    if (g == NULL || ctx == NULL || buffer == NULL) {
+        return gcudai_null_fail("gguf_load", g == NULL ? "gguf context" : ctx == NULL ? "context" : "result");
+    }
+    if (!gcuda_get_no_alloc(ctx)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context was made without no_alloc, so its tensors have memory already");
+    }
+    GCUDAI_ZERO(l);
+    l.g = g;
+    l.ctx = ctx;
+    if (params != NULL) { l.params = *params; }
+    l.n_backends = l.params.backend != NULL ? 1 : gcuda_backend_sched_get_n_backends(l.params.sched);
+    const gcuda_status st = gcudai_gguf_load_all(&l, buffer);
+    for (int i = 0; l.uploaders != NULL && i < l.n_backends; ++i) { gcuda_cuda_uploader_free(l.uploaders[i]); } // waits
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_gguf_undo(&l); }
+    gcudai_free(l.uploaders);
+    gcudai_free(l.items);
+    gcudai_free(l.buffers.items);
+    gcudai_free(l.stage);
+    return st;
+}
+
+// ---- changing ----
+
+static gcuda_status gcudai_gguf_check_new_name(const char * name, size_t max, const char * what, const char * function) {
+    const size_t n = name != NULL ? strlen(name) : 0;
+    return n >= 1 && n <= max ? GCUDA_STATUS_SUCCESS
+                              : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s of %llu bytes, want 1 to %llu", function, what,
+                                    (unsigned long long) n, (unsigned long long) max);
+}
+
+// Puts number n (the next one) among n ordered names.
+static void gcudai_gguf_insert(struct gcuda_gguf_context * g, uint32_t * order, size_t n, gcudai_gguf_name name_of) {
+    const size_t at = gcudai_gguf_place(g, order, n, name_of, name_of(g, n));
+    memmove(order + at + 1, order + at, (n - at) * sizeof(*order));
+    order[at] = (uint32_t) n;
+}
+
+// Sizes of all tensors and `more` stay far below 2^64, so that offsets need no further check.
+static gcuda_status gcudai_gguf_check_total(const struct gcuda_gguf_context * g, uint64_t more) {
+    const uint64_t max = (uint64_t) 1 << 62;
+    uint64_t sum = GCUDAI_MIN(more, max);
+    for (size_t i = 0; i < g->n_tensors; ++i) { sum = GCUDAI_MIN(sum + GCUDAI_MIN((uint64_t) g->tensors[i].size, max), max); }
+    return sum < max && g->n_tensors < INT32_MAX
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: sizes of tensors add up to 2^62 bytes or more");
+}
+
+// Takes *kv over as the pair of kv->key; frees it after a failure.
+static gcuda_status gcudai_gguf_put(struct gcuda_gguf_context * g, struct gcudai_gguf_kv * kv) {
+    const int64_t id = gcuda_gguf_find_key(g, kv->key);
+    if (id >= 0) {
+        gcudai_gguf_kv_free(&g->kv[id]);
+        g->kv[id] = *kv;
+        return GCUDA_STATUS_SUCCESS;
+    }
+    gcuda_status st = g->n_kv < INT32_MAX ? gcudai_room(&g->kv, &g->cap_kv, g->n_kv + 1, sizeof(*g->kv))
+                                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: more than 2^31 pairs");
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv + 1, sizeof(*g->kv_order)); }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_gguf_kv_free(kv);
+        return st;
+    }
+    g->kv[g->n_kv] = *kv;
+    gcudai_gguf_insert(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
+    g->n_kv++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// If the pair is the alignment: its value is one that files may have.
+static gcuda_status gcudai_gguf_check_new_alignment(const struct gcudai_gguf_kv * kv) {
+    if (strcmp(kv->key, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT) != 0) { return GCUDA_STATUS_SUCCESS; }
+    uint32_t v = 0;
+    memcpy(&v, &kv->scalar, sizeof(v));
+    if (kv->type != GCUDA_GGUF_TYPE_UINT32 || !gcudai_gguf_is_alignment(v)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %s of type %s, want a u32 that is a power of two up to %d",
+            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, gcuda_gguf_type_name(kv->type), GCUDA_GGUF_MAX_ALIGNMENT);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Values of a new pair: n elements, copied; or strings. Freed by the caller after a failure.
+static gcuda_status gcudai_gguf_copy_numbers(struct gcudai_gguf_kv * kv, const void * data) {
+    size_t n_bytes = 0;
+    if (kv->n > GCUDAI_GGUF_MAX_ARRAY || !gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu elements for key '%.200s', at most %llu", (unsigned long long) kv->n,
+            kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
+    }
+    void * to = &kv->scalar;
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { to = kv->data = gcudai_alloc(GCUDAI_MAX(n_bytes, (size_t) 1)); }
+    if (to == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (n_bytes > 0) { memcpy(to, data, n_bytes); }
+    return gcudai_gguf_check_bools(kv, "gguf_set");
+}
+
+static gcuda_status gcudai_gguf_copy_strings(struct gcudai_gguf_kv * kv, const char * const * values) {
+    size_t used = 0;
+    if (kv->n > GCUDAI_GGUF_MAX_ARRAY) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu strings for key '%.200s', at most %llu", (unsigned long long) kv->n,
+            kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
+    }
+    uint64_t * starts = (uint64_t *) gcudai_calloc((size_t) kv->n + 1, sizeof(*starts));
+    kv->data = starts;
+    if (starts == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (uint64_t i = 0; i < kv->n; ++i) {
+        const size_t n = values[i] != NULL ? strlen(values[i]) : SIZE_MAX;
+        if (n > GCUDAI_GGUF_MAX_STRING || !gcudai_add_size(used, n + 1, &used)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: string %llu of key '%.200s' is NULL or longer than %llu bytes",
+                (unsigned long long) i, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_STRING);
+        }
+        starts[i + 1] = used;
+    }
+    kv->text = (char *) gcudai_alloc(GCUDAI_MAX(used, (size_t) 1));
+    if (kv->text == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (uint64_t i = 0; i < kv->n; ++i) { memcpy(kv->text + starts[i], values[i], (size_t) (starts[i + 1] - starts[i])); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_set_checked(struct gcuda_gguf_context * g, struct gcudai_gguf_kv * kv) {
+    const gcuda_status st = gcudai_gguf_check_new_alignment(kv);
+    const bool is_alignment = strcmp(kv->key, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT) == 0;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_gguf_kv_free(kv);
+        return st;
+    }
+    GCUDAI_TRY(gcudai_gguf_put(g, kv));
+    return is_alignment ? gcudai_gguf_set_alignment(g, "gguf_set") : GCUDA_STATUS_SUCCESS;
+}
+
+// type ARRAY: n elements; else a value of type `element`. values: char * const * of strings.
+static gcuda_status gcudai_gguf_set(struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type type, enum gcuda_gguf_type element,
+    const void * values, uint64_t n) {
+    struct gcudai_gguf_kv kv;
+    if (g == NULL || (values == NULL && n > 0)) { return gcudai_null_fail("gguf_set", g == NULL ? "gguf context" : "value"); }
+    GCUDAI_TRY(gcudai_gguf_check_new_name(key, GCUDAI_GGUF_MAX_KEY, "a key", "gguf_set"));
+    GCUDAI_ZERO(kv);
+    kv.key = gcudai_gguf_copy_text(key);
+    if (kv.key == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    kv.type = type;
+    kv.element = element;
+    kv.n = n;
+    const gcuda_status st = element == GCUDA_GGUF_TYPE_STRING ? gcudai_gguf_copy_strings(&kv, (const char * const *) values)
+                                                             : gcudai_gguf_copy_numbers(&kv, values);
+    if (st == GCUDA_STATUS_SUCCESS) { return gcudai_gguf_set_checked(g, &kv); }
+    gcudai_gguf_kv_free(&kv);
+    return st;
+}
+
+#define GCUDAI_GGUF_SET(name, ID, ctype)                                                                             \
+    gcuda_status gcuda_gguf_set_val_##name(struct gcuda_gguf_context * g, const char * key, ctype value) {             \
+        return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_##ID, GCUDA_GGUF_TYPE_##ID, &value, 1);                         \
+    }
+GCUDAI_GGUF_NUMBERS(GCUDAI_GGUF_SET)
+#undef GCUDAI_GGUF_SET
+
+gcuda_status gcuda_gguf_set_val_bool(struct gcuda_gguf_context * g, const char * key, bool value) {
+    const uint8_t byte = value ? 1 : 0;
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_BOOL, GCUDA_GGUF_TYPE_BOOL, &byte, 1);
+}
+
+gcuda_status gcuda_gguf_set_val_str(struct gcuda_gguf_context * g, const char * key, const char * value) {
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_STRING, GCUDA_GGUF_TYPE_STRING, &value, 1);
+}
+
+gcuda_status gcuda_gguf_set_arr_data(
+    struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type element_type, const void * data, uint64_t n) {
+    GCUDAI_TRY(gcudai_gguf_want_number(element_type, "gguf_set_arr_data"));
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_ARRAY, element_type, data, n);
+}
+
+gcuda_status gcuda_gguf_set_arr_str(struct gcuda_gguf_context * g, const char * key, const char * const * values, uint64_t n) {
+    return gcudai_gguf_set(g, key, GCUDA_GGUF_TYPE_ARRAY, GCUDA_GGUF_TYPE_STRING, values, n);
+}
+
+// A copy of a pair; the caller frees it after a failure too.
+static gcuda_status gcudai_gguf_copy_kv(struct gcudai_gguf_kv * to, const struct gcudai_gguf_kv * from) {
+    const bool is_text = from->element == GCUDA_GGUF_TYPE_STRING;
+    const size_t n_data = is_text ? ((size_t) from->n + 1) * sizeof(uint64_t) : (size_t) from->n * gcudai_gguf_types[from->element].size;
+    *to = *from;
+    to->data = NULL;
+    to->text = NULL;
+    to->key = gcudai_gguf_copy_text(from->key);
+    if (to->key == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (from->data != NULL) {
+        to->data = gcudai_alloc(GCUDAI_MAX(n_data, (size_t) 1));
+        if (to->data == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        if (n_data > 0) { memcpy(to->data, from->data, n_data); }
+    }
+    if (!is_text) { return GCUDA_STATUS_SUCCESS; }
+    const size_t n_text = (size_t) ((const uint64_t *) from->data)[from->n];
+    to->text = (char *) gcudai_alloc(GCUDAI_MAX(n_text, (size_t) 1));
+    if (to->text == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (n_text > 0) { memcpy(to->text, from->text, n_text); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src) {
+    if (g == NULL || src == NULL) { return gcudai_null_fail("gguf_set_kv", g == NULL ? "gguf context" : "source"); }
+    for (size_t i = 0; i < src->n_kv && g != src; ++i) {
+        struct gcudai_gguf_kv kv;
+        const gcuda_status st = gcudai_gguf_copy_kv(&kv, &src->kv[i]);
+        if (st != GCUDA_STATUS_SUCCESS) {
+            gcudai_gguf_kv_free(&kv);
+            return st;
+        }
+        GCUDAI_TRY(gcudai_gguf_set_checked(g, &kv));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id) {
+    const int64_t id = gcuda_gguf_find_key(g, key);
+    if (key_id != NULL) { *key_id = id; }
+    if (g == NULL || key == NULL) { return gcudai_null_fail("gguf_remove_key", g == NULL ? "gguf context" : "key"); }
+    if (id < 0) { return GCUDA_STATUS_SUCCESS; }
+    gcudai_gguf_kv_free(&g->kv[id]);
+    g->n_kv--;
+    memmove(&g->kv[id], &g->kv[id + 1], (g->n_kv - (size_t) id) * sizeof(*g->kv));
+    GCUDAI_ZERO(g->kv[g->n_kv]);
+    GCUDAI_TRY(gcudai_gguf_sort_keys(g, "gguf_remove_key")); // has the room
+    return gcudai_gguf_set_alignment(g, "gguf_remove_key");
+}
+
+gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor) {
+    if (g == NULL || tensor == NULL) { return gcudai_null_fail("gguf_add_tensor", g == NULL ? "gguf context" : "tensor"); }
+    GCUDAI_TRY(gcudai_gguf_check_new_name(tensor->name, GCUDA_MAX_NAME - 1, "the name of a tensor", "gguf_add_tensor"));
+    if (gcuda_gguf_find_tensor(g, tensor->name) >= 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
+    }
+    size_t nb[GCUDA_MAX_DIMS], size = 0;
+    GCUDAI_TRY(gcudai_layout(tensor->type, tensor->ne, nb, &size));
+    if (!gcuda_is_contiguous(tensor) && size > 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: '%s' is not contiguous", tensor->name);
+    }
+    GCUDAI_TRY(gcudai_gguf_check_total(g, size));
+    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors + 1, sizeof(*g->tensor_order)));
+    struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
+    GCUDAI_ZERO(*t);
+    t->source = (struct gcuda_tensor *) gcudai_alloc(sizeof(*t->source));
+    if (t->source == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    *t->source = *tensor;
+    memcpy(t->name, tensor->name, sizeof(t->name));
+    t->type = tensor->type;
+    t->n_dims = gcuda_n_dims(tensor);
+    t->part = -1;
+    memcpy(t->ne, tensor->ne, sizeof(t->ne));
+    t->size = size;
+    gcudai_gguf_insert(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
+    g->n_tensors++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_named_tensor(
+    struct gcuda_gguf_context * g, const char * name, const char * function, struct gcudai_gguf_tensor ** t) {
+    const int64_t id = gcuda_gguf_find_tensor(g, name);
+    if (g == NULL || name == NULL) { return gcudai_null_fail(function, g == NULL ? "gguf context" : "name"); }
+    if (id < 0) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name); }
+    *t = &g->tensors[id];
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_set_tensor_type(struct gcuda_gguf_context * g, const char * name, enum gcuda_type type) {
+    struct gcudai_gguf_tensor * t = NULL;
+    size_t nb[GCUDA_MAX_DIMS], size = 0;
+    GCUDAI_TRY(gcudai_gguf_named_tensor(g, name, "gguf_set_tensor_type", &t));
+    GCUDAI_TRY(gcudai_layout(type, t->ne, nb, &size));
+    GCUDAI_TRY(gcudai_gguf_check_total(g, size));
+    gcudai_free(t->source);
+    t->source = NULL;
+    t->memory = NULL;
+    t->part = -1;
+    t->type = type;
+    t->size = size;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gguf_set_tensor_data(struct gcuda_gguf_context * g, const char * name, const void * data, size_t size) {
+    struct gcudai_gguf_tensor * t = NULL;
+    GCUDAI_TRY(gcudai_gguf_named_tensor(g, name, "gguf_set_tensor_data", &t));
+    if (data == NULL || size != t->size) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set_tensor_data: %llu bytes for '%s', which has %llu, or data is NULL",
+            (unsigned long long) size, t->name, (unsigned long long) t->size);
+    }
+    t->part = -1;
+    t->memory = data;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- writing ----
+
+#define GCUDAI_GGUF_OUT ((size_t) 64 * 1024)
+
+struct gcudai_gguf_output {
+    gcuda_gguf_writer_callback_t write; // NULL: to memory
+    void * userdata;
+    char * memory;  // room for `size` bytes; or the bytes that wait for write
+    size_t size, used;
+    uint64_t at; // bytes put so far
+    char * piece; // of tensor data that is not in memory, GCUDAI_GGUF_STAGE; NULL: not needed yet
+};
+
+static gcuda_status gcudai_gguf_flush(struct gcudai_gguf_output * o) {
+    if (o->write == NULL || o->used == 0) { return GCUDA_STATUS_SUCCESS; }
+    const size_t n = o->used;
+    o->used = 0;
+    errno = 0;
+    return o->write(o->userdata, o->memory, n) ? GCUDA_STATUS_SUCCESS
+                                               : gcudai_fail(GCUDA_STATUS_IO, "gguf_write: writing %llu bytes failed: %s",
+                                                     (unsigned long long) n, gcudai_file_error());
+}
+
+static gcuda_status gcudai_gguf_put_bytes(struct gcudai_gguf_output * o, const void * data, size_t n) {
+    if (n > o->size - o->used) { GCUDAI_TRY(gcudai_gguf_flush(o)); }
+    if (n > o->size - o->used && o->write == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: the buffer of %llu bytes is too small", (unsigned long long) o->size);
+    }
+    o->at += n;
+    if (n > o->size - o->used) { // larger than what is collected
+        errno = 0;
+        return o->write(o->userdata, data, n) ? GCUDA_STATUS_SUCCESS
+                                              : gcudai_fail(GCUDA_STATUS_IO, "gguf_write: writing %llu bytes failed: %s",
+                                                    (unsigned long long) n, gcudai_file_error());
+    }
+    if (n > 0) { memcpy(o->memory + o->used, data, n); }
+    o->used += n;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_u32(struct gcudai_gguf_output * o, uint32_t v) { return gcudai_gguf_put_bytes(o, &v, sizeof(v)); }
+static gcuda_status gcudai_gguf_put_u64(struct gcudai_gguf_output * o, uint64_t v) { return gcudai_gguf_put_bytes(o, &v, sizeof(v)); }
+
+static gcuda_status gcudai_gguf_put_string(struct gcudai_gguf_output * o, const char * text, size_t n) {
+    GCUDAI_TRY(gcudai_gguf_put_u64(o, n));
+    return gcudai_gguf_put_bytes(o, text, n);
+}
+
+static gcuda_status gcudai_gguf_put_zeros(struct gcudai_gguf_output * o, uint64_t n) {
+    static const char zeros[256] = { 0 };
+    for (; n > 0; n -= GCUDAI_MIN(n, (uint64_t) sizeof(zeros))) {
+        GCUDAI_TRY(gcudai_gguf_put_bytes(o, zeros, (size_t) GCUDAI_MIN(n, (uint64_t) sizeof(zeros))));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_padding(struct gcudai_gguf_output * o, size_t alignment) {
+    return gcudai_gguf_put_zeros(o, (alignment - o->at % alignment) % alignment);
+}
+
+static gcuda_status gcudai_gguf_put_pair(struct gcudai_gguf_output * o, const struct gcudai_gguf_kv * kv) {
+    GCUDAI_TRY(gcudai_gguf_put_string(o, kv->key, strlen(kv->key)));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) kv->type));
+    if (kv->type == GCUDA_GGUF_TYPE_ARRAY) {
+        GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) kv->element));
+        GCUDAI_TRY(gcudai_gguf_put_u64(o, kv->n));
+    }
+    if (kv->element != GCUDA_GGUF_TYPE_STRING) {
+        return gcudai_gguf_put_bytes(o, gcudai_gguf_kv_data(kv), (size_t) kv->n * gcudai_gguf_types[kv->element].size);
+    }
+    for (uint64_t i = 0; i < kv->n; ++i) {
+        size_t n = 0;
+        const char * text = gcudai_gguf_kv_string(kv, i, &n);
+        GCUDAI_TRY(gcudai_gguf_put_string(o, text, n));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_info(struct gcudai_gguf_output * o, const struct gcudai_gguf_tensor * t, uint64_t offset) {
+    GCUDAI_TRY(gcudai_gguf_put_string(o, t->name, strlen(t->name)));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) t->n_dims));
+    GCUDAI_TRY(gcudai_gguf_put_bytes(o, t->ne, (size_t) t->n_dims * sizeof(t->ne[0])));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, (uint32_t) t->type));
+    return gcudai_gguf_put_u64(o, offset);
+}
+
+// Header, pairs, infos, padding.
+static gcuda_status gcudai_gguf_put_meta(struct gcudai_gguf_output * o, const struct gcuda_gguf_context * g) {
+    uint64_t end = 0;
+    GCUDAI_TRY(gcudai_gguf_put_bytes(o, GCUDA_GGUF_MAGIC, 4));
+    GCUDAI_TRY(gcudai_gguf_put_u32(o, GCUDA_GGUF_VERSION));
+    GCUDAI_TRY(gcudai_gguf_put_u64(o, g->n_tensors));
+    GCUDAI_TRY(gcudai_gguf_put_u64(o, g->n_kv));
+    for (size_t i = 0; i < g->n_kv; ++i) { GCUDAI_TRY(gcudai_gguf_put_pair(o, &g->kv[i])); }
+    for (size_t i = 0; i < g->n_tensors; ++i) {
+        GCUDAI_TRY(gcudai_gguf_put_info(o, &g->tensors[i], end));
+        (void) gcudai_gguf_pad_u64(end + g->tensors[i].size, g->alignment, &end);
+    }
+    return gcudai_gguf_put_padding(o, g->alignment);
+}
+
+static gcuda_status gcudai_gguf_put_tensor(
+    struct gcudai_gguf_output * o, const struct gcuda_gguf_context * g, const struct gcudai_gguf_tensor * t) {
+    const char * memory = gcudai_gguf_memory_of(g, t);
+    for (size_t at = 0; at < t->size; at += GCUDAI_GGUF_STAGE) {
+        const size_t n = GCUDAI_MIN(GCUDAI_GGUF_STAGE, t->size - at);
+        if (memory == NULL) {
+            if (o->piece == NULL) { o->piece = (char *) gcudai_alloc(GCUDAI_GGUF_STAGE); }
+            if (o->piece == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+            GCUDAI_TRY(gcudai_gguf_read_bytes(g, t, o->piece, at, n));
+        }
+        GCUDAI_TRY(gcudai_gguf_put_bytes(o, memory != NULL ? memory + at : o->piece, n));
+    }
+    return gcudai_gguf_put_padding(o, g->alignment);
+}
+
+static gcuda_status gcudai_gguf_want_data(const struct gcuda_gguf_context * g) { // before anything is written
+    for (size_t i = 0; i < g->n_tensors; ++i) {
+        const struct gcudai_gguf_tensor * t = &g->tensors[i];
+        const bool has_data = t->part >= 0 || t->memory != NULL || (t->source != NULL && t->source->data != NULL);
+        if (!has_data && t->size > 0) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gguf_put_all(struct gcudai_gguf_output * o, const struct gcuda_gguf_context * g, bool only_meta) {
+    GCUDAI_TRY(gcudai_gguf_put_meta(o, g));
+    for (size_t i = 0; i < g->n_tensors && !only_meta; ++i) { GCUDAI_TRY(gcudai_gguf_put_tensor(o, g, &g->tensors[i])); }
+    return gcudai_gguf_flush(o);
+}
+
+static bool gcudai_gguf_count_bytes(void * userdata, const void * data, size_t n_bytes) {
+    (void) data;
+    *(uint64_t *) userdata += n_bytes;
+    return true;
+}
+
+uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g) {
+    uint64_t n = 0;
+    struct gcudai_gguf_output o;
+    if (g == NULL) { return 0; }
+    GCUDAI_ZERO(o); // no room to collect in: every piece is counted at once
+    o.write = gcudai_gguf_count_bytes;
+    o.userdata = &n;
+    return gcudai_gguf_put_meta(&o, g) == GCUDA_STATUS_SUCCESS ? n : 0;
+}
+
+uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g) {
+    return g != NULL ? gcuda_gguf_get_meta_size(g) + gcudai_gguf_output_end(g, g->n_tensors) : 0;
+}
+
+gcuda_status gcuda_gguf_write_to_callback(
+    const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta) {
+    struct gcudai_gguf_output o;
+    if (g == NULL || callback == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "callback"); }
+    if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
+    GCUDAI_ZERO(o);
+    o.write = callback;
+    o.userdata = userdata;
+    o.memory = (char *) gcudai_alloc(GCUDAI_GGUF_OUT);
+    if (o.memory == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    o.size = GCUDAI_GGUF_OUT;
+    const gcuda_status st = gcudai_gguf_put_all(&o, g, only_meta);
+    gcudai_free(o.memory);
+    gcudai_free(o.piece);
+    return st;
+}
+
+gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta) {
+    struct gcudai_gguf_output o;
+    if (g == NULL || data == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "buffer"); }
+    const uint64_t need = only_meta ? gcuda_gguf_get_meta_size(g) : gcuda_gguf_get_write_size(g);
+    if (size < need) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu", (unsigned long long) size,
+            (unsigned long long) need);
+    }
+    if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
+    GCUDAI_ZERO(o);
+    o.memory = (char *) data;
+    o.size = size;
+    const gcuda_status st = gcudai_gguf_put_all(&o, g, only_meta);
+    gcudai_free(o.piece);
+    return st;
+}
+
+gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size) {
+    return gcuda_gguf_write_to_buffer(g, data, size, true);
+}
+
+static bool gcudai_gguf_write_file(void * userdata, const void * data, size_t n_bytes) {
+    return fwrite(data, 1, n_bytes, (FILE *) userdata) == n_bytes;
+}
+
+gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta) {
+    if (file == NULL) { return gcudai_null_fail("gguf_write", "file"); }
+    return gcuda_gguf_write_to_callback(g, gcudai_gguf_write_file, file, only_meta);
+}
+
+// Writes to `part` and renames it to `path`; no part is left after a failure.
+static gcuda_status gcudai_gguf_write_path(const struct gcuda_gguf_context * g, const char * path, const char * part, bool only_meta) {
+    errno = 0;
+    FILE * file = gcudai_file_open(part, "wb");
+    if (file == NULL) { return gcudai_fail(GCUDA_STATUS_IO, "gguf_write: %.600s cannot be made: %s", part, gcudai_file_error()); }
+    gcuda_status st = gcuda_gguf_write_to_file_ptr(g, file, only_meta);
+    errno = 0;
+    if (fclose(file) != 0 && st == GCUDA_STATUS_SUCCESS) {
+        st = gcudai_fail(GCUDA_STATUS_IO, "gguf_write: closing %.600s: %s", part, gcudai_file_error());
+    }
+    if (st == GCUDA_STATUS_SUCCESS && !gcudai_file_replace(part, path)) {
+        st = gcudai_fail(GCUDA_STATUS_IO, "gguf_write: %.400s cannot become %.400s: %s", part, path, gcudai_file_error());
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_file_remove(part); }
+    return st;
+}
+
+gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta) {
+    if (g == NULL || path == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "path"); }
+    if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
+    const size_t n = strlen(path);
+    char * part = (char *) gcudai_alloc(n + sizeof(".part"));
+    if (part == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    memcpy(part, path, n);
+    memcpy(part + n, ".part", sizeof(".part"));
+    const gcuda_status st = gcudai_gguf_write_path(g, path, part, only_meta);
+    gcudai_free(part);
+    return st;
+}
+
+// ---- writing split files: each part is a context with some of g's tensors, which it borrows ----
+
+static size_t gcudai_gguf_part_end(const struct gcuda_gguf_context * g, size_t first, uint64_t max_bytes) {
+    uint64_t sum = 0;
+    size_t end = first;
+    while (end < g->n_tensors && (end == first || g->tensors[end].size <= max_bytes - GCUDAI_MIN(sum, max_bytes))) {
+        sum += g->tensors[end++].size;
+    }
+    return end;
+}
+
+static gcuda_status gcudai_gguf_write_part(
+    const struct gcuda_gguf_context * g, struct gcuda_gguf_context * part, const char * path, int no, int count) {
+    GCUDAI_TRY(no == 0 ? gcuda_gguf_set_kv(part, g) : GCUDA_STATUS_SUCCESS);
+    GCUDAI_TRY(g->alignment == part->alignment ? GCUDA_STATUS_SUCCESS
+                                               : gcuda_gguf_set_val_u32(part, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, (uint32_t) g->alignment));
+    GCUDAI_TRY(gcuda_gguf_set_val_u16(part, GCUDA_GGUF_KEY_SPLIT_NO, (uint16_t) no));
+    GCUDAI_TRY(gcuda_gguf_set_val_u16(part, GCUDA_GGUF_KEY_SPLIT_COUNT, (uint16_t) count));
+    GCUDAI_TRY(gcuda_gguf_set_val_i32(part, GCUDA_GGUF_KEY_SPLIT_TENSORS, (int32_t) g->n_tensors));
+    return gcuda_gguf_write_to_file(part, path, false);
+}
+
+// Tensors [first, end) as part `no`. `path` has room for its name.
+static gcuda_status gcudai_gguf_write_range(
+    const struct gcuda_gguf_context * g, size_t first, size_t end, const char * path, int no, int count) {
+    struct gcuda_gguf_context * part = gcuda_gguf_init_empty();
+    if (part == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    part->tensors = g->tensors != NULL ? g->tensors + first : NULL;
+    part->n_tensors = end - first;
+    part->parts = g->parts;
+    part->n_parts = g->n_parts;
+    const gcuda_status st = gcudai_gguf_write_part(g, part, path, no, count);
+    part->tensors = NULL;
+    part->parts = NULL;
+    part->n_tensors = part->n_parts = 0;
+    gcuda_gguf_free(part);
+    return st;
+}
+
+gcuda_status gcuda_gguf_write_split(const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts) {
+    int count = 0;
+    if (n_parts != NULL) { *n_parts = 0; }
+    if (g == NULL || prefix == NULL) { return gcudai_null_fail("gguf_write_split", g == NULL ? "gguf context" : "prefix"); }
+    GCUDAI_TRY(gcudai_gguf_want_data(g));
+    for (size_t at = 0; count == 0 || at < g->n_tensors; count++) {
+        at = gcudai_gguf_part_end(g, at, max_part_bytes);
+        if (count == UINT16_MAX) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write_split: parts of %llu bytes would be more than %d",
+                (unsigned long long) max_part_bytes, UINT16_MAX);
+        }
+    }
+    const size_t cap = gcuda_gguf_split_path(NULL, 0, prefix, 0, count) + 1;
+    char * path = (char *) gcudai_alloc(cap);
+    gcuda_status st = path != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    size_t first = 0;
+    for (int no = 0; no < count && st == GCUDA_STATUS_SUCCESS; ++no) {
+        const size_t end = gcudai_gguf_part_end(g, first, max_part_bytes);
+        (void) gcuda_gguf_split_path(path, cap, prefix, no, count);
+        st = gcudai_gguf_write_range(g, first, end, path, no, count);
+        first = end;
+    }
+    gcudai_free(path);
+    if (st == GCUDA_STATUS_SUCCESS && n_parts != NULL) { *n_parts = count; }
+    return st;
+}
+#endif // GCUDA_NO_GGUF
+
 #ifdef __cplusplus
 } // extern "C"
 #endif
 
-#if defined(__clang__)
+#if GCUDAI_HAS_FP_STACK
+#pragma float_control(pop)
+#elif defined(__clang__)
 #pragma STDC FP_CONTRACT DEFAULT
 #elif defined(__GNUC__)
 #pragma GCC pop_options
+#elif defined(_M_FP_CONTRACT) || defined(_M_FP_FAST) || (defined(_MSC_VER) && _MSC_VER < 1930 && !defined(_M_FP_STRICT))
+#pragma fp_contract(on)
 #endif
 
 #endif // GCUDA_IMPLEMENTATION_DONE

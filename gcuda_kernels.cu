@@ -5844,7 +5844,24 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
 }
 
 // Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
-// leave the range of F32, a part stores minus the root of their mean instead of the sum.
+// leave the range of F32, a part stores minus the root of their mean instead of the sum. Of elements below 1 it stores both times
+// SMALL_PART, for in F32 they may be subnormal and have few digits.
+#define SMALL_PART 1.2676506002282294e30f // 2^100
+#define SMALL_PART_ROOT 9007199254740992.0f // 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
+static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // of elements times unit
+    const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
+    const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
+    return is_small ? make_float2(mean * (SMALL_PART / unit), -up) : make_float2(mean / unit, -root / unit);
+}
+struct d_norm_found {
+    double mean, squares;
+};
+static inline __device__ d_norm_found d_norm_found_of(const float2 & part, double n) {
+    if (part.y >= 0.0f) { return { (double) part.x, (double) part.y }; }
+    const double down = part.y > -SMALL_PART_ROOT ? 1.0 / (double) SMALL_PART : 1.0, root = (double) part.y * down;
+    return { (double) part.x * down, n * root * root };
+}
+
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
@@ -5854,13 +5871,14 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
         float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+        float2 part = make_float2(mean, sum);
         if (d_norm_is_beyond<KIND>(sum, q.n, p.eps)) {
             const float unit = d_unit(d_row_max<H::THREADS>(d_largest(x)));
             x.all([&](float & v) { v *= unit; });
-            sum = -sqrtf(d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean) / (float) q.n) / unit;
-            mean /= unit;
+            sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
+            part = d_norm_part(mean, sum, q.n, unit);
         }
-        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, make_float2(mean, sum)); }
+        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, part); }
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
@@ -5872,13 +5890,15 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_wait_before(); }
         bool is_missing = false;
-        const double first = (double) d_found<float2>(found, &is_missing).x; // sums around it lose no digits
+        const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
             const float2 part = d_found<float2>(found + i, &is_missing);
-            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most), d = (double) part.x - first;
+            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most);
+            const d_norm_found own = d_norm_found_of(part, n);
+            const double d = own.mean - first;
             sum.x += n * d;
-            sum.y += n * d * d + (part.y < 0.0f ? n * (double) part.y * (double) part.y : (double) part.y);
+            sum.y += n * d * d + own.squares;
         }
         if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
         sum = d_block_sums(sum);
@@ -5888,7 +5908,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
             const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            unit = d_unit(fminf((float) (1.0 / right), F32_MOST)); // x * unit is of the order of 1
+            const double length = 1.0 / right; // below F32 where one element of a long row is the least subnormal number
+            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of the order of 1
             shift = (float) ((first + mean) * (double) unit);
             scale = (float) (right / (double) unit);
         }
@@ -6601,22 +6622,23 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
 // the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
-// device they are cut into parts, whose sums a launch before leaves in scratch.
+// device they are cut into parts, whose sums a launch before leaves in scratch. A stretch one of whose sums is not finite in F32 is
+// summed again in double.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 #define SCAN_THREADS 256
 
 // Inclusive within the warp.
-static inline __device__ float d_warp_scan(float v) {
+template <typename F> static inline __device__ F d_warp_scan(F v) {
     for (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, v, d);
-        v += (int) threadIdx.x % 32 >= d ? before : 0.0f;
+        const F before = __shfl_up_sync(0xffffffffu, v, d);
+        v += (int) threadIdx.x % 32 >= d ? before : (F) 0;
     }
     return v;
 }
 // Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before it.
-static inline __device__ float d_warp_before(float inclusive) {
-    const float before = __shfl_up_sync(0xffffffffu, inclusive, 1);
-    return threadIdx.x % 32 > 0 ? before : 0.0f;
+template <typename F> static inline __device__ F d_warp_before(F inclusive) {
+    const F before = __shfl_up_sync(0xffffffffu, inclusive, 1);
+    return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
 template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
@@ -6683,7 +6705,41 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             sum += (double) own;
         }
         sum = d_block_sum(sum);
+        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // the same on all threads
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
+    }
+
+    // Recomputes a part's sum in double, after a sum in F32 was not finite.
+    static NO_INLINE __device__ double find_double(const d_scan & q, const char * x, int64_t i0, int64_t end) {
+        double sum = 0.0;
+        for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) { sum += (double) d_f32(*(const T *) (x + i * (int64_t) q.p.x.nb[0])); }
+        return d_block_sum(sum);
+    }
+
+    // Recomputes and stores a stretch of n elements in double, after a sum in F32 was not finite. All threads of the block call it and
+    // get the sum up to the end of the stretch.
+    static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
+        __shared__ double sums[SCAN_THREADS / 32]; // of the warps
+        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+        stretch s;
+        s.load(q.p.x, x, n);
+        for (int k = 0; k < 4; ++k) {
+            double own = 0.0;
+            for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
+            const double scan = d_warp_scan(own);
+            __syncthreads(); // the last use of sums is over
+            if (lane == 31) { sums[warp] = scan; }
+            __syncthreads();
+            double left = before;
+            for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+                left += w < warp ? sums[w] : 0.0;
+                before += sums[w];
+            }
+            left += d_warp_before(scan);
+            for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
+        }
+        s.store(q.p.y, y, n);
+        return before;
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
@@ -6698,7 +6754,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         bool is_begin = q.n_parts > 1;
         for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
             stretch s;
-            float scan[4];
+            float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
                 if (!MAY_MISS) { d_wait_before(); }
@@ -6717,7 +6773,6 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
                 for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
                 scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
             }
-            __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
             }
@@ -6730,10 +6785,19 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             __syncthreads();
             for (int k = 0; k < 4; ++k) {
                 const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
-                for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
+                for (int j = 0; j < stretch::N; ++j) {
+                    const float within = left + s.v[k][j];
+                    lost = fmaf(within, 0.0f, lost); // NaN from an infinite sum on, and from NaN
+                    s.v[k][j] = (float) (before + (double) within);
+                }
             }
-            s.template store<MAY_MISS>(q.p.y, y, n);
-            before += (double) total;
+            const double all = (double) total;
+            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; nothing of the stretch is in y, which may be x
+                before = finish_double(q, x, y, n, before);
+            } else {
+                s.template store<MAY_MISS>(q.p.y, y, n);
+                before += all;
+            }
             x += stretch::SIZE * (int64_t) q.p.x.nb[0];
             y += stretch::SIZE * (int64_t) q.p.y.nb[0];
         }
@@ -8909,20 +8973,30 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
     return w;
 }
 
-// The largest value and where in the plane its first occurrence is, or -1.
+// Whether v is larger than the largest before it, where NaN is no number.
+static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
+
+// The largest value and where in the plane its first occurrence is; NaN if the window has no number, -FLT_MAX and -1 if it has no element.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
-    float max = -3.402823466e38f;
+    float max = NAN;
     *at = -1;
     for (int64_t y = w.y0; y < w.y1; ++y) {
         for (int64_t x = w.x0; x < w.x1; ++x) {
             const float v = d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
-            if (v > max) {
+            if (*at < 0 || d_pool_is_larger(v, max)) {
                 max = v;
                 *at = y * p.x.ne[0] + x;
             }
         }
     }
-    return max;
+    return *at < 0 ? -F32_MOST : max;
+}
+
+// A maximum that began as NaN: still NaN if the window has no number, which is -FLT_MAX if it has no element either.
+static inline __device__ float d_pool_max_of(const gcuda_pool_args & p, float max, int64_t ox, int64_t oy) {
+    if (!isnan(max)) { return max; }
+    const d_window w = d_window_of(p, ox, oy);
+    return w.x0 < w.x1 && w.y0 < w.y1 ? max : -F32_MOST;
 }
 
 // Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
@@ -8983,7 +9057,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
         const int64_t y0 = y > 0 ? y : 0, y1 = y + p.k1 < p.x.ne[1] ? y + p.k1 : p.x.ne[1];
         const T * row = (const T *) d_at(p.x, 0, y0, i.i2, i.i3) + x;
         float v[POOL_AHEAD];
-        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         const bool is_inside = x >= 0 && x + (POOL_AHEAD - 1) * step + K <= p.x.ne[0];
         for (int64_t at = y0; at < y1 && is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
             T raw[POOL_AHEAD][K];
@@ -8993,7 +9067,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
                 UNROLL for (int j = 0; j < K; ++j) {
                     const float u = d_f32(raw[k][j]);
-                    v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k];
+                    v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; // fmaxf ignores NaN
                 }
             }
         }
@@ -9009,7 +9083,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
                 UNROLL for (int j = 0; j < K; ++j) {
                     const int64_t from = x + k * step + j;
                     const float u = d_f32(raw[k][j]);
-                    if (from >= 0 && from < p.x.ne[0]) { v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k]; }
+                    if (from >= 0 && from < p.x.ne[0]) { v[k] = IS_MAX ? fmaxf(v[k], u) : v[k] + u; }
                 }
             }
         }
@@ -9017,7 +9091,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
             if (at < p.y.ne[0]) {
                 const float divisor = IS_MAX || is_inside ? whole : d_pool_divisor(p, at);
-                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
+                *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) =
+                    IS_MAX ? d_pool_max_of(p, v[k], at, i.i1) : d_pool_mean_of(p, v[k], divisor, at, i.i1, i.i2, i.i3);
             }
         }
     }
@@ -9034,7 +9109,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
         const int n = p.y.ne[0] - i.i0 < N ? (int) (p.y.ne[0] - i.i0) : N;
         const char * row = d_at(p.x, i.i0 * K, y0, i.i2, i.i3);
         float v[N];
-        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? NAN : 0.0f; }
         for (int64_t at = y0; at < y1 && n == N; at += K, row += K * (int64_t) p.x.nb[1]) {
             uint4 raw[K][K];
             UNROLL for (int r = 0; r < K; ++r) {
@@ -9046,18 +9121,19 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRI
                 float u[K * N];
                 UNROLL for (int j = 0; j < K; ++j) { d_unpack<T>(raw[r][j], u + j * N); }
                 UNROLL for (int j = 0; j < K * N; ++j) {
-                    if (at + r < y1) { v[j / K] = !IS_MAX ? v[j / K] + u[j] : u[j] > v[j / K] ? u[j] : v[j / K]; }
+                    if (at + r < y1) { v[j / K] = IS_MAX ? fmaxf(v[j / K], u[j]) : v[j / K] + u[j]; }
                 }
             }
         }
         for (int64_t at = y0; at < y1 && n < N; ++at, row += p.x.nb[1]) {
             UNROLL for (int j = 0; j < K * N; ++j) {
                 const float u = j < K * n ? d_f32(((const T *) row)[j]) : 0.0f;
-                v[j / K] = !IS_MAX ? v[j / K] + u : u > v[j / K] ? u : v[j / K];
+                v[j / K] = IS_MAX ? fmaxf(v[j / K], u) : v[j / K] + u;
             }
         }
         float * to = (float *) d_at(p.y, i.i0, i.i1, i.i2, i.i3);
         UNROLL for (int k = 0; k < N; ++k) {
+            if (IS_MAX) { v[k] = d_pool_max_of(p, v[k], i.i0 + k, i.i1); }
             if (!IS_MAX && k < n) { v[k] = d_pool_mean_of(p, v[k], divisor, i.i0 + k, i.i1, i.i2, i.i3); }
         }
         UNROLL for (int k = 0; k < N; k += 4) {
@@ -9191,11 +9267,12 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
 // Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
 static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
     const float v[4] = { top.x, top.y, low.x, low.y };
-    float max = -3.402823466e38f, y[4];
-    int winner = -1;
-    UNROLL for (int k = 0; k < 4; ++k) {
-        winner = v[k] > max ? k : winner;
-        max = v[k] > max ? v[k] : max;
+    float max = v[0], y[4];
+    int winner = 0;
+    UNROLL for (int k = 1; k < 4; ++k) {
+        const bool is_larger = d_pool_is_larger(v[k], max);
+        winner = is_larger ? k : winner;
+        max = is_larger ? v[k] : max;
     }
     UNROLL for (int k = 0; k < 4; ++k) { y[k] = !is_max || winner == k ? g : 0.0f; }
     *y_top = make_float2(y[0], y[1]);
@@ -19440,6 +19517,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
+//   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_join     rows x DV / 128                   adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
@@ -19447,6 +19525,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
+//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512)
@@ -21134,15 +21213,6 @@ struct attn_blocks {
     size_t n_bytes; // of shared memory
 };
 
-static int64_t attn_gcd(int64_t a, int64_t b) {
-    while (b != 0) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 // Sizes that kernels are compiled for, by the larger of DK and DV; 0: the rows of k are longer, and their length is not known when compiling.
 static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
 static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
@@ -21240,6 +21310,7 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
 }
 
+#define ATTN_WG_POSITIONS (1 << 28) // of d_attn_wg_ring::codes
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
 // Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
 static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
@@ -21276,9 +21347,15 @@ static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
 
+// How many units of row blocks, of n, are worked on together; with a mask, or all take equally long.
+static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
+    const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * (p.k.ne[1] > 0 ? p.k.ne[1] : 1));
+    return p.mask.data == nullptr || most < 1 ? 1 : (int) (n < most ? n : most);
+}
+
 static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
     const int size = p.k.type == GCUDA_TYPE_BF16 && attn_wg_size(p) > 64 ? 128 : attn_wg_size(p);
-    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p)) { return false; }
+    if (p.k.type != p.v.type || attn_is_codes(p.k.type) || p.prec == GCUDA_PREC_F32 || size < attn_wg_size(p) || p.k.ne[1] > ATTN_WG_POSITIONS) { return false; }
     if ((p.mask.data != nullptr && !attn_is_wide_mask(p)) || !attn_is_wide_q(p)) { return false; }
     if (!attn_is_aligned(p.k) || !attn_is_aligned(p.v) || !attn_is_wg_aligned(p.k) || !attn_is_wg_aligned(p.v)) { return false; }
     cudaFuncAttributes attributes = {};
@@ -21286,8 +21363,6 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     w.mt = 1;
     w.per_sm = 1;
     a.n_steps = size / 16;
-    const int64_t unit_bytes = (p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1];
-    a.n_section = p.mask.data == nullptr || unit_bytes > ATTN_WG_SECTION ? 1 : (int) (ATTN_WG_SECTION / unit_bytes);
     const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
         w.n_warps = shape.threads / 32;
         w.block_rows = shape.rows;
@@ -21312,7 +21387,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
     a.p = p;
-    const int64_t group = attn_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
+    const int64_t group = gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
     a.group = divisor_of(group);
     a.n_groups = divisor_of(p.q.ne[2] / group);
     a.n_queries = (int) (p.q.ne[1] * group);
@@ -21382,6 +21457,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
     a.n_splits = divisor_of(x.n_splits);
+    a.n_section = attn_wg_section(p, units / (n_row_blocks > 0 ? n_row_blocks : 1) * x.n_splits);
     if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
         x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
     }
@@ -21481,5 +21557,767 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     return launch_behind(k_attn_join, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
+}
+
+// >>op:flash_attn_ext_back ----------------------------------------------------------------------------
+// Two passes, of which each computes the scores again; no sum is shared by two blocks, so that bits do not depend on their order:
+//
+//   kernel               a block has                        and goes over              result
+//   k_attn_back_queries  16 queries of a head               all positions              dq, and what P of a query is made of
+//   k_attn_back_kv       32 positions of all heads that     all queries of these       dk, dv
+//                        share their k or v                 heads
+//   k_attn_back_sinks    a head                             its queries                dsinks
+//
+// In F32, for every type, stride and size. A warp has two queries and its lanes are positions, as in k_flash_attn. dk and dv are summed up
+// in the result, whose rows belong to the block.
+//   floor   k, v twice for every 16 queries; q, dy and dk, dv once for every 32 positions
+//   shared  15 KiB, of k_attn_back_queries 39 KiB
+struct d_attn_back {
+    gcuda_flash_attn_ext_back_args p; // y and dy as [DV, N, H, S]
+    float4 * queries;                 // [S][H][N]: largest score, factor of exp(score - it), D, P of the sink; not seen anything: zeros
+    int64_t n_units, n_blocks, n_tiles; // units of heads with whole heads of k and v; blocks of queries; tiles of positions
+};
+
+struct d_attn_back_tile {
+    float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
+};
+
+static NO_INLINE __device__ void d_attn_back_rows(d_attn_back_tile & t, const gcuda_array & x, const char * rows, int n, int64_t d0) {
+    d_attn_rows<false>(x, rows, n, d0, t.rows);
+}
+static NO_INLINE __device__ void d_attn_back_load(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, int64_t d0) {
+    for (int i = (int) threadIdx.x; i < ATTN_QUERIES * ATTN_SLICE; i += 256) {
+        const int64_t n = q0 + i / ATTN_SLICE, d = d0 + i % ATTN_SLICE;
+        t.query[i / ATTN_SLICE][i % ATTN_SLICE] = n < q.ne[1] && d < q.ne[0] ? d_load(q.type, d_at(q, d, n, head, s)) : 0.0f;
+    }
+}
+
+// Products of the two queries of this warp with the position of this lane. x: first of n rows of positions.
+static NO_INLINE __device__ void d_attn_back_dots(d_attn_back_tile & t, const gcuda_array & q, int64_t q0, int64_t head, int64_t s, const gcuda_array & x,
+    const char * rows, int n, float (&sum)[2]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    sum[0] = sum[1] = 0.0f;
+    for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
+        __syncthreads(); // the tile has been read
+        d_attn_back_rows(t, x, rows, n, d0);
+        d_attn_back_load(t, q, q0, head, s, d0);
+        __syncthreads();
+        UNROLL_4 for (int d = 0; d < ATTN_SLICE; ++d) {
+            sum[0] += t.query[2 * warp][d] * t.rows[lane][d];
+            sum[1] += t.query[2 * warp + 1][d] * t.rows[lane][d];
+        }
+    }
+}
+
+// What a lane knows of its position and the two queries of its warp.
+struct d_attn_back_pair {
+    float x[2], slope[2], dw[2]; // score, its slope by q . k, gradient of its weight
+    bool is_seen[2];
+
+    // Whether some query of the block sees some position; else nothing is computed.
+    inline __device__ bool look(const d_attn_back & a, int64_t q0, int64_t head, int64_t s, int64_t j0) {
+        const gcuda_array & mask = a.p.mask;
+        const int64_t j = j0 + threadIdx.x % 32;
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + threadIdx.x / 32 * 2 + i;
+            const bool is_in = n < a.p.q.ne[1] && j < a.p.k.ne[1];
+            x[i] = is_in && mask.data != nullptr ? d_load(mask.type, d_at(mask, j, n, head % mask.ne[2], s % mask.ne[3])) : 0.0f;
+            is_seen[i] = is_in && x[i] != -INFINITY;
+        }
+        return __syncthreads_or(is_seen[0] || is_seen[1]) != 0;
+    }
+    inline __device__ void compute(const d_attn_back & a, d_attn_back_tile & t, int64_t q0, int64_t head, int64_t s, int64_t j0) {
+        const gcuda_flash_attn_ext_back_args & p = a.p;
+        const int n = (int) (p.k.ne[1] - j0 < ATTN_POSITIONS ? p.k.ne[1] - j0 : ATTN_POSITIONS);
+        const float alibi = d_slope(p.max_bias, p.q.ne[2], head);
+        float dot[2];
+        d_attn_back_dots(t, p.q, q0, head, s, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, dot);
+        for (int i = 0; i < 2; ++i) {
+            const float z = dot[i] * p.scale, c = p.logit_softcap, th = c != 0.0f ? tanhf(z / c) : 0.0f;
+            slope[i] = p.scale * (1.0f - th * th);
+            x[i] = is_seen[i] ? (c != 0.0f ? c * th : z) + alibi * x[i] : -INFINITY; // not seen: k may be anything
+        }
+        d_attn_back_dots(t, p.dy, q0, head, s, p.v, d_at(p.v, 0, j0, head / (p.q.ne[2] / p.v.ne[2]), s), n, dw);
+    }
+};
+
+static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_CONSTANT d_attn_back a) {
+    __shared__ d_attn_back_tile t;
+    __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
+    const gcuda_flash_attn_ext_back_args & p = a.p;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t dk = p.q.ne[0], n_kv = p.k.ne[1];
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * p.q.ne[2] * a.n_blocks; item += gridDim.x) {
+        const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head = item / a.n_blocks % p.q.ne[2], s = item / a.n_blocks / p.q.ne[2];
+        float * acc[2];
+        float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, dot[2] = {};
+        bool is_query[2];
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i;
+            is_query[i] = n < p.q.ne[1];
+            acc[i] = dk <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : is_query[i] ? (float *) d_at(p.dq, 0, n, head, s) : nullptr;
+            for (int64_t d = lane; d < dk && is_query[i]; d += 32) { acc[i][d] = 0.0f; }
+            for (int64_t d = lane; d < p.v.ne[0] && is_query[i]; d += 32) {
+                dot[i] += d_load(p.y.type, d_at(p.y, d, n, head, s)) * d_load(p.dy.type, d_at(p.dy, d, n, head, s));
+            }
+            dot[i] = d_warp_reduce<d_sum_op>(dot[i]);
+        }
+        for (int64_t j0 = 0; j0 < n_kv; j0 += ATTN_POSITIONS) {
+            d_attn_back_pair pair;
+            float shrink[2];
+            if (!pair.look(a, q0, head, s, j0)) { continue; }
+            pair.compute(a, t, q0, head, s, j0);
+            for (int i = 0; i < 2; ++i) {
+                const float most = fmaxf(top[i], d_warp_reduce<d_max_op>(pair.x[i])), base = most == -INFINITY ? 0.0f : most;
+                const float w = pair.is_seen[i] ? expf(pair.x[i] - base) : 0.0f;
+                shrink[i] = expf(top[i] - base);
+                sum[i] = sum[i] * shrink[i] + d_warp_reduce<d_sum_op>(w);
+                top[i] = most;
+                factors[2 * warp + i][lane] = w != 0.0f ? w * (pair.dw[i] - dot[i]) * pair.slope[i] : 0.0f;
+            }
+            for (int64_t d0 = 0; d0 < dk; d0 += ATTN_SLICE) {
+                const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
+                __syncthreads();
+                d_attn_back_rows(t, p.k, d_at(p.k, 0, j0, head / (p.q.ne[2] / p.k.ne[2]), s), n, d0);
+                __syncthreads();
+                for (int i = 0; i < 2; ++i) {
+                    for (int d = lane; d < ATTN_SLICE && d0 + d < dk && is_query[i]; d += 32) {
+                        float g = acc[i][d0 + d] * shrink[i];
+                        UNROLL_4 for (int j = 0; j < n; ++j) {
+                            const float f = factors[2 * warp + i][j];
+                            g += f != 0.0f ? f * t.rows[j][d] : 0.0f; // not 0 * NaN
+                        }
+                        acc[i][d0 + d] = g;
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i;
+            if (!is_query[i]) { continue; }
+            const float sink = p.sinks.data != nullptr ? d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : -INFINITY;
+            float4 r = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float factor = 0.0f;
+            if (top[i] != -INFINITY || sum[i] != 0.0f) {
+                const float most = fmaxf(top[i], sink), shrunk = expf(top[i] - most), all = sum[i] * shrunk + expf(sink - most);
+                r = make_float4(most, 1.0f / all, dot[i], expf(sink - most) / all);
+                factor = shrunk / all;
+            }
+            for (int64_t d = lane; d < dk; d += 32) { *(float *) d_at(p.dq, d, n, head, s) = factor != 0.0f ? acc[i][d] * factor : 0.0f; }
+            if (lane == 0) { a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] = r; }
+        }
+        __syncthreads(); // held is the next item's
+    }
+}
+
+// grad[j0 + j] += sum of f[i][j] * q[q0 + i], 16 queries of a head. A thread has every 8th element of one position.
+static NO_INLINE __device__ void d_attn_back_add(d_attn_back_tile & t, const float (*f)[ATTN_POSITIONS], const gcuda_array & q, int64_t q0, int64_t head, int64_t s,
+    const gcuda_array & grad, int64_t grad_head, int64_t j0) {
+    const int j = (int) threadIdx.x / 8;
+    for (int64_t d0 = 0; d0 < q.ne[0]; d0 += ATTN_SLICE) {
+        __syncthreads();
+        d_attn_back_load(t, q, q0, head, s, d0);
+        __syncthreads();
+        for (int d = (int) threadIdx.x % 8; d < ATTN_SLICE && d0 + d < q.ne[0] && j0 + j < grad.ne[1]; d += 8) {
+            float sum = 0.0f;
+            for (int i = 0; i < ATTN_QUERIES; ++i) { sum += f[i][j] != 0.0f ? f[i][j] * t.query[i][d] : 0.0f; }
+            *(float *) d_at(grad, d0 + d, j0 + j, grad_head, s) += sum;
+        }
+    }
+}
+
+static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int64_t unit, int64_t n_units, int64_t j0, int64_t s) {
+    const int64_t n = grad.ne[2] / n_units, rest = grad.ne[1] - j0, n_rows = rest < ATTN_POSITIONS ? rest : ATTN_POSITIONS;
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) { // elements of a thread are those that it adds to
+        for (int64_t d = threadIdx.x % 8; d < grad.ne[0] && (int64_t) threadIdx.x / 8 < n_rows; d += 8) {
+            *(float *) d_at(grad, d, j0 + threadIdx.x / 8, h, s) = 0.0f;
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTANT d_attn_back a) {
+    __shared__ d_attn_back_tile t;
+    __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
+    const gcuda_flash_attn_ext_back_args & p = a.p;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n_heads = p.q.ne[2] / a.n_units;
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_units * a.n_tiles; item += gridDim.x) {
+        const int64_t j0 = item % a.n_tiles * ATTN_POSITIONS, unit = item / a.n_tiles % a.n_units, s = item / a.n_tiles / a.n_units;
+        d_attn_back_clear(p.dk, unit, a.n_units, j0, s);
+        d_attn_back_clear(p.dv, unit, a.n_units, j0, s);
+        for (int64_t head = unit * n_heads; head < (unit + 1) * n_heads; ++head) {
+            for (int64_t q0 = 0; q0 < p.q.ne[1]; q0 += ATTN_QUERIES) {
+                d_attn_back_pair pair;
+                if (!pair.look(a, q0, head, s, j0)) { continue; }
+                pair.compute(a, t, q0, head, s, j0);
+                for (int i = 0; i < 2; ++i) {
+                    const int64_t n = q0 + 2 * warp + i;
+                    const float4 r = n < p.q.ne[1] ? a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    const float weight = pair.is_seen[i] ? expf(pair.x[i] - r.x) * r.y : 0.0f;
+                    w[2 * warp + i][lane] = weight;
+                    f[2 * warp + i][lane] = weight != 0.0f ? weight * (pair.dw[i] - r.z) * pair.slope[i] : 0.0f;
+                }
+                d_attn_back_add(t, f, p.q, q0, head, s, p.dk, head / (p.q.ne[2] / p.k.ne[2]), j0);
+                d_attn_back_add(t, w, p.dy, q0, head, s, p.dv, head / (p.q.ne[2] / p.v.ne[2]), j0);
+                __syncthreads(); // w and f have been read
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
+    for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
+        double sum = 0.0;
+        for (int64_t i = threadIdx.x; i < n_tokens * n_seqs; i += blockDim.x) {
+            const float4 r = queries[(i / n_tokens * n_heads + head) * n_tokens + i % n_tokens];
+            sum -= (double) r.w * (double) r.z;
+        }
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { dsinks[head] = (float) sum; }
+    }
+}
+
+// ---- the gradient on tensor cores (mma.sync) ----
+// Heads of 64 and 128, as many of k as of v, from 8.0 on, but not with GCUDA_PREC_F32. All factors are rounded to BF16, whose exponents hold
+// any gradient; sums, softmax and the result are in F32. Rows of q, dy, k and v are rounded and packed first:
+//
+//   kernel                   a block has                        and goes over                       products
+//   k_attn_back_pack         8 rows                                                                 D of dy and y
+//   k_attn_back_mma_queries  128 tokens of a head               visible tiles of 64 positions       q k, dy v, ds k
+//   k_attn_back_mma_kv       64 (heads of 64: 128) positions    visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
+//                            of a head of k                     heads that share it
+//
+// A mask is classified first, as for flash_attn_ext. A number that is none becomes 0 in k and v and the largest one where it is infinite, so that
+// what no query sees does no harm; where some query sees it, D carries it into the result.
+//   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
+//   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with row % 8): without padding
+//           and without conflicts
+#define BACK_STEP 32      // positions or queries of a stage
+#define BACK_ROWS 128     // queries of a block
+#define BACK_THREADS 128
+
+struct d_back {
+    d_attn_back b;
+    char * q, * dy, * k, * v; // packed rows in BF16: [S][H][N][D] and [S][Hk][KV][D]
+    const uint2 * classes;    // as in d_attn_mma; NULL: no mask
+    int n_tokens, n_heads, n_kv_heads, n_kv, n_seqs;
+    int n_words, n_class_blocks, n_row_blocks, n_kv_blocks, group;
+    float scale, cap;         // in units of log 2, cap 0: none
+};
+
+static inline __device__ uint32_t d_back_finite(uint32_t pair) {
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const uint32_t h = pair >> 16 * i & 0xffffu;
+        if ((h & 0x7f80u) == 0x7f80u) { pair = (pair & ~(0xffffu << 16 * i)) | ((h & 0x7fu) != 0 ? 0u : (h & 0x8000u) | 0x7f7fu) << 16 * i; }
+    }
+    return pair;
+}
+
+// A warp a row: of q, then of dy, k and v.
+static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
+    const gcuda_flash_attn_ext_back_args & p = a.b.p;
+    const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
+    const int64_t n_q = (int64_t) a.n_seqs * a.n_heads * a.n_tokens, n_k = (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv;
+    for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < 2 * (n_q + n_k); r += gridDim.x * (int64_t) 8) {
+        const bool is_q = r < 2 * n_q;
+        const int64_t n = is_q ? n_q : n_k, i = is_q ? r : r - 2 * n_q, row = i % n;
+        const bool is_first = i < n;
+        const gcuda_array & x = is_q ? is_first ? p.q : p.dy : is_first ? p.k : p.v;
+        const int64_t i1 = row % x.ne[1], i2 = row / x.ne[1] % x.ne[2], i3 = row / x.ne[1] / x.ne[2];
+        const char * from = d_at(x, 0, i1, i2, i3);
+        char * to = (is_q ? is_first ? a.q : a.dy : is_first ? a.k : a.v) + row * (2 * n_d);
+        float dot = 0.0f;
+        NO_UNROLL for (int d = 2 * lane; d < n_d; d += 64) {
+            const float v[2] = { d_load(x.type, from + d * (int64_t) x.nb[0]), d_load(x.type, from + (d + 1) * (int64_t) x.nb[0]) };
+            *(uint32_t *) (to + 2 * d) = d_back_finite(d_bf16_pair(v[0], v[1]));
+            if (is_q && !is_first) {
+                dot += v[0] * d_load(p.y.type, d_at(p.y, d, i1, i2, i3)) + v[1] * d_load(p.y.type, d_at(p.y, d + 1, i1, i2, i3));
+            }
+        }
+        if (is_q && !is_first) {
+            dot = d_warp_reduce<d_sum_op>(dot);
+            if (lane == 0) { a.b.queries[row].z = dot; }
+        }
+    }
+}
+
+// Copies ROWS packed rows to shared memory; after the first n_in there are zeros.
+template <int D, int ROWS> static inline __device__ void d_back_fetch(d_shared_at to, const char * from, int n_in) {
+    constexpr int pieces = D / 8, step = BACK_THREADS / pieces;
+    const int row0 = (int) threadIdx.x / pieces, piece = (int) threadIdx.x % pieces;
+    UNROLL for (int i = 0; i < ROWS; i += step) {
+        const int row = i + row0;
+        d_copy_16_or_zero(to + row * (2 * D) + ((piece ^ (row & 7)) << 4), from + (int64_t) row * (2 * D) + 16 * piece, row < n_in);
+    }
+}
+
+// s += rows of a times rows of b: 16 MT by 16 NP, of D elements.
+template <int D, int MT, int NP> static inline __device__ void d_back_scores(float (&s)[MT][2 * NP][4], d_shared_at a, d_shared_at b) {
+    const int lane = (int) threadIdx.x % 32, swap = lane % 8;
+    a += (lane / 8 % 2 * 8 + lane % 8) * (2 * D);
+    b += (lane / 16 * 8 + lane % 8) * (2 * D);
+    UNROLL for (int step = 0; step < D / 16; ++step) {
+        uint32_t x[MT][4], y[NP][4];
+        UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma(s[mt][i], x[mt], y[i / 2] + 2 * (i % 2)); }
+        }
+    }
+}
+
+// o += w times rows of b: 16 MT by D; w, b: the 16 NP columns of w.
+template <int D, int MT, int NP> static inline __device__ void d_back_add(float (&o)[MT][D / 8][4], const float (&w)[MT][2 * NP][4], d_shared_at b) {
+    const int lane = (int) threadIdx.x % 32, swap = lane % 8;
+    b += (lane / 8 % 2 * 8 + lane % 8) * (2 * D);
+    UNROLL for (int np = 0; np < NP; ++np) {
+        uint32_t x[MT][4];
+        d_attn_weights<true>(x, w, np, 1.0f);
+        UNROLL for (int j = 0; j < D / 8; j += 2) {
+            uint32_t y[4];
+            d_matrices_transposed_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                d_mma(o[mt][j], x[mt], y);
+                d_mma(o[mt][j + 1], x[mt], y + 2);
+            }
+        }
+    }
+}
+
+// Products become scores, and dw the gradient of a weight minus D times the slope of the score.
+template <int MT, int NT> static inline __device__ void d_back_cap(float (&s)[MT][NT][4], float (&dw)[MT][NT][4], const d_back & a) {
+    UNROLL for (int mt = 0; mt < MT; ++mt) {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { s[mt][i][e] *= a.scale; }
+        }
+    }
+    if (a.cap != 0.0f) {
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int e = 0; e < 4; ++e) {
+                    const float t = d_attn_tanh(s[mt][i][e]);
+                    s[mt][i][e] = a.cap * t;
+                    dw[mt][i][e] *= 1.0f - t * t;
+                }
+            }
+        }
+    }
+}
+
+static inline __device__ int d_back_plane(const d_back & a, int head, int s) {
+    const gcuda_array & mask = a.b.p.mask;
+    return mask.data == nullptr ? 0 : s % (int) mask.ne[3] * (int) mask.ne[2] + head % (int) mask.ne[2];
+}
+static inline __device__ const char * d_back_mask(const d_back & a, int plane) { // rows of a plane
+    return a.b.p.mask.data == nullptr ? nullptr : (const char *) a.b.p.mask.data + plane * (int64_t) a.b.p.mask.nb[2];
+}
+static NO_INLINE __device__ float d_back_any_bias(const d_back & a, const char * row, int j) {
+    return d_load(a.b.p.mask.type, row + j * (int64_t) a.b.p.mask.nb[0]);
+}
+// Row of the mask of a token; NULL: without a mask, or no such token.
+static inline __device__ const char * d_back_row(const d_back & a, const char * mask, int token) {
+    return mask != nullptr && token < a.n_tokens ? mask + token * (int64_t) a.b.p.mask.nb[1] : nullptr;
+}
+// A score with its bias; -inf: not seen.
+static inline __device__ float d_back_biased(const d_back & a, const char * row, bool is_token, int j, float slope, float score) {
+    float bias = 0.0f;
+    if (row != nullptr && j < a.n_kv) { bias = a.b.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) row)[j]) : d_back_any_bias(a, row, j); }
+    return is_token && j < a.n_kv && bias != -INFINITY ? score + slope * bias : -INFINITY;
+}
+
+// Bits of a class of 32 tokens for tile: 1: some token sees some of it, 2: all see all, without bias.
+static inline __device__ int d_back_class(const d_back & a, int plane, int token_block, int tile) {
+    if (a.classes == nullptr) { return 1 | ((tile + 1) * ATTN_TILE <= a.n_kv ? 2 : 0); }
+    const uint2 w = a.classes[((int64_t) plane * a.n_class_blocks + token_block) * a.n_words + tile / 32];
+    return (int) ((w.x >> tile % 32 & 1u) | (w.y >> tile % 32 & 1u) << 1);
+}
+
+// ---- dq ----
+struct d_back_rows { // 16 * 2 rows of a warp: lane l has rows l / 4, and 8, 16, 24 after it
+    float max[2][2], sum[2][2], dot[2][2];
+};
+
+// Scores of BACK_STEP positions become weights relative to the largest so far, and those the gradients of the scores.
+template <int D> static inline __device__ void d_back_soften(d_back_rows & st, float (&o)[2][D / 8][4], float (&s)[2][4][4], const float (&dw)[2][4][4]) {
+    float factor[2][2];
+    bool has_grown = false;
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            float max = st.max[mt][r], sum = 0.0f;
+            UNROLL for (int i = 0; i < 4; ++i) { max = fmaxf(max, fmaxf(s[mt][i][2 * r], s[mt][i][2 * r + 1])); }
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+            const float base = max == -INFINITY ? 0.0f : max;
+            has_grown = has_grown || max != st.max[mt][r];
+            factor[mt][r] = d_exp2(st.max[mt][r] - base);
+            st.max[mt][r] = max;
+            UNROLL for (int i = 0; i < 4; ++i) {
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    const float w = d_exp2(s[mt][i][e] - base);
+                    sum += w;
+                    s[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
+                }
+            }
+            st.sum[mt][r] = st.sum[mt][r] * factor[mt][r] + sum;
+        }
+    }
+    if (__any_sync(0xffffffffu, has_grown)) {
+        UNROLL for (int mt = 0; mt < 2; ++mt) {
+            UNROLL for (int j = 0; j < D / 8; ++j) {
+                UNROLL for (int e = 0; e < 4; ++e) { o[mt][j][e] *= factor[mt][e / 2]; }
+            }
+        }
+    }
+}
+
+// BACK_STEP positions from j0 for the 32 tokens of a warp.
+template <int D> static inline __device__ void d_back_query_step(d_back_rows & st, float (&o)[2][D / 8][4], const d_back & a, d_shared_at q, d_shared_at dy,
+    d_shared_at k, d_shared_at v, const char * mask, float slope, int token0, int j0, bool is_full) {
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    float s[2][4][4] = {}, dw[2][4][4] = {};
+    d_back_scores<D, 2, 2>(s, q, k);
+    d_back_scores<D, 2, 2>(dw, dy, v);
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int e = 0; e < 4; ++e) { dw[mt][i][e] -= st.dot[mt][e / 2]; }
+        }
+    }
+    d_back_cap<2, 4>(s, dw, a);
+    if (!is_full) {
+        UNROLL for (int n = 0; n < 4; ++n) {
+            const int mt = n / 2, r = n % 2, token = token0 + 8 * n + g;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int i = 0; i < 8; ++i) {
+                float & x = s[mt][i / 2][2 * r + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 4 * (i & ~1) + 2 * t + i % 2, slope, x);
+            }
+        }
+    }
+    d_back_soften<D>(st, o, s, dw);
+    d_back_add<D, 2, 2>(o, s, k);
+}
+
+// dq of this lane's rows, and what the softmax of a row is made of.
+template <int D> static inline __device__ void d_back_query_store(const d_back_rows & st, const float (&o)[2][D / 8][4], const d_back & a, int64_t row0, int token0,
+    int head) {
+    const gcuda_flash_attn_ext_back_args & p = a.b.p;
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    const float sink = p.sinks.data != nullptr ? ATTN_LOG2E * d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : -INFINITY;
+    UNROLL for (int mt = 0; mt < 2; ++mt) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const int token = token0 + 16 * mt + 8 * r + g;
+            float sum = st.sum[mt][r], factor = 0.0f;
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (token >= a.n_tokens) { continue; }
+            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (st.max[mt][r] != -INFINITY || sum != 0.0f) {
+                const float top = fmaxf(st.max[mt][r], sink), shrink = exp2f(st.max[mt][r] - top), all = sum * shrink + exp2f(sink - top);
+                x = make_float4(top, 1.0f / all, st.dot[mt][r], exp2f(sink - top) / all);
+                factor = shrink / all * p.scale;
+            }
+            if (t == 0) { a.b.queries[row0 + token] = x; }
+            float * dq = (float *) p.dq.data + (row0 + token) * D;
+            UNROLL for (int j = 0; j < D / 8; ++j) {
+                const float u = o[mt][j][2 * r] * factor, w = o[mt][j][2 * r + 1] * factor;
+                *(float2 *) (dq + 8 * j + 2 * t) = factor == 0.0f ? make_float2(0.0f, 0.0f) : make_float2(u, w);
+            }
+        }
+    }
+}
+
+// The next step after position j that some token of the block sees; n_kv or more: none. own: bits of the tile for this warp's tokens.
+static inline __device__ int d_back_next_positions(const d_back & a, int plane, int class0, int j, int & own) {
+    j += BACK_STEP;
+    if (j % ATTN_TILE != 0) { return j; } // the other half of a tile; of positions that do not exist no step is computed
+    for (; j < a.n_kv; j += ATTN_TILE) {
+        int seen = 0;
+        for (int w = 0; w < BACK_ROWS / 32; ++w) {
+            const int bits = 32 * (class0 + w) < a.n_tokens ? d_back_class(a, plane, class0 + w, j / ATTN_TILE) : 0;
+            seen |= bits;
+            own = w == (int) threadIdx.x / 32 ? bits : own;
+        }
+        if (seen != 0) { return j; }
+    }
+    return j;
+}
+
+template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_queries(const D_GRID_CONSTANT d_back a) {
+    DYNAMIC_SHARED(char, shared);
+    constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes;
+    const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4;
+    const d_shared_at q = d_shared_opaque(d_shared_at_of(shared)), dy = q + BACK_ROWS * row_bytes, ring = dy + BACK_ROWS * row_bytes;
+    for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_heads * a.n_row_blocks; item += (int) gridDim.x) {
+        const int block0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * BACK_ROWS, head = item / a.n_row_blocks % a.n_heads; // the longest first
+        const int s = item / a.n_row_blocks / a.n_heads, token0 = block0 + 32 * warp, plane = d_back_plane(a, head, s);
+        const int64_t row0 = ((int64_t) s * a.n_heads + head) * a.n_tokens, kv_row0 = ((int64_t) s * a.n_kv_heads + head / a.group) * a.n_kv;
+        const float slope = ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head);
+        const char * mask = d_back_mask(a, plane);
+        d_back_rows st;
+        float o[2][D / 8][4] = {};
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int token = token0 + 8 * i + g;
+            st.max[i / 2][i % 2] = -INFINITY;
+            st.sum[i / 2][i % 2] = 0.0f;
+            st.dot[i / 2][i % 2] = token < a.n_tokens ? a.b.queries[row0 + token].z : 0.0f;
+        }
+        d_back_fetch<D, BACK_ROWS>(q, a.q + (row0 + block0) * row_bytes, a.n_tokens - block0);
+        d_back_fetch<D, BACK_ROWS>(dy, a.dy + (row0 + block0) * row_bytes, a.n_tokens - block0);
+        auto fetch = [&](int stage, int j0) {
+            if (j0 < a.n_kv) {
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes, a.k + (kv_row0 + j0) * row_bytes, a.n_kv - j0);
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes + stage_bytes / 2, a.v + (kv_row0 + j0) * row_bytes, a.n_kv - j0);
+            }
+            d_copies_commit();
+        };
+        int bits = 0, stage = 0, j0 = d_back_next_positions(a, plane, block0 / 32, -BACK_STEP, bits);
+        fetch(0, j0);
+        NO_UNROLL while (j0 < a.n_kv) {
+            int next_bits = bits;
+            const int next = d_back_next_positions(a, plane, block0 / 32, j0, next_bits);
+            fetch(1 - stage, next);
+            d_copies_wait<1>();
+            __syncthreads();
+            const d_shared_at k = ring + stage * stage_bytes;
+            if (bits != 0) {
+                d_back_query_step<D>(st, o, a, q + 32 * warp * row_bytes, dy + 32 * warp * row_bytes, k, k + stage_bytes / 2, mask, slope, token0, j0, bits == 3);
+            }
+            __syncthreads(); // the stage has been read
+            stage = 1 - stage;
+            j0 = next;
+            bits = next_bits;
+        }
+        d_copies_wait<0>();
+        d_back_query_store<D>(st, o, a, row0, token0, head);
+        __syncthreads();
+    }
+}
+
+// ---- dk and dv ----
+// BACK_STEP tokens from token0 for 16 MT positions of a warp from j0. sums: of these tokens.
+template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk)[MT][D / 8][4], float (&dv)[MT][D / 8][4], const d_back & a, d_shared_at k,
+    d_shared_at v, d_shared_at q, d_shared_at dy, const float4 * sums, const char * mask, float slope, int token0, int j0, bool is_full) {
+    const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    float s[MT][4][4] = {}, dw[MT][4][4] = {};
+    d_back_scores<D, MT, 2>(s, k, q);
+    d_back_scores<D, MT, 2>(dw, v, dy);
+    UNROLL for (int i = 0; i < 4; ++i) {
+        UNROLL for (int e = 0; e < 2; ++e) {
+            const float dot = sums[8 * i + 2 * t + e].z;
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                dw[mt][i][e] -= dot;
+                dw[mt][i][e + 2] -= dot;
+            }
+        }
+    }
+    d_back_cap<MT, 4>(s, dw, a);
+    if (!is_full) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            const int token = token0 + 4 * (i & ~1) + 2 * t + i % 2;
+            const char * row = d_back_row(a, mask, token);
+            UNROLL for (int n = 0; n < 2 * MT; ++n) {
+                float & x = s[n / 2][i / 2][n % 2 * 2 + i % 2];
+                x = d_back_biased(a, row, token < a.n_tokens, j0 + 8 * n + g, slope, x);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < 4; ++i) {
+        UNROLL for (int e = 0; e < 4; ++e) {
+            const float4 r = sums[8 * i + 2 * t + e % 2];
+            UNROLL for (int mt = 0; mt < MT; ++mt) {
+                const float w = d_exp2(s[mt][i][e] - r.x) * r.y;
+                s[mt][i][e] = w != 0.0f ? w + (r.z - r.z) : 0.0f; // no number if D is none
+                dw[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
+            }
+        }
+    }
+    d_back_add<D, MT, 2>(dv, s, dy);
+    d_back_add<D, MT, 2>(dk, dw, q);
+}
+
+// The next block of tokens of the heads from `unit`, counted through the group; own: bits for this warp's positions.
+template <int MT> static inline __device__ int d_back_next_tokens(const d_back & a, int head0, int s, int block0, int unit, int & own) {
+    for (++unit; unit < a.group * a.n_class_blocks; ++unit) {
+        const int head = head0 + unit / a.n_class_blocks, token_block = unit % a.n_class_blocks, plane = d_back_plane(a, head, s);
+        int seen = 0;
+        for (int i = 0; i < MT; ++i) {
+            const int tile = block0 / ATTN_TILE + i, bits = tile * ATTN_TILE < a.n_kv ? d_back_class(a, plane, token_block, tile) : 0;
+            seen |= bits;
+            own = i == (int) threadIdx.x / 32 * MT / 4 ? bits : own;
+        }
+        if (seen != 0) { return unit; }
+    }
+    return unit;
+}
+
+template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_kv(const D_GRID_CONSTANT d_back a) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ float4 sums[2][BACK_STEP];
+    constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes, rows = 64 * MT;
+    const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+    const d_shared_at k = d_shared_opaque(d_shared_at_of(shared)), v = k + rows * row_bytes, ring = v + rows * row_bytes;
+    const d_shared_at own_k = k + 16 * MT * warp * row_bytes, own_v = v + 16 * MT * warp * row_bytes;
+    for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_kv_heads * a.n_kv_blocks; item += (int) gridDim.x) {
+        const int block0 = item % a.n_kv_blocks * rows, kv_head = item / a.n_kv_blocks % a.n_kv_heads, s = item / a.n_kv_blocks / a.n_kv_heads;
+        const int head0 = kv_head * a.group, j0 = block0 + 16 * MT * warp;
+        const int64_t kv_row0 = ((int64_t) s * a.n_kv_heads + kv_head) * a.n_kv;
+        float dk[MT][D / 8][4] = {}, dv[MT][D / 8][4] = {};
+        d_back_fetch<D, rows>(k, a.k + (kv_row0 + block0) * row_bytes, a.n_kv - block0);
+        d_back_fetch<D, rows>(v, a.v + (kv_row0 + block0) * row_bytes, a.n_kv - block0);
+        auto fetch = [&](int stage, int unit) {
+            if (unit < a.group * a.n_class_blocks) {
+                const int token0 = unit % a.n_class_blocks * BACK_STEP, n_in = a.n_tokens - token0;
+                const int64_t row = ((int64_t) s * a.n_heads + head0 + unit / a.n_class_blocks) * a.n_tokens + token0;
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes, a.q + row * row_bytes, n_in);
+                d_back_fetch<D, BACK_STEP>(ring + stage * stage_bytes + stage_bytes / 2, a.dy + row * row_bytes, n_in);
+                if ((int) threadIdx.x < BACK_STEP) {
+                    sums[stage][threadIdx.x] = (int) threadIdx.x < n_in ? a.b.queries[row + threadIdx.x] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+            }
+            d_copies_commit();
+        };
+        int bits = 0, stage = 0, unit = d_back_next_tokens<MT>(a, head0, s, block0, -1, bits);
+        fetch(0, unit);
+        NO_UNROLL while (unit < a.group * a.n_class_blocks) {
+            int next_bits = bits;
+            const int next = d_back_next_tokens<MT>(a, head0, s, block0, unit, next_bits);
+            fetch(1 - stage, next);
+            d_copies_wait<1>();
+            __syncthreads();
+            if (bits != 0) {
+                const int head = head0 + unit / a.n_class_blocks;
+                const d_shared_at q = ring + stage * stage_bytes;
+                d_back_kv_step<D, MT>(dk, dv, a, own_k, own_v, q, q + stage_bytes / 2, sums[stage], d_back_mask(a, d_back_plane(a, head, s)),
+                    ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head), unit % a.n_class_blocks * BACK_STEP, j0, bits == 3);
+            }
+            __syncthreads(); // the stage has been read
+            stage = 1 - stage;
+            unit = next;
+            bits = next_bits;
+        }
+        d_copies_wait<0>();
+        UNROLL for (int mt = 0; mt < MT; ++mt) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const int j = j0 + 16 * mt + 8 * r + g;
+                if (j >= a.n_kv) { continue; }
+                float * to_k = (float *) a.b.p.dk.data + (kv_row0 + j) * D + 2 * t, * to_v = (float *) a.b.p.dv.data + (kv_row0 + j) * D + 2 * t;
+                UNROLL for (int d = 0; d < D / 8; ++d) {
+                    *(float2 *) (to_k + 8 * d) = make_float2(dk[mt][d][2 * r] * a.b.p.scale, dk[mt][d][2 * r + 1] * a.b.p.scale);
+                    *(float2 *) (to_v + 8 * d) = make_float2(dv[mt][d][2 * r], dv[mt][d][2 * r + 1]);
+                }
+            }
+        }
+        __syncthreads(); // shared memory is the next item's
+    }
+}
+
+static gcuda_array attn_exchanged(gcuda_array a) { // dimensions 1 and 2
+    const int64_t ne = a.ne[1];
+    const size_t nb = a.nb[1];
+    a.ne[1] = a.ne[2], a.nb[1] = a.nb[2];
+    a.ne[2] = ne, a.nb[2] = nb;
+    return a;
+}
+
+// What a launch needs to know; in scratch: what queries are made of, classes of the mask, packed rows of q, dy, k and v.
+struct attn_back_plan {
+    d_back a;
+    bool has_mma;
+    size_t kv_bytes, query_bytes; // of shared memory
+    size_t n_bytes;               // of scratch
+};
+
+static bool attn_back_has_mma(const gcuda_flash_attn_ext_back_args & p, const attn_back_plan & x) {
+    const int64_t d = p.q.ne[0], n = p.q.ne[1] * p.q.ne[2] * p.q.ne[3], n_kv = p.k.ne[1] * p.k.ne[2] * p.k.ne[3];
+    const bool is_size = (d == 64 || d == 128) && p.v.ne[0] == d && p.k.ne[2] == p.v.ne[2] && n > 0 && n_kv > 0;
+    const bool is_countable = n < INT32_MAX / 4 && n_kv < INT32_MAX / 4 && p.q.ne[1] * (p.q.ne[2] / (p.k.ne[2] > 0 ? p.k.ne[2] : 1)) < INT32_MAX / 4;
+    return is_size && is_countable && p.prec != GCUDA_PREC_F32 && (uintptr_t) p.dq.data % 8 == 0 && capability_major() >= 8 &&
+           fits_shared(x.query_bytes, p.max_shared) && fits_shared(x.kv_bytes, p.max_shared);
+}
+
+static void attn_back_set_mma(const gcuda_flash_attn_ext_back_args & p, attn_back_plan & x) {
+    d_back & a = x.a;
+    const int64_t d = p.q.ne[0], kv_rows = d == 64 ? 128 : 64;
+    a.n_tokens = (int) p.q.ne[1];
+    a.n_heads = (int) p.q.ne[2];
+    a.n_kv_heads = (int) p.k.ne[2];
+    a.n_kv = (int) p.k.ne[1];
+    a.n_seqs = (int) p.q.ne[3];
+    a.group = (int) (p.q.ne[2] / p.k.ne[2]);
+    a.n_words = (int) ((p.k.ne[1] + 32 * ATTN_TILE - 1) / (32 * ATTN_TILE));
+    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
+    a.n_row_blocks = (int) ((p.q.ne[1] + BACK_ROWS - 1) / BACK_ROWS);
+    a.n_kv_blocks = (int) ((p.k.ne[1] + kv_rows - 1) / kv_rows);
+    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
+    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
+}
+
+static attn_back_plan attn_back_plan_of(const gcuda_flash_attn_ext_back_args & p) {
+    attn_back_plan x;
+    memset(&x, 0, sizeof(x));
+    d_attn_back & b = x.a.b;
+    b.p = p;
+    b.p.y = attn_exchanged(p.y);
+    b.p.dy = attn_exchanged(p.dy);
+    b.n_units = gcudai_gcd(p.k.ne[2], p.v.ne[2]);
+    b.n_blocks = (p.q.ne[1] + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    b.n_tiles = (p.k.ne[1] + ATTN_POSITIONS - 1) / ATTN_POSITIONS;
+    const size_t row = 2 * (size_t) p.q.ne[0], kv_rows = p.q.ne[0] == 64 ? 128 : 64;
+    x.query_bytes = (2 * BACK_ROWS + 4 * BACK_STEP) * row;
+    x.kv_bytes = (2 * kv_rows + 4 * BACK_STEP) * row;
+    x.has_mma = attn_back_has_mma(p, x);
+    if (x.has_mma) { attn_back_set_mma(p, x); }
+    char * at = (char *) p.scratch; // NULL where only the size is asked for
+    auto part = [&](size_t n) {
+        char * const first = at != nullptr ? at + x.n_bytes : nullptr;
+        x.n_bytes += (n + 255) & ~(size_t) 255;
+        return first;
+    };
+    const size_t n_q = (size_t) (p.q.ne[1] * p.q.ne[2] * p.q.ne[3]), n_k = (size_t) (p.k.ne[1] * p.k.ne[2] * p.k.ne[3]);
+    b.queries = (float4 *) part(n_q * sizeof(float4));
+    if (!x.has_mma) { return x; }
+    if (p.mask.data != nullptr) { x.a.classes = (const uint2 *) part((size_t) (p.mask.ne[2] * p.mask.ne[3]) * (size_t) x.a.n_class_blocks * (size_t) x.a.n_words * sizeof(uint2)); }
+    x.a.q = part(n_q * row);
+    x.a.dy = part(n_q * row);
+    x.a.k = part(n_k * row);
+    x.a.v = part(n_k * row);
+    return x;
+}
+
+size_t gcuda_flash_attn_ext_back_scratch_bytes(const gcuda_flash_attn_ext_back_args * args) {
+    gcuda_flash_attn_ext_back_args p = *args;
+    p.scratch = nullptr;
+    return asked_bytes(attn_back_plan_of(p).n_bytes);
+}
+
+template <int D, int MT> static gcuda_status attn_back_launch_mma(const attn_back_plan & x, gcuda_stream stream) {
+    const d_back & a = x.a;
+    const gcuda_array & mask = a.b.p.mask;
+    const int64_t n_packed = 2 * (int64_t) a.n_seqs * ((int64_t) a.n_heads * a.n_tokens + (int64_t) a.n_kv_heads * a.n_kv);
+    gcuda_status st = launch(k_attn_back_pack, (n_packed + 7) / 8, 256, stream, a);
+    if (st == GCUDA_STATUS_SUCCESS && a.classes != nullptr) {
+        const int64_t n = mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words;
+        st = launch(k_attn_classes, n, 256, stream, mask, (uint2 *) a.classes, (int64_t) a.n_tokens, a.n_words, a.n_class_blocks);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = launch_shared(k_attn_back_mma_queries<D>, (int64_t) a.n_seqs * a.n_heads * a.n_row_blocks, dim3(BACK_THREADS), x.query_bytes, a.b.p.max_shared, stream, a);
+    }
+    return st != GCUDA_STATUS_SUCCESS ? st
+               : launch_shared(k_attn_back_mma_kv<D, MT>, (int64_t) a.n_seqs * a.n_kv_heads * a.n_kv_blocks, dim3(BACK_THREADS), x.kv_bytes, a.b.p.max_shared, stream, a);
+}
+
+gcuda_status gcuda_launch_flash_attn_ext_back(const gcuda_flash_attn_ext_back_args * args, gcuda_stream stream) {
+    const attn_back_plan x = attn_back_plan_of(*args);
+    const d_attn_back & a = x.a.b;
+    const gcuda_array & q = args->q;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (x.has_mma) {
+        st = q.ne[0] == 64 ? attn_back_launch_mma<64, 2>(x, stream) : attn_back_launch_mma<128, 1>(x, stream);
+    } else {
+        st = launch(k_attn_back_queries, q.ne[3] * q.ne[2] * a.n_blocks, 256, stream, a);
+        st = st == GCUDA_STATUS_SUCCESS ? launch(k_attn_back_kv, q.ne[3] * a.n_units * a.n_tiles, 256, stream, a) : st;
+    }
+    if (st != GCUDA_STATUS_SUCCESS || args->dsinks.data == nullptr) { return st; }
+    return launch(k_attn_back_sinks, q.ne[2], 256, stream, a.queries, (float *) args->dsinks.data, q.ne[1], q.ne[2], q.ne[3]);
 }
 #endif // part 7

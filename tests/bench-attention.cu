@@ -1,7 +1,7 @@
-// bench-attention.cu - gcuda_launch_flash_attn_ext alone, on random data: times against the device's reading rate, results against the
-// plain path. Needs only parts 7 and 8 of the kernels, so that a change of them is measured in minutes:
+// bench-attention.cu - gcuda_launch_flash_attn_ext and its gradient alone, on random data: times against the device's reading rate,
+// results against the plain path. Needs only parts 7 and 8 of the kernels, so that a change of them is measured in minutes:
 //
-//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill] [--check] [--splits N] [--path N]
+//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|back] [--check] [--splits N] [--path N]
 //
 // Keys and values rotate through copies beyond the L2 cache; launches are captured in one graph and overlap (PDL), as in a plan.
 #include "gcuda.h"
@@ -243,6 +243,101 @@ static void measure(const shape & s, const options & o) {
     CHECK(cudaStreamDestroy(r.stream));
 }
 
+// ---- forward and backward ----
+struct back_run {
+    run forward;
+    gcuda_flash_attn_ext_back_args args;
+    void backward() {
+        if (gcuda_launch_flash_attn_ext_back(&args, forward.stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "flash_attn_ext_back"); }
+    }
+    template <typename F> double microseconds(F f) { // the median of six
+        std::vector<float> ms;
+        cudaEvent_t begin, end;
+        CHECK(cudaEventCreate(&begin));
+        CHECK(cudaEventCreate(&end));
+        for (int i = 0; i < 7; ++i) {
+            float t = 0.0f;
+            CHECK(cudaEventRecord(begin, forward.stream));
+            f();
+            CHECK(cudaEventRecord(end, forward.stream));
+            CHECK(cudaEventSynchronize(end));
+            CHECK(cudaEventElapsedTime(&t, begin, end));
+            if (i > 0) { ms.push_back(t); }
+        }
+        CHECK(cudaEventDestroy(begin));
+        CHECK(cudaEventDestroy(end));
+        std::sort(ms.begin(), ms.end());
+        return 1e3 * ms[3];
+    }
+};
+
+// Products of the formula are counted, 2 forwards and 5 backwards, of which the kernels compute 2 and 7.
+static void measure_back(const shape & s, const options & o) {
+    const int n_heads = s.k_heads * s.group;
+    const size_t n_q = (size_t) s.dk * n_heads * s.n_tokens, n_k = (size_t) s.dk * s.n_kv * s.k_heads, n_mask = (size_t) s.n_kv * s.n_tokens;
+    const size_t n_grads = n_q + 2 * n_k, k_bytes = gcuda_row_size(s.type, n_k);
+    back_run r;
+    memset(&r, 0, sizeof r);
+    r.forward.s = s;
+    float * q, * y, * dy, * grads, * want;
+    char * kv;
+    __half * mask = NULL;
+    CHECK(cudaStreamCreate(&r.forward.stream));
+    CHECK(cudaMalloc(&q, n_q * 4));
+    CHECK(cudaMalloc(&y, n_q * 4));
+    CHECK(cudaMalloc(&dy, n_q * 4));
+    CHECK(cudaMalloc(&grads, n_grads * 4));
+    CHECK(cudaMalloc(&want, n_grads * 4));
+    CHECK(cudaMalloc(&kv, 2 * k_bytes));
+    fill(q, GCUDA_TYPE_F32, n_q, 99);
+    fill(dy, GCUDA_TYPE_F32, n_q, 7);
+    fill(kv, s.type, 2 * n_k, 1);
+    gcuda_flash_attn_ext_args & f = r.forward.args;
+    gcuda_flash_attn_ext_back_args & b = r.args;
+    f.q = packed(q, GCUDA_TYPE_F32, s.dk, s.n_tokens, n_heads);
+    f.k = packed(kv, s.type, s.dk, s.n_kv, s.k_heads);
+    f.v = packed(kv + k_bytes, s.type, s.dv, s.n_kv, s.k_heads);
+    f.y = packed(y, GCUDA_TYPE_F32, s.dv, n_heads, s.n_tokens);
+    if (s.mask != MASK_NONE) {
+        CHECK(cudaMalloc(&mask, n_mask * 2));
+        fill_mask<<<1024, 256>>>(mask, s.n_kv, s.n_tokens, s.mask, s.n_visible);
+        f.mask = packed(mask, GCUDA_TYPE_F16, s.n_kv, s.n_tokens, 1);
+    }
+    f.scale = 1.0f / sqrtf((float) s.dk);
+    f.max_shared = 227 * 1024;
+    b.q = f.q, b.k = f.k, b.v = f.v, b.y = f.y, b.mask = f.mask, b.scale = f.scale, b.max_shared = f.max_shared;
+    b.dy = packed(dy, GCUDA_TYPE_F32, s.dv, n_heads, s.n_tokens);
+    b.dq = packed(grads, GCUDA_TYPE_F32, s.dk, s.n_tokens, n_heads);
+    b.dk = packed(grads + n_q, GCUDA_TYPE_F32, s.dk, s.n_kv, s.k_heads);
+    b.dv = packed(grads + n_q + n_k, GCUDA_TYPE_F32, s.dv, s.n_kv, s.k_heads);
+    CHECK(cudaMalloc(&f.scratch, gcuda_flash_attn_ext_scratch_bytes(&f) + 1));
+    CHECK(cudaMalloc(&b.scratch, gcuda_flash_attn_ext_back_scratch_bytes(&b) + 1));
+    CHECK(cudaDeviceSynchronize());
+    const double forward = r.microseconds([&]() { r.forward.launch(); }), backward = r.microseconds([&]() { r.backward(); });
+    double nmse = -1.0;
+    if (o.has_check) {
+        double * sums, host[2];
+        CHECK(cudaMalloc(&sums, sizeof host));
+        CHECK(cudaMemset(sums, 0, sizeof host));
+        b.prec = GCUDA_PREC_F32;
+        b.dq.data = want, b.dk.data = want + n_q, b.dv.data = want + n_q + n_k;
+        r.backward();
+        CHECK(cudaStreamSynchronize(r.forward.stream));
+        squares<<<256, 256>>>(grads, want, n_grads, sums);
+        CHECK(cudaMemcpy(host, sums, sizeof host, cudaMemcpyDeviceToHost));
+        CHECK(cudaFree(sums));
+        nmse = host[0] / host[1];
+    }
+    const double seen = s.mask == MASK_CAUSAL ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv : 1.0, product = 2.0 * seen * (double) n_mask * s.dk * n_heads;
+    printf("%3d %2d x %-2d  kv %6d  tokens %4d  %-5s mask %d  forward %9.1f us %6.1f TFLOP/s  backward %9.1f us %6.1f TFLOP/s", s.dk, s.k_heads, s.group, s.n_kv,
+        s.n_tokens, gcuda_type_name(s.type), s.mask, forward, 2.0 * product / forward * 1e-6, backward, 5.0 * product / backward * 1e-6);
+    printf(nmse >= 0.0 ? "  nmse %.1e\n" : "\n", nmse);
+    fflush(stdout);
+    void * const all[] = { q, y, dy, grads, want, kv, mask, f.scratch, b.scratch };
+    for (void * p : all) { CHECK(cudaFree(p)); }
+    CHECK(cudaStreamDestroy(r.forward.stream));
+}
+
 static double reading_gbs() {
     const size_t n = (size_t) 2 << 30;
     char * p;
@@ -284,13 +379,19 @@ static const shape prefill[] = {
     { 128, 128, 8, 4, 65536, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_CAUSAL, 0 },
 };
 
+static const shape back[] = {
+    { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 2048, 2048, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
+};
+
 int main(int argc, char ** argv) {
     options o;
-    bool has_decode = true, has_prefill = true;
+    bool has_decode = true, has_prefill = true, has_back = true;
     memset(&o, 0, sizeof o);
     for (int i = 1; i < argc; ++i) {
-        has_decode = has_decode && strcmp(argv[i], "prefill") != 0;
-        has_prefill = has_prefill && strcmp(argv[i], "decode") != 0;
+        has_decode = has_decode && strcmp(argv[i], "prefill") != 0 && strcmp(argv[i], "back") != 0;
+        has_prefill = has_prefill && strcmp(argv[i], "decode") != 0 && strcmp(argv[i], "back") != 0;
+        has_back = has_back && strcmp(argv[i], "decode") != 0 && strcmp(argv[i], "prefill") != 0;
         o.has_check = o.has_check || strcmp(argv[i], "--check") == 0;
         if (i + 1 < argc && strcmp(argv[i], "--splits") == 0) { o.plan.n_splits = atoi(argv[++i]); }
         if (i + 1 < argc && strcmp(argv[i], "--path") == 0) { o.plan.path = (gcuda_flash_attn_path) atoi(argv[++i]); }
@@ -304,6 +405,9 @@ int main(int argc, char ** argv) {
     }
     if (has_prefill) {
         for (const shape & s : prefill) { measure(s, o); }
+    }
+    if (has_back) {
+        for (const shape & s : back) { measure_back(s, o); }
     }
     return 0;
 }

@@ -621,6 +621,15 @@ static struct gcuda_tensor * build_flash_attn_ext(struct row * r) {
     return gcuda_flash_attn_ext(r->ctx, q, keys, values, mask, 1.0f / sqrtf((float) k), 0.0f, 0.0f);
 }
 
+static struct gcuda_tensor * build_flash_attn_ext_back(struct row * r) { // products of the formula, of which the kernels compute 7
+    const int64_t k = number(r, "hsk", 64), nh = number(r, "nh", 1), nr = number(r, "nr", 1), kv = number(r, "kv", 1), n = number(r, "nb", 1);
+    struct gcuda_tensor * q = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, n, nh * nr, 1);
+    struct gcuda_tensor * keys = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1), * values = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1);
+    struct gcuda_tensor * y = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, nh * nr, n, 1), * dy = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, nh * nr, n, 1);
+    r->flop = 5.0 * 2.0 * (double) (n * kv) * (double) k * (double) (nh * nr);
+    return gcuda_flash_attn_ext_back(r->ctx, q, keys, values, y, dy, NULL, NULL, 1.0f / sqrtf((float) k), 0.0f, 0.0f);
+}
+
 static const struct {
     const char * name;
     struct gcuda_tensor * (*build)(struct row * r);
@@ -634,6 +643,7 @@ static const struct {
     { "CROSS_ENTROPY_LOSS_BACK", build_cross_entropy_loss_back }, { "CUMSUM", build_cumsum }, { "DIAG", build_diag },
     { "DIAG_MASK_INF", build_diag_mask_inf }, { "DIAG_MASK_ZERO", build_diag_mask_zero }, { "DIV", build_div },
     { "DUP", build_dup }, { "FILL", build_fill }, { "FLASH_ATTN_EXT", build_flash_attn_ext },
+    { "FLASH_ATTN_EXT_BACK", build_flash_attn_ext_back },
     { "GATED_LINEAR_ATTN", build_gated_linear_attn }, { "GEGLU", build_glu }, { "GEGLU_ERF", build_glu },
     { "GEGLU_QUICK", build_glu }, { "GELU", build_gelu }, { "GET_ROWS", build_get_rows },
     { "GET_ROWS_BACK", build_get_rows_back }, { "GROUP_NORM", build_group_norm }, { "IM2COL", build_im2col },

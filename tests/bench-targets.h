@@ -506,6 +506,9 @@ static const struct bench_target targets_flash_attn_ext[] = {
     { "FLASH_ATTN_EXT type=f16,hsk=64,hsv=64,nh=8,nr=4,kv=16384,nb=1", 18.8 },
     { "FLASH_ATTN_EXT type=f16,hsk=128,hsv=128,nh=8,nr=1,kv=16384,nb=1", 22.1 },
     { "FLASH_ATTN_EXT type=f16,hsk=128,hsv=128,nh=8,nr=4,kv=16384,nb=1", 34.3 },
+    { "FLASH_ATTN_EXT_BACK type=f16,hsk=64,nh=32,nr=1,kv=4096,nb=4096", 0 },
+    { "FLASH_ATTN_EXT_BACK type=f16,hsk=128,nh=32,nr=1,kv=4096,nb=4096", 0 },
+    { "FLASH_ATTN_EXT_BACK type=bf16,hsk=128,nh=8,nr=4,kv=4096,nb=4096", 0 },
 };
 // clang-format on
 

@@ -137,6 +137,72 @@ static void ref_flash_attn(const struct op_case * c) {
     free(x);
 }
 
+// >>op:flash_attn_ext_back   sources: q, k, v, y, dy, then mask and sinks. y is any numbers: the formula holds for them too
+struct p_flash_attn_back {
+    struct p_flash_attn attn; // dv is not used
+    int part;                 // of the result, an enum gcuda_flash_attn_grad; 4: all of it
+};
+
+// What one query adds to the gradients; x: room for the positions, returns weights there.
+static void ref_attention_back_query(const struct op_case * c, int64_t n, int64_t h, int64_t s, double * x, struct arr * const * grad) {
+    const struct p_flash_attn * p = &((const struct p_flash_attn_back *) c->p)->attn;
+    const struct arr * q = c->in[0], * k = c->in[1], * v = c->in[2], * y = c->in[3], * dy = c->in[4], * sinks = optional_in(c, p->sinks_at);
+    const int64_t hk = h / (q->ne[2] / k->ne[2]), hv = h / (q->ne[2] / v->ne[2]);
+    double max = ref_attention_logits(c, n, h, s, x), dot = 0.0;
+    if (isinf(max) && max < 0.0) { return; }
+    if (sinks != NULL) { max = fmax(max, AT(sinks, h, 0, 0, 0)); }
+    double sum = sinks != NULL ? exp(AT(sinks, h, 0, 0, 0) - max) : 0.0;
+    for (int64_t j = 0; j < k->ne[1]; ++j) { sum += exp(x[j] - max); }
+    for (int64_t d = 0; d < v->ne[0]; ++d) { dot += AT(y, d, h, n, s) * AT(dy, d, h, n, s); }
+    if (sinks != NULL) { AT(grad[3], h, 0, 0, 0) -= exp(AT(sinks, h, 0, 0, 0) - max) / sum * dot; }
+    for (int64_t j = 0; j < k->ne[1]; ++j) {
+        const double w = exp(x[j] - max) / sum;
+        double dw = 0.0, z = 0.0;
+        if (w == 0.0) { continue; }
+        for (int64_t d = 0; d < v->ne[0]; ++d) {
+            dw += AT(dy, d, h, n, s) * AT(v, d, j, hv, s);
+            AT(grad[2], d, j, hv, s) += w * AT(dy, d, h, n, s);
+        }
+        for (int64_t d = 0; d < q->ne[0]; ++d) { z += AT(q, d, n, h, s) * AT(k, d, j, hk, s); }
+        const double t = p->softcap != 0.0f ? tanh(z * (double) p->scale / (double) p->softcap) : 0.0;
+        const double dz = w * (dw - dot) * (1.0 - t * t) * (double) p->scale;
+        for (int64_t d = 0; d < q->ne[0]; ++d) {
+            AT(grad[0], d, n, h, s) += dz * AT(k, d, j, hk, s);
+            AT(grad[1], d, j, hk, s) += dz * AT(q, d, n, h, s);
+        }
+    }
+}
+
+static void ref_flash_attn_back(const struct op_case * c) {
+    const struct p_flash_attn_back * p = (const struct p_flash_attn_back *) c->p;
+    const struct arr * q = c->in[0];
+    const int n_grads = p->attn.sinks_at > 0 ? 4 : 3;
+    struct arr own[4], * grad[4];
+    double * x = (double *) malloc(sizeof(double) * (size_t) (c->in[1]->ne[1] + 1));
+    int64_t total = 0, at = 0;
+    memset(own, 0, sizeof own);
+    for (int i = 0; i < n_grads; ++i) {
+        grad[i] = &own[i];
+        arr_like(grad[i], c->in[i < 3 ? i : p->attn.sinks_at]);
+        total += arr_n(grad[i]);
+    }
+    for (int64_t s = 0; s < q->ne[3] && x != NULL; ++s) {
+        for (int64_t h = 0; h < q->ne[2]; ++h) {
+            for (int64_t n = 0; n < q->ne[1]; ++n) { ref_attention_back_query(c, n, h, s, x, grad); }
+        }
+    }
+    if (p->part < 4) {
+        arr_copy(c->out, grad[p->part]);
+    } else {
+        arr_new(c->out, total, 1, 1, 1);
+    }
+    for (int i = 0; i < n_grads; ++i) {
+        for (int64_t k = 0; p->part == 4 && k < arr_n(grad[i]); ++k) { c->out->d[at++] = grad[i]->d[k]; }
+        arr_free(grad[i]);
+    }
+    free(x);
+}
+
 // >>op:rope >>op:rope_back   sources: a, positions, frequency factors if there are three
 struct p_rope {
     int n_dims;
@@ -541,6 +607,173 @@ TEST(flash_attn_v_inside_k) { // a compressed cache: a value is the first part o
         "F32,F16,F16>F32 F32,F32,F16>F32", "576,3,4|576,64,1|64,3 576,1,20|576,33,1|33,1", "view", &p, 0, fill_mask);
     flash_attn_cases(
         "F32,Q8_0,F16>F32 F32,BF16,F16>F32", "64,3,4|64,64,2|64,3", "view", &small, LAYOUT_ROWS, fill_mask);
+}
+
+// ---------------------------------------------------------------------------------------------------- flash_attn_ext_back
+static struct gcuda_tensor * build_flash_attn_back(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    const struct p_flash_attn_back * p = (const struct p_flash_attn_back *) params;
+    const struct p_flash_attn * a = &p->attn;
+    struct gcuda_tensor * y = gcuda_flash_attn_ext_back(ctx, in[0], in[1], in[2], in[3], in[4], optional(in, a->mask_at),
+        optional(in, a->sinks_at), a->scale, a->max_bias, a->softcap);
+    if (y != NULL && a->is_f32) { CHECK_OK(gcuda_flash_attn_ext_set_prec(y, GCUDA_PREC_F32)); }
+    return p->part == 4 || y == NULL ? y : gcuda_cont(ctx, gcuda_flash_attn_ext_back_part(ctx, y, (enum gcuda_flash_attn_grad) p->part));
+}
+
+// Each gradient by itself, for one may hide in the size of another.
+static const char * judge_flash_attn_back(const struct op_case * c, const struct arr * got) {
+    static const char * const names[] = { "q", "k", "v", "sinks" };
+    static char text[160];
+    const struct p_flash_attn_back * p = (const struct p_flash_attn_back *) c->p;
+    const double bound = p->attn.is_f32 ? 1e-9 : 5e-4;
+    int64_t at = 0;
+    for (int i = 0; i < (p->attn.sinks_at > 0 ? 4 : 3); ++i) {
+        const int64_t n = arr_n(c->in[i < 3 ? i : p->attn.sinks_at]);
+        double error = 0.0, size = 0.0, most = 0.0;
+        for (int64_t k = at; k < at + n && arr_n(got) == arr_n(c->out); ++k) {
+            const double by = isfinite(got->d[k]) ? fabs(got->d[k] - c->out->d[k]) : HUGE_VAL;
+            error += by * by;
+            size += c->out->d[k] * c->out->d[k];
+            most = fmax(most, by);
+        }
+        at += n;
+        // few numbers have no rms to speak of: D of a query is the difference of larger ones, and a sink has little but it
+        const double rms = sqrt(size / (double) (n > 0 ? n : 1));
+        if (error > bound * size || (n >= 32 && most > 16.0 * sqrt(bound) * rms)) {
+            snprintf(text, sizeof text, "gradient of %s: NMSE %.3g, error of %.3g rms, bound %g", names[i], error / size, most / rms, bound);
+            return text;
+        }
+    }
+    return at == arr_n(got) && at == arr_n(c->out) ? NULL : "the gradients have another size";
+}
+
+static void flash_attn_back_part(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * attn,
+    unsigned layouts, fill_fn mask, int part) {
+    const struct p_flash_attn_back p = { *attn, part };
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = types, t.shapes = shapes, t.tag = tag, t.p = &p;
+    t.n_in = attn->sinks_at > 0 ? attn->sinks_at + 1 : attn->mask_at > 0 ? attn->mask_at + 1 : 5;
+    t.build = build_flash_attn_back, t.ref = ref_flash_attn_back, t.max_nmse = 5e-4;
+    if (part == 4) { t.judge = judge_flash_attn_back; }
+    for (int i = 0; i < 5; ++i) { t.in[i].layouts = layouts; }
+    if (attn->mask_at > 0) { t.in[attn->mask_at].fill = mask; }
+    if (attn->sinks_at > 0) { t.in[attn->sinks_at].lo = -3.0, t.in[attn->sinks_at].hi = 3.0; }
+    op_test_run(&t);
+}
+static void flash_attn_back_cases(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * p,
+    unsigned layouts, fill_fn mask) {
+    flash_attn_back_part(types, shapes, tag, p, layouts, mask, 4);
+}
+
+TEST(flash_attn_back_parts) {
+    static const struct p_flash_attn all = { 0.3f, 8.0f, 4.0f, 5, 6, 0, 0 };
+    static const char * const parts[] = { "q", "k", "v", "sinks" };
+    for (int part = 0; part < 4; ++part) {
+        flash_attn_back_part("F32,F16,F16,F32,F32,F16,F32>F32", "24,5,40|24,11,20|16,11,10|16,40,5|16,40,5|11,5|40", parts[part], &all, 0, fill_mask, part);
+    }
+}
+
+// q, k, v, y, dy, mask and sinks of one setting, as text
+static const char * flash_attn_back_shape(
+    char * out, size_t size, int dk, int dv, int n, int kv, int heads_kv, int group, int batch, const struct p_flash_attn * p) {
+    const int h = heads_kv * group;
+    int used = snprintf(out, size, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d", dk, n, h, batch, dk, kv, heads_kv, batch,
+        dv, kv, heads_kv, batch, dv, h, n, batch, dv, h, n, batch);
+    if (p->mask_at > 0) { used += snprintf(out + used, size - (size_t) used, "|%d,%d,1,%d", kv, n + n % 2, batch); }
+    if (p->sinks_at > 0) { snprintf(out + used, size - (size_t) used, "|%d", h); }
+    return out;
+}
+
+TEST(flash_attn_back_head_sizes) {
+    static const int dims[][2] = { { 64, 64 }, { 128, 128 }, { 40, 40 }, { 80, 80 }, { 256, 256 }, { 576, 512 }, { 192, 128 }, { 1, 1 }, { 33, 17 } };
+    char shape[256];
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; ++i) {
+        const int dk = dims[i][0], dv = dims[i][1];
+        const float scale = 1.0f / sqrtf((float) dk);
+        const struct p_flash_attn p[] = { { scale, 0.0f, 0.0f, 0, 0, 0, 0 }, { scale, 0.0f, 0.0f, 5, 0, 1, 0 }, { scale, 8.0f, 0.0f, 5, 6, 0, 0 },
+            { 3.0f * scale, 0.0f, 2.0f, 5, 0, 0, 0 }, { scale, 0.0f, 0.0f, 0, 5, 0, 0 } };
+        static const char * const tag[] = { "plain", "mask", "alibi-sinks", "softcap", "sinks" };
+        for (int k = 0; k < 5; ++k) {
+            const char * types = k == 0 || k == 4 ? "F32 F32,F16,F16,F32>F32 F32,BF16,BF16,F32>F32"
+                                                  : "F32,F32,F32,F32,F32,F16,F32>F32 F32,F16,F16,F32,F32,F16,F32>F32 F32,BF16,BF16,F32,F32,F16,F32>F32";
+            flash_attn_back_cases(types, flash_attn_back_shape(shape, sizeof shape, dk, dv, i < 2 ? 34 : 5, i < 2 ? 67 : 19, 2, 2, 1, &p[k]), tag[k], &p[k],
+                0, fill_mask);
+        }
+    }
+}
+
+TEST(flash_attn_back_shapes) {
+    static const struct p_flash_attn plain = { 0.2f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.2f, 0.0f, 0.0f, 5, 0, 0, 0 };
+    static const struct p_flash_attn alibi = { 0.2f, 8.0f, 0.0f, 5, 6, 0, 0 }, exact = { 0.125f, 8.0f, 5.0f, 5, 6, 1, 0 };
+    // one position, odd numbers of them, groups that are no power of two, k and v with other head counts, batches
+    flash_attn_back_cases("F32 F16,BF16,F16,BF16,F16>F32",
+        "40,1,1|40,1,1|40,1,1|40,1,1|40,1,1 40,3,12,2|40,17,1,2|40,17,1,2|40,12,3,2|40,12,3,2 64,2,20|64,5,1|64,5,1|64,20,2|64,20,2 "
+        "40,35,4,2|40,19,4,2|40,19,2,2|40,4,35,2|40,4,35,2 128,33,3|128,65,1|128,65,1|128,3,33|128,3,33",
+        "plain", &plain, LAYOUT_ROWS, NULL);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16>F32 F32,F32,F32,F32,F32,F32>F32",
+        "64,3,6,4|64,9,2,4|64,9,2,4|64,6,3,4|64,6,3,4|9,4,3,2 128,33,2,2|128,64,1,2|128,64,1,2|128,2,33,2|128,2,33,2|64,34,2,2",
+        "mask", &mask, LAYOUT_ROWS, fill_mask);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,5,12|64,33,3|64,33,3|64,12,5|64,12,5|33,5|12 16,5,6,2|16,33,6,2|16,33,3,2|16,6,5,2|16,6,5,2|33,5,1,2|6",
+        "alibi", &alibi, 0, fill_mask);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,5,4|64,33,2|64,33,2|64,4,5|64,4,5|33,5|4 24,5,4|24,33,2|24,33,2|24,4,5|24,4,5|33,5|4",
+        "exact", &exact, 0, fill_mask);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32 F32,F32,F32,F32,F32,F16,F32>F32",
+        "64,5,4|64,33,2|64,33,2|64,4,5|64,4,5|33,5|4 16,5,4|16,33,2|16,33,2|16,4,5|16,4,5|33,5|4", "all-masked", &alibi, 0, fill_all_masked);
+    flash_attn_back_cases("F32", "16,0,4|16,33,2|16,33,2|16,4,0|16,4,0 64,0,4|64,33,2|64,33,2|64,4,0|64,4,0", "empty", &plain, 0, NULL);
+    flash_attn_back_cases("F32 F32,F16,F16,F32>F32", "32,3,4,2|32,0,2,2|32,0,2,2|32,4,3,2|32,4,3,2 64,1,4|64,0,1|64,0,1|64,4,1|64,4,1", "no-positions",
+        &plain, 0, NULL);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,3,4|64,0,2|64,0,2|64,4,3|64,4,3|0,3|4", "no-positions", &alibi, 0, fill_mask);
+    if (test_full()) {
+        flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32",
+            "128,200,16|128,512,4|128,512,4|128,16,200|128,16,200|512,200|16 64,300,12,2|64,257,4,2|64,257,4,2|64,12,300,2|64,12,300,2|257,300,1,2|12",
+            "full", &alibi, LAYOUT_ROWS, fill_mask);
+    }
+}
+
+static void ref_flash_attn_back_unread(const struct op_case * c) { // the same with zeros in their place
+    for (int k = 1; k < 3; ++k) {
+        const struct arr * a = c->in[k];
+        FOR_ARR(a) {
+            if (i1 % 3 == 1) { AT(a, i0, i1, i2, i3) = 0.0; }
+        }
+    }
+    ref_flash_attn_back(c);
+}
+
+TEST(flash_attn_back_unread) { // NaN where no token looks must not show
+    static const struct p_flash_attn_back p = { { 0.2f, 0.0f, 0.0f, 5, 0, 0, 0 }, 4 };
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32,F16,F16,F32,F32,F16>F32 F32", t.p = &p, t.n_in = 6;
+    t.shapes = "40,3,2|40,37,2|40,37,2|40,2,3|40,2,3|37,3 64,3,4|64,37,2|64,37,2|64,4,3|64,4,3|37,3 128,9,2|128,70,1|128,70,1|128,2,9|128,2,9|70,9";
+    t.build = build_flash_attn_back, t.ref = ref_flash_attn_back_unread, t.judge = judge_flash_attn_back, t.max_nmse = 5e-4;
+    t.in[1].fill = t.in[2].fill = fill_stale, t.in[5].fill = fill_mask_stale;
+    op_test_run(&t);
+}
+
+// Gradients as small as those of a mean over many tokens, and as large as a scaled loss makes them.
+static void fill_tiny(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 1e-20 * (rng_between(r, -1.0, 1.0)); }
+}
+static void fill_huge(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 1e12 * (rng_between(r, -1.0, 1.0)); }
+}
+
+TEST(flash_attn_back_ranges) {
+    static const fill_fn fills[] = { fill_tiny, fill_huge };
+    for (int i = 0; i < 2; ++i) {
+        static const struct p_flash_attn_back p = { { 0.2f, 0.0f, 0.0f, 0, 0, 0, 0 }, 4 };
+        struct op_test t;
+        memset(&t, 0, sizeof t);
+        t.types = "F32,F16,F16,F32,F32>F32 F32", t.p = &p, t.n_in = 5, t.tag = i == 0 ? "tiny" : "huge";
+        t.shapes = "64,9,2|64,37,1|64,37,1|64,2,9|64,2,9 128,9,2|128,40,2|128,40,2|128,2,9|128,2,9 24,9,2|24,7,2|24,7,2|24,2,9|24,2,9";
+        t.build = build_flash_attn_back, t.ref = ref_flash_attn_back, t.judge = judge_flash_attn_back, t.max_nmse = 5e-4;
+        t.in[4].fill = fills[i];
+        op_test_run(&t);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------- rope

@@ -277,17 +277,32 @@ struct p_pool {
     bool is_1d; // the average divides by what lies inside
 };
 
-static double ref_pool_window(const struct p_pool * p, const struct arr * a, const int64_t * o) {
-    double max = -(double) FLT_MAX, sum = 0.0, n = 0.0;
+// Where in its plane the largest element of window o is: the first of equal ones, NaN only if there is no number; -1: only padding.
+static int64_t ref_pool_winner(const struct p_pool * p, const struct arr * a, const int64_t * o) {
+    int64_t winner = -1;
+    double max = 0.0;
     for (int64_t y = o[1] * p->s1 - p->p1; y < o[1] * p->s1 - p->p1 + p->k1; ++y) {
         for (int64_t x = o[0] * p->s0 - p->p0; x < o[0] * p->s0 - p->p0 + p->k0; ++x) {
             if (x < 0 || x >= a->ne[0] || y < 0 || y >= a->ne[1]) { continue; }
-            max = fmax(max, AT(a, x, y, o[2], o[3]));
+            const double v = AT(a, x, y, o[2], o[3]);
+            if (winner < 0 || v > max || (isnan(max) && !isnan(v))) { max = v, winner = y * a->ne[0] + x; }
+        }
+    }
+    return winner;
+}
+
+static double ref_pool_window(const struct p_pool * p, const struct arr * a, const int64_t * o) {
+    const int64_t winner = ref_pool_winner(p, a, o);
+    double sum = 0.0, n = 0.0;
+    for (int64_t y = o[1] * p->s1 - p->p1; y < o[1] * p->s1 - p->p1 + p->k1; ++y) {
+        for (int64_t x = o[0] * p->s0 - p->p0; x < o[0] * p->s0 - p->p0 + p->k0; ++x) {
+            if (x < 0 || x >= a->ne[0] || y < 0 || y >= a->ne[1]) { continue; }
             sum += AT(a, x, y, o[2], o[3]);
             n += 1.0;
         }
     }
-    return p->op == 0 ? max : sum / (p->is_1d ? fmax(n, 1.0) : (double) (p->k0 * p->k1));
+    if (p->op == 0) { return winner < 0 ? -(double) FLT_MAX : AT(a, winner % a->ne[0], winner / a->ne[0], o[2], o[3]); }
+    return sum / (p->is_1d ? fmax(n, 1.0) : (double) (p->k0 * p->k1));
 }
 
 static int64_t ref_pool_out(int64_t in, int k, int s, int p, float rest) {
@@ -309,7 +324,7 @@ static void ref_pool_2d(const struct op_case * c) {
 // >>op:pool_1d   windows along rows; p->k1 = p->s1 = 1, p->p1 = 0 and p->is_1d
 static void ref_pool_1d(const struct op_case * c) { ref_pool_2d(c); }
 
-// >>op:pool_2d_back   sources: gradient of the pooled image, the image. All values of the image are different.
+// >>op:pool_2d_back   sources: gradient of the pooled image, the image
 static void ref_pool_2d_back(const struct op_case * c) {
     const struct p_pool * p = (const struct p_pool *) c->p;
     const struct arr * dy = c->in[0];
@@ -319,13 +334,13 @@ static void ref_pool_2d_back(const struct op_case * c) {
     for (int64_t i = 0; i < dy->ne[0] * dy->ne[1] * dy->ne[2] * dy->ne[3]; ++i) {
         const int64_t o[4] = { i % dy->ne[0], i / dy->ne[0] % dy->ne[1], i / dy->ne[0] / dy->ne[1] % dy->ne[2],
                                i / dy->ne[0] / dy->ne[1] / dy->ne[2] };
-        const double max = ref_pool_window(p, a, o);
+        const int64_t winner = ref_pool_winner(p, a, o);
         for (int64_t j = 0; j < p->k0 * p->k1; ++j) {
             const int64_t x = o[0] * p->s0 - p->p0 + j % p->k0, row = o[1] * p->s1 - p->p1 + j / p->k0;
             if (x < 0 || x >= a->ne[0] || row < 0 || row >= a->ne[1]) { continue; }
             if (p->op == 1) {
                 AT(y, x, row, o[2], o[3]) += dy->d[i] / (double) (p->k0 * p->k1);
-            } else if (AT(a, x, row, o[2], o[3]) == max) {
+            } else if (row * a->ne[0] + x == winner) {
                 AT(y, x, row, o[2], o[3]) += dy->d[i];
             }
         }
@@ -1118,6 +1133,49 @@ TEST(pool_1d) { // the field's kernels know only windows that touch, without pad
         struct op_test t = conv_test("F32 F16>F32", "4 1 12,5 600,3", tagf("%s,k=%d,s=%d,p=%d", p->op == 0 ? "max" : "avg", p->k0, p->s0, p->p0), p,
             build_pool_1d, ref_pool_1d, 1e-7);
         t.n_in = 1, t.in[0].layouts = LAYOUT_OFFSET;
+        op_test_run(&t);
+    }
+}
+
+// Areas of -inf, of -FLT_MAX and of NaN, larger than windows, with few numbers: windows that have no number above -FLT_MAX.
+static void fill_pool_least(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const double least = c->types[k] == GCUDA_TYPE_BF16 ? -0x1.FEp127 : c->types[k] == GCUDA_TYPE_F16 ? -65504.0 : -(double) FLT_MAX;
+    FOR_ARR(a) {
+        const int64_t area = i0 / 13 + i1 / 11 + i2 + i3;
+        const double v = area % 4 == 0 ? -HUGE_VAL : area % 4 == 1 ? least : area % 4 == 2 ? (double) NAN : rng_below(r, 2) ? -HUGE_VAL : (double) NAN;
+        AT(a, i0, i1, i2, i3) = rng_below(r, 40) == 0 ? rng_between(r, -1, 1) : v;
+    }
+}
+static const char * judge_pool(const struct op_case * c, const struct arr * got) { // exact: -FLT_MAX is not -inf
+    for (int64_t i = 0; i < arr_n(got); ++i) {
+        const double want = c->out->d[i];
+        if (isnan(want) ? !isnan(got->d[i]) : got->d[i] != want) { return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]); }
+    }
+    return NULL;
+}
+TEST(pool_least) { // of -inf alone -inf, of NaN alone NaN, of padding alone -FLT_MAX; the gradient goes to the first of the largest
+    static const struct p_pool sets[] = { { 0, 2, 2, 2, 2, 0, 0, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0, 0, 0 }, { 0, 3, 3, 1, 1, 1, 1, 0, 0 },
+        { 0, 2, 2, 2, 2, 2, 2, 0, 0 }, { 0, 3, 2, 3, 3, 3, 4, 0, 0 }, { 0, 5, 2, 3, 3, 1, 1, 0, 0 }, { 0, 2, 2, 2, 2, 0, 0, 0.75f, 0 } };
+    for (int i = 0; i < 7; ++i) {
+        const struct p_pool * p = &sets[i];
+        char tag[96], shape[96];
+        snprintf(tag, sizeof tag, "k=%d.%d,s=%d,p=%d,rest=%g", p->k0, p->k1, p->s0, p->p0, (double) p->rest);
+        struct op_test t = conv_test("F32 F16>F32 BF16>F32", "48,24,4 70,40,2,2 19,23", tag, p, build_pool_2d, ref_pool_2d, 1e-7);
+        t.n_in = 1, t.in[0].fill = fill_pool_least, t.in[0].layouts = LAYOUT_OFFSET, t.name = "pool_least", t.judge = judge_pool;
+        op_test_run(&t);
+        snprintf(shape, sizeof shape, "%d,%d,4|48,24,4", (int) ref_pool_out(48, p->k0, p->s0, p->p0, p->rest),
+            (int) ref_pool_out(24, p->k1, p->s1, p->p1, p->rest));
+        t = conv_test("F32", shape, tag, p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
+        t.in[1].fill = fill_pool_least, t.name = "pool_least/back";
+        op_test_run(&t);
+    }
+    for (int i = 0; i < 8; ++i) {
+        const int k = i / 2 + 1, pad = i % 2 * k;
+        const struct p_pool p = { 0, k, 1, pad > 0 ? 1 : k, 1, pad, 0, 0, 1 };
+        char tag[96];
+        snprintf(tag, sizeof tag, "k=%d,p=%d", k, pad);
+        struct op_test t = conv_test("F32 F16>F32 BF16>F32", "52,30 7,45,2", tag, &p, build_pool_1d, ref_pool_1d, 1e-7);
+        t.n_in = 1, t.in[0].fill = fill_pool_least, t.name = "pool_least/1d", t.judge = judge_pool;
         op_test_run(&t);
     }
 }

@@ -165,6 +165,41 @@ TEST(norm_ends) {
         op_test_run(&t);
     }
 }
+// Subnormal rows: one element of size[0], or all of them multiples of it up to 7.
+static void fill_subnormal(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const struct ends_p * p = (const struct ends_p *) c->p;
+    (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const bool is_one = i % a->ne[0] == a->ne[0] * 3 / 5;
+        a->d[i] = p->is_positive ? is_one ? p->size[0] : 0.0 : p->size[0] * (double) (rng_below(r, 15) - 7);
+    }
+}
+static const char * judge_digits(const struct op_case * c, const struct arr * got) { // each element to 6 digits of the row's root of squares
+    const struct arr * want = c->out;
+    FOR_ROWS(want) {
+        double squares = 0.0;
+        for (int64_t i = 0; i < want->ne[0]; ++i) { squares += AT(want, i, i1, i2, i3) * AT(want, i, i1, i2, i3) / (double) want->ne[0]; }
+        for (int64_t i = 0; i < want->ne[0]; ++i) {
+            const double w = AT(want, i, i1, i2, i3), g = AT(got, i, i1, i2, i3), digits = c->types[0] == GCUDA_TYPE_BF16 ? 1.0 / 128.0 : 2e-6;
+            if (!(fabs(g - w) <= digits * (fabs(w) + sqrt(squares)))) { return tagf("element %" PRId64 " of row %" PRId64 ": want %.9g, got %.9g", i, i1, w, g); }
+        }
+    }
+    return NULL;
+}
+TEST(norm_subnormal) { // rows of one block, and of several
+    static const double sizes[] = { 0x1.306p-128, 0x1p-149, 0x1p-133 }; // 3.5e-39; the least of F32 and of BF16
+    for (int i = 0; i < 3 * 3 * 2; ++i) {
+        const char kind = "mrl"[i % 3];
+        const double size = sizes[i / 3 % 3];
+        const struct ends_p p = { { kind, 0.0 }, 0.0, { size, size }, i < 9 };
+        char tag[64];
+        snprintf(tag, sizeof tag, "%c,%s,size=%g", kind, i < 9 ? "one" : "all", size);
+        const struct op_test t = { .types = size < 0x1p-133 ? "F32" : "F32 BF16", .shapes = "100,2 1000,2 16384 20000,2 20001,2", .n_in = 1, .build = build_norm,
+            .inplace = build_norm_inplace, .ref = ref_norm, .p = &p, .judge = judge_digits,
+            .tag = tag, .in = { { .fill = fill_subnormal } } };
+        op_test_run(&t);
+    }
+}
 TEST(rms_norm_back_ends) {
     static const double sizes[][2] = { { 1, 2e19 }, { 1, 3e38 }, { 3e38, 3e37 }, { 1, 1e-22 }, { 1e-30, 1e-10 }, { 1e-38, 1e19 }, { 1e10, 1e35 },
         { 1e-37, 1e-37 } };
@@ -342,6 +377,43 @@ TEST(cumsum_large) { // no element reaches a sum before it
     const struct op_test t = { .types = "F32 BF16", .shapes = "8 33,2 1000,3 4096 20481,4 242004", .n_in = 1,
         .build = build_cumsum, .ref = ref_cumsum, .judge = judge_growing, .in = { { .fill = fill_growing, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
+}
+
+// Sums of a vector, a warp, a block or a part leave F32 though no sum from the beginning of the row does; p: the length of runs.
+static void fill_returning(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    const int64_t run = *(const int64_t *) c->p, n = a->ne[0];
+    const double large = c->types[k] == GCUDA_TYPE_BF16 ? 0x1.FEp127 : (double) FLT_MAX;
+    (void) r;
+    for (int64_t i = 0; i < arr_n(a); ++i) { // -large, 0 ..., large, large, 0 ..., -large: from -large to large and back
+        const int64_t at = i % n, turn = at / run % 2;
+        a->d[i] = at == 0 ? -large : at % run == 0 ? (turn ? large : -large) : at % run == 1 && at > run ? (turn ? large : -large) : 0.0;
+    }
+}
+static const char * judge_returning(const struct op_case * c, const struct arr * got) {
+    for (int64_t i = 0; i < arr_n(c->out); ++i) { // the sums are exact
+        const double want = c->out->d[i];
+        if (got->d[i] != want) { return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]); }
+    }
+    return NULL;
+}
+static void fill_report(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    static const double x[8] = { -1, 0, 0, 0, 1, 1, -1, 0 };
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = x[i % 8] * (double) FLT_MAX; }
+}
+TEST(cumsum_returns) { // to F32 from beyond it
+    static const int64_t runs[] = { 2, 3, 4, 33, 1023, 4099, 20000 };
+    const struct op_test report = { .types = "F32", .shapes = "8", .n_in = 1, .build = build_cumsum, .ref = ref_cumsum, .judge = judge_returning,
+        .tag = "report", .in = { { .fill = fill_report, .layouts = LAYOUT_ROWS } } };
+    op_test_run(&report);
+    for (int i = 0; i < 7; ++i) {
+        char tag[64];
+        snprintf(tag, sizeof tag, "runs of %d", (int) runs[i]);
+        const struct op_test t = { .types = "F32 BF16", .shapes = "33,2 1000,3 4096 20481,4 242004", .n_in = 1, .p = &runs[i],
+            .build = build_cumsum, .ref = ref_cumsum, .judge = judge_returning, .tag = tag,
+            .in = { { .fill = fill_returning, .layouts = LAYOUT_ROWS } } };
+        op_test_run(&t);
+    }
 }
 
 static void ref_argmax(const struct op_case * c) { // the last of equal ones; NaN only where there is nothing else

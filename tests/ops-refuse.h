@@ -182,6 +182,32 @@ TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those 
     gcuda_free(ctx);
 }
 
+TEST(refuse_flash_attn_back) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * q = F32(16, 3, 4, 2), * k = F16(16, 9, 2, 2), * v = F16(24, 9, 2, 2), * y = F32(24, 4, 3, 2), * sinks = F32(4, 1, 1, 1);
+#define BACK(q, k, v, y, dy, m, bias) gcuda_flash_attn_ext_back(ctx, q, k, v, y, dy, m, NULL, 1.0f, bias, 0.0f)
+    struct gcuda_tensor * good = BACK(q, k, v, y, y, NULL, 0.0f);
+    REQUIRE(good != NULL);
+    CHECK(good->ne[0] == 16 * 3 * 4 * 2 + 16 * 9 * 2 * 2 + 24 * 9 * 2 * 2);
+    CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(good, sinks), "flash_attn_ext");
+    CHECK(good->src[4] == y);
+    CHECK_REFUSED(ctx, gcuda_flash_attn_ext_back_part(ctx, good, GCUDA_FLASH_ATTN_GRAD_SINKS), "flash_attn_ext_back", "3");
+    CHECK_REFUSED(ctx, gcuda_flash_attn_ext_back_part(ctx, good, (enum gcuda_flash_attn_grad) 4), "flash_attn_ext_back", "4");
+    CHECK_REFUSED(ctx, gcuda_flash_attn_ext_back_part(ctx, q, GCUDA_FLASH_ATTN_GRAD_Q), "flash_attn_ext_back");
+    CHECK_REFUSED(ctx, BACK(q, k, v, F32(24, 3, 4, 2), y, NULL, 0.0f), "flash_attn_ext_back", "[24, 3, 4, 2]");
+    CHECK_REFUSED(ctx, BACK(q, k, v, y, F32(16, 4, 3, 2), NULL, 0.0f), "flash_attn_ext_back", "[16, 4, 3, 2]");
+    CHECK_REFUSED(ctx, BACK(q, k, v, y, I32(24, 4, 3, 2), NULL, 0.0f), "flash_attn_ext_back", "i32");
+    CHECK_REFUSED(ctx, BACK(q, k, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_Q8_0, 32, 9, 2, 2), F32(32, 4, 3, 2), F32(32, 4, 3, 2), NULL, 0.0f),
+        "flash_attn_ext_back", "q8_0");
+    CHECK_REFUSED(ctx, BACK(q, k, v, y, y, F16(9, 2, 1, 1), 0.0f), "flash_attn_ext_back", "[9, 2, 1, 1]");
+    CHECK_REFUSED(ctx, BACK(q, k, v, y, y, NULL, 8.0f), "flash_attn_ext_back");
+    CHECK_REFUSED(ctx, BACK(q, k, v, y, NULL, NULL, 0.0f), "flash_attn_ext_back", "NULL");
+    CHECK_PASSES_NULL(ctx, BACK(q, k, v, y, bad, NULL, 0.0f));
+#undef BACK
+    gcuda_free(ctx);
+}
+
 typedef gcuda_status (*set_prec_fn)(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // Each function changes its slot of its own operations, and nothing of any other node.
@@ -189,7 +215,7 @@ TEST(refuse_precision_of_other_nodes) {
     static const struct { set_prec_fn set; int slot; const char * of[4];
     } all[] = { { gcuda_mul_mat_set_prec, 0, { "MUL_MAT", "MUL_MAT_ID", "OUT_PROD", NULL } },
         { gcuda_conv_2d_set_prec, 7, { "CONV_2D", "CONV_TRANSPOSE_2D", NULL, NULL } },
-        { gcuda_flash_attn_ext_set_prec, 3, { "FLASH_ATTN_EXT", NULL, NULL, NULL } } };
+        { gcuda_flash_attn_ext_set_prec, 3, { "FLASH_ATTN_EXT", "FLASH_ATTN_EXT_BACK", NULL, NULL } } };
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
     struct gcuda_tensor * node = F32(4, 1, 1, 1);

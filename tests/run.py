@@ -90,9 +90,16 @@ def plan(level, n_jobs=2):
         if level != "full" and name != "digits":
             continue
         # the main job is promised in 20 s of two processors
-        job = Job("make run", [*MAKE, "run"], "user", 40) if name == "digits" else Job(f"example: {name}", [f"build/{name}"], "user", 60)
+        job = Job("make digits", [*MAKE, "digits"], "user", 40) if name == "digits" else Job(f"example: {name}", [f"build/{name}"], "user", 60)
         job.after = examples
         jobs.append(job)
+
+    if os.path.exists(os.path.join(ROOT, "examples", "llm.h")):
+        probe = Job("gcc: build llm-probe", [*MAKE, "build/llm-probe", "build/llm"], "ci", 600, is_build=True)
+        jobs.append(probe)
+        jobs.append(Job("language models", [sys.executable, "tests/llm/check.py", "--level", "full" if level == "full" else "ci"], "ci",
+                        3600 if level == "full" else 900, True, after=probe))
+        jobs.append(Job("Unicode tables", [sys.executable, "tests/tools/unicode_tables.py", "--test"], "ci", 120, True))
 
     simulate = [sys.executable, "tests/sim/run.py", "--level", level]
     limit = {"user": 2400, "ci": 4800, "full": 100000}[level] # compiling is up to 1200 s of it; at level full half a day is spent
@@ -135,7 +142,11 @@ def plan(level, n_jobs=2):
         program = f"build/fuzz/{stem(source)}"
         build = Job(f"fuzz: build {stem(source)}", [*MAKE, program], "full", 1800, needs=clang, is_build=True)
         jobs.append(build)
-        jobs.append(Job(f"fuzz: {stem(source)}", [program, "-max_total_time=120", "-timeout=20", "-rss_limit_mb=2048", "-seed=1"],
+        seeds = os.path.join("tests/fuzz", stem(source).replace("fuzz_", "")) # what the fuzzer finds goes to build/, not there
+        corpus = f"build/fuzz/corpus-{stem(source)}"
+        os.makedirs(os.path.join(ROOT, corpus), exist_ok=True)
+        folders = [corpus, seeds] if os.path.isdir(os.path.join(ROOT, seeds)) else []
+        jobs.append(Job(f"fuzz: {stem(source)}", [program, "-max_total_time=120", "-timeout=20", "-rss_limit_mb=2048", "-seed=1", *folders],
                         "full", 300, env={"ASAN_OPTIONS": "allocator_may_return_null=1"}, after=build, needs=clang))
     jobs.append(Job("clang-tidy", [*MAKE, "tidy"], "full", 3600,
                     needs=[("clang-tidy", "clang-tidy")]))

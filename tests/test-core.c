@@ -425,8 +425,12 @@ TEST(graph_functions) {
     CHECK(gcuda_graph_node(g, 3) == NULL && gcuda_graph_node(g, -4) == NULL && gcuda_graph_node(g, -3) == b);
     struct gcuda_cgraph view = gcuda_graph_view(g, 1, 3);
     CHECK(gcuda_graph_n_nodes(&view) == 2 && gcuda_graph_node(&view, 0) == c);
+    CHECK_EQ_I(view.n_after, 0);
     view = gcuda_graph_view(g, -5, 100);
     CHECK_EQ_I(gcuda_graph_n_nodes(&view), 3);
+    view = gcuda_graph_view(&view, 0, 2);
+    struct gcuda_cgraph first = gcuda_graph_view(&view, 0, 1); // of a slice
+    CHECK(view.n_after == 1 && first.n_after == 2 && g->n_after == 0);
     struct gcuda_cgraph * copy = gcuda_graph_dup(ctx, g, false);
     CHECK(copy && gcuda_graph_n_nodes(copy) == 3 && gcuda_graph_node(copy, 2) == d
         && gcuda_graph_use_count(copy, b) == 2 && !copy->no_fusion);

@@ -143,6 +143,9 @@ BUILD(soft_max_ext_inplace, gcuda_soft_max_ext_inplace(c, in[0], in[1], 1, 0))
 BUILD(soft_max_ext_back, gcuda_soft_max_ext_back(c, in[0], in[1], 1, 0))
 BUILD(soft_max_ext_back_inplace, gcuda_soft_max_ext_back_inplace(c, in[0], in[1], 1, 0))
 BUILD(flash_attn_ext, gcuda_flash_attn_ext(c, in[0], in[1], in[2], in[3], 1, 0, 0))
+BUILD(flash_attn_ext_back, gcuda_flash_attn_ext_back(c, in[0], in[1], in[2], in[3], in[4], in[5], in[6], 1, 0, 0))
+BUILD(flash_attn_ext_back_part, gcuda_flash_attn_ext_back_part(c, gcuda_flash_attn_ext_back(c, in[0], in[1], in[2], in[3], in[4], in[5], in[6], 1, 0, 0),
+    GCUDA_FLASH_ATTN_GRAD_V))
 BUILD(rope, gcuda_rope(c, in[0], in[1], 8, 0))
 BUILD(rope_inplace, gcuda_rope_inplace(c, in[0], in[1], 8, 0))
 BUILD(rope_ext, gcuda_rope_ext(c, in[0], in[1], in[2], 8, 0, 0, 10000, 1, 0, 1, 0, 0))
@@ -344,6 +347,18 @@ static const struct ctor ctors[] = {
     { "soft_max_ext_back", "soft_max_back", b_soft_max_ext_back, "F32:8,4|F32:8,4", 2,
     { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } }, { "soft_max_ext_back_inplace", "soft_max_back",
     b_soft_max_ext_back_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3" } },
+    { "flash_attn_ext_back", NULL, b_flash_attn_ext_back, "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,3|F32:4", 5,
+    { "F32:16,3,4|F16:8,5,2|F16:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,3|F32:4",
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,2|F32:32,4,3|F16:5,3|F32:4",
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|F32:32,3,4|F16:5,3|F32:4",
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|I32:32,4,3|F32:32,4,3|F16:5,3|F32:4",
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|I32:32,4,3|F16:5,3|F32:4",
+        "F32:16,3,4|F16:16,5,2|Q8_0:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,3|F32:4",
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,2|F32:4",
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,3|F32:3" } },
+    { "flash_attn_ext_back_part", "flash_attn_ext_back", b_flash_attn_ext_back_part,
+        "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,3|F32:4", 5,
+    { "F32:16,3,4|F16:16,5,2|F16:32,5,2|F32:32,4,3|F32:32,4,3|F16:5,3|F32:3" } },
     { "flash_attn_ext", NULL, b_flash_attn_ext, "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,3", 3,
     { "F32:16,3,4|F16:8,5,2|F16:16,5,2|F16:5,3",
         "F32:16,3,4|F16:16,5,3|F16:16,5,2|F16:5,3", "F32:16,3,4|F16:16,5,2|F16:16,6,2|F16:5,3",
@@ -632,6 +647,9 @@ TEST(parameters_of_attention) {
     REFUSES(gcuda_soft_max_ext(ctx, a, NULL, 1.0f, 8.0f), "soft_max");
     REFUSES(gcuda_soft_max_ext_back(ctx, a, f32(8, 3), 1.0f, 0.0f), "soft_max_back");
     REFUSES(gcuda_flash_attn_ext(ctx, x, x, x, NULL, 1.0f, 8.0f, 0.0f), "flash_attn_ext");
+    REFUSES(gcuda_flash_attn_ext_back(ctx, x, x, x, x, x, NULL, NULL, 1.0f, 8.0f, 0.0f), "flash_attn_ext_back");
+    REFUSES(gcuda_flash_attn_ext_back_part(ctx, x, GCUDA_FLASH_ATTN_GRAD_Q), "flash_attn_ext_back_part");
+    REFUSES(gcuda_flash_attn_ext_back_part(ctx, NULL, GCUDA_FLASH_ATTN_GRAD_Q), "flash_attn_ext_back_part");
     REFUSES(gcuda_rope(ctx, x, pos, 7, 0), "rope", "7");
     REFUSES(gcuda_rope(ctx, x, pos, 10, 0), "rope", "10");
     REFUSES(gcuda_rope(ctx, x, pos, -2, 0), "rope", "-2");
@@ -921,6 +939,18 @@ TEST(what_failed_first_is_not_lost) { // by the calls that are given the NULL th
     CHECK_HAS(gcuda_last_error(), "scheduler is NULL; the error before: sched_new: list of backends is NULL");
 }
 
+TEST(a_full_context_names_mem_size) { // also one that has no room at all
+    for (size_t size = 1; size <= 4096; size *= 8) {
+        const struct gcuda_init_params params = { size, NULL, true };
+        struct gcuda_context * small = gcuda_init(params);
+        REQUIRE(small != NULL);
+        CHECK(gcuda_new_graph(small) == NULL);
+        CHECK_HAS(gcuda_context_error(small), "context is full");
+        CHECK_HAS(gcuda_context_error(small), "mem_size");
+        gcuda_free(small);
+    }
+}
+
 TEST(messages_say_which_one_and_what_helps) {
     if (!begin() || !op_backends_ready()) { return; }
     struct gcuda_cgraph * g = gcuda_new_graph(ctx);
@@ -986,6 +1016,23 @@ TEST(a_tensor_without_a_name_is_called_by_its_place) {
     char byte = 0;
     CHECK(gcuda_backend_tensor_set(x, &byte, 0, 1) != GCUDA_STATUS_SUCCESS); // no memory
     CHECK_HAS(gcuda_last_error(), "an unnamed tensor has no memory yet");
+    CHECK(gcuda_set_loss(x) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor is NULL or not a scalar");
+    CHECK(gcuda_set_loss(NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "the tensor is NULL");
+    CHECK(gcuda_reshape_1d(ctx, x, 7) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "from an unnamed tensor [8, 4, 1, 1]");
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_pad(ctx, x, -1, 0, 0, 0) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "of an unnamed tensor [8, 4, 1, 1]");
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_view_1d(ctx, x, 100, 0) == NULL);
+    CHECK_HAS(gcuda_context_error(ctx), "into an unnamed tensor of 128 bytes");
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_backend_tensor_copy(x, quantized) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor and an unnamed tensor");
+    CHECK(gcuda_backend_view_init(x) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "an unnamed tensor is NULL, no view");
     end();
 }
 

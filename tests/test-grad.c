@@ -6,7 +6,7 @@
 // gradient's rms in the divisor, so that a component which is zero up to rounding does not count as wrong.
 #include "test.h"
 
-#define MAX_IN 4
+#define MAX_IN 5
 
 typedef struct gcuda_tensor * (*grad_build_fn)(struct gcuda_context * ctx, struct gcuda_tensor ** in);
 
@@ -336,6 +336,31 @@ static struct gcuda_tensor * build_heads(struct gcuda_context * ctx, struct gcud
     return gcuda_cont_2d(ctx, y, d * n_head, n_tokens);
 }
 
+// ---------------------------------------------------------------------------------------------------- fused attention
+// Sources: q, k, v, sinks, mask, of which some take part. A cast: only what takes part may be a parameter.
+static struct gcuda_tensor * flash_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in, struct gcuda_tensor * sinks,
+    struct gcuda_tensor * mask, float max_bias, float softcap) {
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, in[0], in[1], in[2], mask, 0.5f, max_bias, softcap);
+    if (sinks != NULL && gcuda_flash_attn_ext_add_sinks(y, sinks) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    return y;
+}
+BUILD(flash_plain, flash_attn(ctx, in, NULL, NULL, 0.0f, 0.0f))
+BUILD(flash_softcap, flash_attn(ctx, in, NULL, NULL, 0.0f, 1.5f))
+BUILD(flash_sinks, flash_attn(ctx, in, in[3], NULL, 0.0f, 0.0f))
+BUILD(flash_all, flash_attn(ctx, in, in[3], gcuda_diag_mask_inf(ctx, in[4], 1), 8.0f, 1.5f))
+BUILD(flash_causal, flash_attn(ctx, in, NULL, gcuda_diag_mask_inf(ctx, in[3], 0), 0.0f, 0.0f))
+BUILD(flash_one_source, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], NULL, 0.5f, 0.0f, 0.0f))
+
+// grouped heads, as models have them: projections, reshape, permute; keys and values shared by two heads
+static struct gcuda_tensor * build_flash_heads(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
+    const int d = 4, n_head = 4, n_head_kv = 2, n_tokens = 3;
+    struct gcuda_tensor * q = gcuda_reshape_3d(ctx, gcuda_mul_mat(ctx, in[0], in[2]), d, n_head, n_tokens);
+    struct gcuda_tensor * k = gcuda_reshape_3d(ctx, gcuda_mul_mat(ctx, in[1], in[2]), d, n_head_kv, n_tokens);
+    struct gcuda_tensor * kt = gcuda_permute(ctx, k, 0, 2, 1, 3);
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, gcuda_permute(ctx, q, 0, 2, 1, 3), kt, kt, in[3], 0.5f, 0.0f, 0.0f);
+    return gcuda_reshape_2d(ctx, y, d * n_head, n_tokens);
+}
+
 // ---------------------------------------------------------------------------------------------------- tables
 #define SHAPE { 5, 4, 3, 2 }
 #define ONE(id, low, high) { #id, build_##id, 1, 1, { SHAPE }, low, high, 0, 0, 0 }
@@ -501,6 +526,20 @@ TEST(grad_networks) {
     RUN_CASES("grad_networks", cases);
 }
 
+TEST(grad_attention) {
+    static const struct grad_case cases[] = {
+        { "plain", build_flash_plain, 3, 3, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 } }, -1, 1, 0, 0.0625, 0 },
+        { "heads_of_k_and_v", build_flash_plain, 3, 3, { { 6, 3, 4, 1 }, { 6, 5, 4, 1 }, { 3, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
+        { "softcap", build_flash_softcap, 3, 3, { { 6, 3, 2, 1 }, { 6, 5, 1, 1 }, { 7, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
+        { "sinks", build_flash_sinks, 4, 4, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 4, 1, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
+        { "causal", build_flash_causal, 4, 3, { { 6, 5, 2, 1 }, { 6, 5, 2, 1 }, { 6, 5, 2, 1 }, { 5, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
+        { "all", build_flash_all, 5, 4, { { 6, 3, 6, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 6, 1, 1, 1 }, { 5, 3, 3, 2 } }, -1, 1, 0, 0.0625, 0 },
+        { "one_source", build_flash_one_source, 1, 1, { { 6, 3, 2, 1 } }, -1, 1, 0, 0.0625, 0 },
+        { "heads", build_flash_heads, 4, 3, { { 6, 16, 1, 1 }, { 6, 8, 1, 1 }, { 6, 3, 1, 1 }, { 3, 3, 1, 1 } }, -1, 1, 0, 0.03125, 0 },
+    };
+    RUN_CASES("grad_attention", cases);
+}
+
 // Sources of other types. Results are in F32, or their rounding would hide the steps.
 static struct gcuda_tensor * grad_exact(struct gcuda_tensor * y) {
     if (y != NULL) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
@@ -530,6 +569,7 @@ TEST(grad_types) {
         columns = { "im2col/2d", build_im2col_2d, 2, 1, { { 7, 6, 2, 2 }, { 3, 2, 2, 1 } }, -1, 1, 0, 0, 0 },
         pool = { "pool_avg", build_pool_avg, 1, 1, { { 7, 6, 2, 2 } }, -1, 1, 0, 0, 0 },
         blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 64, 3, 1, 1 }, { 64, 5, 1, 1 } }, -1, 1, 0, 0, 0 },
+        attention = { "flash_attn", build_flash_sinks, 4, 4, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 4, 1, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
         super_blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 256, 2, 2, 1 }, { 256, 3, 1, 1 } }, -1, 1, 0, 0, 0 };
     const struct { const struct grad_case * g; enum gcuda_type types[MAX_IN]; } cases[] = {
         { &product, { F16, F32 } }, { &product, { BF16, F32 } }, { &product, { F16, F16 } }, { &product, { BF16, BF16 } },
@@ -541,6 +581,7 @@ TEST(grad_types) {
         { &copy, { F16, F32 } }, { &copy, { BF16, F32 } }, { &mean, { F16 } }, { &mean, { BF16 } },
         { &entropy, { F16, F32 } }, { &entropy, { BF16, F32 } }, { &columns, { F16, F32 } }, { &columns, { BF16, F32 } },
         { &pool, { F16 } }, { &pool, { BF16 } },
+        { &attention, { F32, F16, F16, F32 } }, { &attention, { F32, BF16, BF16, F32 } }, { &attention, { F16, F16, F16, F16 } },
         { &blocks, { F32, GCUDA_TYPE_Q4_0 } }, { &blocks, { F32, GCUDA_TYPE_Q5_1 } }, { &blocks, { F32, GCUDA_TYPE_Q8_0 } },
         { &blocks, { F32, GCUDA_TYPE_MXFP4 } }, { &super_blocks, { F32, GCUDA_TYPE_Q4_K } },
         { &super_blocks, { F32, GCUDA_TYPE_Q6_K } }, { &super_blocks, { F16, GCUDA_TYPE_Q3_K } },
@@ -558,7 +599,9 @@ BUILD(no_upscale, gcuda_upscale(ctx, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
 BUILD(no_cumsum, gcuda_cumsum(ctx, in[0]))
 BUILD(no_pad, gcuda_pad_circular(ctx, in[0], 1, 1, 0, 0))
 BUILD(no_clamp, gcuda_clamp(ctx, gcuda_sqr(ctx, in[0]), 0.0f, 0.5f))
-BUILD(no_flash_attn, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], NULL, 1.0f, 0.0f, 0.0f))
+BUILD(no_flash_attn_blocks, gcuda_flash_attn_ext(ctx, gcuda_repeat_4d(ctx, in[0], 32, 4, 2, 1), gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 32, 4, 2),
+    gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 32, 4, 2), NULL, 1.0f, 0.0f, 0.0f))
+BUILD(no_flash_attn_mask, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], gcuda_mul_mat(ctx, in[0], in[0]), 1.0f, 0.0f, 0.0f))
 BUILD(no_reflect, gcuda_pad_reflect_1d(ctx, in[0], 1, 1))
 BUILD(no_xielu, gcuda_xielu(ctx, in[0], 1.0f, 1.0f, 0.5f, -1.0f))
 BUILD(no_swiglu_oai, gcuda_swiglu_oai(ctx, in[0], gcuda_sqr(ctx, in[0]), 1.7f, 7.0f))
@@ -570,7 +613,7 @@ TEST(no_derivative_is_an_error_that_names_the_operation) {
         const char * op;
     } cases[] = {
         { build_no_upscale, "upscale" }, { build_no_cumsum, "cumsum" },         { build_no_pad, "pad" },
-        { build_no_flash_attn, "flash_attn_ext" }, { build_no_reflect, "pad_reflect_1d" }, { build_no_clamp, "clamp" },
+        { build_no_flash_attn_blocks, "quantized" }, { build_no_flash_attn_mask, "mask" }, { build_no_reflect, "pad_reflect_1d" }, { build_no_clamp, "clamp" },
         { build_no_xielu, "XIELU" }, { build_no_swiglu_oai, "SWIGLU_OAI" }, { build_no_out_prod, "out_prod" },
     };
     struct gcuda_backend * backend = gcuda_backend_cpu_init();

@@ -381,6 +381,40 @@ TEST(tiny_activations) {
     CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
 }
 
+// GCUDA_PREC_F32: activations meet quantized weights as they are, of one matrix and of experts.
+TEST(exact_products) {
+    enum { K = 512, M = 48, MAX_N = 60 };
+    static double w[K * M];
+    for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+        for (int n = 1; n <= MAX_N; n = n == 1 ? 3 : n * 4) { // 1, 3, 12, 48
+            struct product q;
+            double error = 0.0, all = 0.0;
+            struct rng r = rng_for("exact products");
+            if (!product_begin(&q, weight_types[t], K, M, n)) { continue; }
+            struct gcuda_tensor * ids = gcuda_new_tensor_2d(q.ctx, GCUDA_TYPE_I32, 1, n);
+            struct gcuda_tensor * z = gcuda_mul_mat_id(q.ctx, q.a, gcuda_reshape_3d(q.ctx, q.x, K, 1, n), ids);
+            CHECK_OK(gcuda_mul_mat_set_prec(q.y, GCUDA_PREC_F32));
+            CHECK_OK(gcuda_mul_mat_set_prec(z, GCUDA_PREC_F32));
+            CHECK_OK(gcuda_build_forward_expand(q.graph, z));
+            memset(ids->data, 0, gcuda_nbytes(ids));
+            for (int i = 0; i < K * M; i += (int) gcuda_blck_size(weight_types[t])) {
+                memcpy((char *) q.a->data + gcuda_row_size(weight_types[t], i), random_block(weight_types[t], &r), gcuda_type_size(weight_types[t]));
+            }
+            decode_blocks(weight_types[t], q.a->data, K * M, w);
+            for (int i = 0; i < K * n; ++i) { ((float *) q.x->data)[i] = (float) random_unit(&r) * (i % 32 == 5 ? 100.0f : 1.0f); } // 8 bits lose the others
+            CHECK_OK(gcuda_graph_compute_with_ctx(q.ctx, q.graph, 1));
+            for (int i = 0; i < M * n; ++i) {
+                double want = 0.0;
+                for (int k = 0; k < K; ++k) { want += w[i % M * K + k] * (double) ((float *) q.x->data)[i / M * K + k]; }
+                const double y = (double) ((float *) q.y->data)[i], of_expert = (double) ((float *) z->data)[i];
+                error += (y - want) * (y - want) + (of_expert - want) * (of_expert - want), all += 2.0 * want * want;
+            }
+            CHECK_MSG(error <= 1e-11 * all, "%s, %d columns: %g", gcuda_type_name(weight_types[t]), n, error / all);
+            gcuda_free(q.ctx);
+        }
+    }
+}
+
 // y = a x with one column spoilt: that column is NaN, the others are as without it
 TEST(not_finite_activations) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };

@@ -761,7 +761,7 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
     float want[NET_D * 5], got[NET_D * 5];
     int two = 2;
     REQUIRE(net_answer(NET_EXPERTS, 2, 5, GCUDA_TYPE_F32, 1, want));
-    for (int which = 0; which < 2; ++which) { // the library's allocations, the backend's calls
+    for (int which = 0; which < 3; ++which) { // the library's allocations, the backend's calls, these in checking mode
         bool is_over = false;
         for (long k = 1; !is_over; k += k < 60 ? 1 : 7) {
             struct setup s;
@@ -783,6 +783,7 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
             } else {
                 REQUIRE(setup_begin(&s, 2, 2));
                 REQUIRE(net_begin(&net, NET_EXPERTS, 2, 5, GCUDA_TYPE_F32, on_toys, &two));
+                if (which == 2) { gcuda_backend_sched_set_check(s.sched, true); }
                 toy_calls.n_calls = 0;
                 toy_calls.fail_at = k;
             }

@@ -167,6 +167,16 @@ def same_bits(*builds):
     return do
 
 
+def contraction(case):
+    """The implementation leaves the including file's FP_CONTRACT as it was."""
+    cpuinfo = open("/proc/cpuinfo", encoding="utf-8").read() if os.path.exists("/proc/cpuinfo") else ""
+    if " fma " not in cpuinfo:
+        raise Skip("no x86 processor with FMA")
+    for want in "01":
+        obj = case.compile("clang", "c99", "contract.c", ["-O0", "-mfma", f"-DWANT={want}"], f"contract-{want}.o")
+        case.program("clang", [obj], f"program-{want}")
+
+
 def cross(cc, std, flags, link, prefix, name="program"):
     return with_flags(cc, std, "impl.c", flags, link, prefix, name)
 
@@ -381,6 +391,7 @@ def cases():
     add("same bits on other machines, all compilers", "full", same_bits(
         ("gcc", "gnu17", ["-O2"]), ("gcc", "gnu17", ["-O2", "-march=native"]), ("g++", "gnu++17", ["-O3", "-march=native"]),
         ("clang", "c17", ["-O2", "-march=native"]), ("clang++", "c++20", ["-O2"]), ("gcc", "c99", ["-O1", "-DGCUDA_NO_SIMD"])))
+    add("state of contraction clang c99", "ci", contraction)
     add("two units gcc c99", "user", two_units("gcc", "c99"))
     add("two units g++ c++11", "full", two_units("g++", "c++11"))
     add("implementation in C++, users in C", "ci", mixed_languages)
@@ -394,7 +405,7 @@ def cases():
     prefixed = {"a": r"copy_a|^one_", "b": r"copy_b|^two_"}
     add("two prefixed copies gcc", "user", copies("gcc", "c99", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
     add("two prefixed copies g++", "full", copies("g++", "c++11", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
-    for macro in ("GCUDA_NO_CUDA", "GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD"):
+    for macro in ("GCUDA_NO_CUDA", "GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD", "GCUDA_NO_GGUF"):
         level = "full" if macro == "GCUDA_NO_CUBLAS" else "ci"
         add(f"{macro} gcc", level, with_flags("gcc", "c99", "impl.c", ["-O1", f"-D{macro}"]))
     # without threads it must link without a thread library

@@ -219,7 +219,7 @@ static struct gcuda_tensor * attention_op(struct world * w, struct gcuda_tensor 
     struct gcuda_context * c = w->ctx;
     struct bytes * in = &w->in;
     struct gcuda_tensor * y = NULL;
-    switch (below(in, 10)) {
+    switch (below(in, 11)) {
         case 0: return gcuda_soft_max(c, a);
         case 1:
             y = gcuda_soft_max_ext(c, a, take(in) & 1 ? pick(w) : NULL, F(), F());
@@ -230,6 +230,10 @@ static struct gcuda_tensor * attention_op(struct world * w, struct gcuda_tensor 
             y = gcuda_flash_attn_ext(c, a, pick(w), pick(w), take(in) & 1 ? pick(w) : NULL, F(), F(), F());
             if (y && take(in) & 1) { gcuda_flash_attn_ext_add_sinks(y, pick(w)); }
             return y;
+        case 10:
+            y = gcuda_flash_attn_ext_back(c, a, pick(w), pick(w), pick(w), pick(w), take(in) & 1 ? pick(w) : NULL, take(in) & 1 ? pick(w) : NULL,
+                F(), F(), F());
+            return y && take(in) & 1 ? gcuda_flash_attn_ext_back_part(c, y, (enum gcuda_flash_attn_grad) below(in, 5)) : y;
         case 4: return gcuda_ssm_conv(c, a, pick(w));
         case 5: return gcuda_ssm_scan(c, a, pick(w), pick(w), pick(w), pick(w), pick(w), pick(w));
         case 6: return gcuda_rwkv_wkv6(c, a, pick(w), pick(w), pick(w), pick(w), pick(w));

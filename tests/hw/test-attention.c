@@ -1,6 +1,7 @@
 // Attention by its launcher: every path that can run against the plain one on the same device and against float64 on the host. A sample
 // of the cross product of types, head sizes, groups, tokens, positions, splits, masks, strides and bias; then the contract (what no query
-// sees may hold NaN), numbers beyond F16, precision F32, little shared memory, the same bits on every run, and the choice of a path.
+// sees may hold NaN), numbers beyond F16, precision F32, little shared memory, the same bits on every run, the choice of a path; and the
+// gradients.
 // Runs on a device and on the simulated one, where threads of each launch run in an order of their own.
 #include "device.h"
 
@@ -51,7 +52,7 @@ struct attention {
     struct rng r;
 };
 
-static long n_runs[4]; // of each path
+static long n_runs[5]; // of each path
 
 // ---- the plan, in one place ----
 static void choose_plan(struct gcuda_flash_attn_ext_args * p, enum gcuda_flash_attn_path path, int n_splits, int block_rows) {
@@ -465,7 +466,7 @@ static void judge(const struct attention * x, const struct errors * e, const cha
 }
 
 static void compare(const struct attention * x, const float * y, const float * plain, enum gcuda_flash_attn_path path, int n_splits) {
-    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS" };
+    static const char * const names[] = { "AUTO", "PLAIN", "SPLIT", "ROWS", "WGMMA" };
     const int64_t dv = x->c.dv;
     const struct bound b = bound_of(&x->c, path);
     struct errors e = { 0.0, 0.0, 0.0, 0 };
@@ -503,8 +504,9 @@ static void run_plan(struct attention * x, struct gcuda_flash_attn_plan plan, co
 
 // Every path that can run, each plan once.
 static void run_paths(struct attention * x, bool has_plain, int n_times) {
-    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS };
-    struct gcuda_flash_attn_plan done[6];
+    static const enum gcuda_flash_attn_path wishes[] = { GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_WGMMA };
+    enum { N_WISHES = sizeof(wishes) / sizeof(wishes[0]) };
+    struct gcuda_flash_attn_plan done[2 * N_WISHES];
     float * plain = NULL;
     int n_done = 0;
     if (has_plain) {
@@ -513,9 +515,9 @@ static void run_paths(struct attention * x, bool has_plain, int n_times) {
         ++n_runs[GCUDA_FLASH_ATTN_PLAIN];
         compare(x, plain, NULL, GCUDA_FLASH_ATTN_PLAIN, 1);
     }
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 2 * N_WISHES; ++i) {
         bool is_done = false;
-        choose_plan(&x->p, wishes[i % 3], i < 3 ? x->c.splits : 0, i < 3 ? x->c.block_rows : 0);
+        choose_plan(&x->p, wishes[i % N_WISHES], i < N_WISHES ? x->c.splits : 0, i < N_WISHES ? x->c.block_rows : 0);
         const struct gcuda_flash_attn_plan plan = plan_of(&x->p);
         if (can_use_tensor_cores(&x->c) && x->c.max_shared > (size_t) 96 << 10) { CHECK(plan.path != GCUDA_FLASH_ATTN_PLAIN); }
         for (int k = 0; k < n_done; ++k) {
@@ -652,7 +654,7 @@ TEST(unaligned_rows) { // these go to the plain kernel, whatever was wished
     struct attention x;
     attention_begin(&x, &c, "unaligned_rows");
     x.p.k.data = (char *) x.p.k.data + 8; // rows of k from the fifth element on: only the plan is asked
-    for (int path = 0; path < 4; ++path) {
+    for (int path = 0; path <= GCUDA_FLASH_ATTN_WGMMA; ++path) {
         choose_plan(&x.p, (enum gcuda_flash_attn_path) path, 2, 8);
         const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
         CHECK_EQ_I(plan.path, GCUDA_FLASH_ATTN_PLAIN);
@@ -829,9 +831,222 @@ TEST(slices_of_tokens) {
         attention_begin(&x, &c, name);
         run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32);
         if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
+        choose_plan(&x.p, GCUDA_FLASH_ATTN_WGMMA, c.splits, 0);
+        if (plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA) { run_slices(&x, GCUDA_FLASH_ATTN_WGMMA, 128); }
         attention_end(&x);
         test_case_end();
     }
+}
+
+// ---- on warpgroup matrix instructions, where there are ----
+static bool has_wgmma(void) { // a case that takes them where the kernels are compiled for 9.0a
+    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 1, 1, 40, 64, MASK_NONE);
+    struct attention x;
+    attention_begin(&x, &c, "has_wgmma");
+    choose_plan(&x.p, GCUDA_FLASH_ATTN_AUTO, 0, 0);
+    const bool has = plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA;
+    attention_end(&x);
+    return has;
+}
+
+TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numbers of tiles, partial blocks, several items a block
+    static const struct { enum gcuda_type type; int64_t dk, dv; } sizes[] = { { GCUDA_TYPE_F16, 64, 64 }, { GCUDA_TYPE_F16, 128, 128 }, { GCUDA_TYPE_F16, 80, 80 },
+        { GCUDA_TYPE_F16, 256, 256 }, { GCUDA_TYPE_BF16, 128, 128 }, { GCUDA_TYPE_F16, 40, 96 }, { GCUDA_TYPE_F16, 112, 72 }, { GCUDA_TYPE_BF16, 64, 40 },
+        { GCUDA_TYPE_F16, 192, 128 }, { GCUDA_TYPE_F16, 8, 8 } };
+    static const int64_t tokens[] = { 40, 130, 65, SIZE(300, 90) }, positions[] = { 64, 129, 334, SIZE(1000, 450), 2, 192 };
+    if (!has_wgmma()) {
+        test_skip("kernels are not compiled for 9.0a");
+        return;
+    }
+    for (int i = 0; i < SIZE(160, 40); ++i) {
+        const int s = i % (int) N_OF(sizes), mask = i / 3 % N_MASKS;
+        int64_t n_kv = positions[i % 6];
+        if (mask != MASK_NONE) { n_kv += n_kv % 2; } // biases are read in pairs
+        struct attn_case c = plain_case(sizes[s].type, sizes[s].type, sizes[s].dk, sizes[s].dv, 1 + i % 2, 1 + i / 2 % 3, tokens[i / 5 % 4], n_kv, (enum mask_kind) mask);
+        c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
+        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
+        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        c.content = i % 20 == 11 ? BIG_LOGITS : ORDINARY;
+        run_case("wgmma", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
+
+// ---- gradients ----
+struct gradients {
+    struct gcuda_flash_attn_ext_back_args p;
+    struct source dy;
+    float * dy_rows, * y_rows; // as numbers, packed: [sequence][token][head][DV]
+    double * want[4];          // of q, k, v and sinks
+    int64_t first[5];          // element of the result where each begins; the last: all
+    char * memory;             // the result, and a guard
+};
+
+static void want_gradients(const struct attention * x, struct gradients * g, int64_t row, double * logit) {
+    const struct attn_case * c = &x->c;
+    const int64_t head = row % c->heads, token = row / c->heads % c->tokens, s = row / c->heads / c->tokens;
+    const int64_t kv_head = s * c->k_heads + head / (c->heads / c->k_heads), v_head = s * c->v_heads + head / (c->heads / c->v_heads);
+    const int64_t q_row = (s * c->heads + head) * c->tokens + token;
+    const float * q = x->q_rows + q_row * c->dk, * dy = g->dy_rows + row * c->dv, * y = g->y_rows + row * c->dv;
+    double most = logits_of(x, token, head, s, logit), sum = 0.0, dot = 0.0;
+    if (most == -INFINITY) { return; }
+    if (c->has_sinks) {
+        most = fmax(most, (double) x->sink[head]);
+        sum = exp((double) x->sink[head] - most);
+    }
+    for (int64_t j = 0; j < c->n_kv; ++j) { sum += logit[j] == -INFINITY ? 0.0 : exp(logit[j] - most); }
+    for (int64_t d = 0; d < c->dv; ++d) { dot += (double) dy[d] * (double) y[d]; }
+    if (c->has_sinks) { g->want[3][head] -= exp((double) x->sink[head] - most) / sum * dot; }
+    for (int64_t j = 0; j < c->n_kv; ++j) {
+        if (logit[j] == -INFINITY) { continue; }
+        const float * k = x->k_rows + (kv_head * c->n_kv + j) * c->dk, * v = x->v_rows + (v_head * c->n_kv + j) * c->dv;
+        const double w = exp(logit[j] - most) / sum;
+        double dw = 0.0, z = 0.0;
+        for (int64_t d = 0; d < c->dv; ++d) {
+            dw += (double) dy[d] * (double) v[d];
+            g->want[2][(v_head * c->n_kv + j) * c->dv + d] += w * (double) dy[d];
+        }
+        for (int64_t d = 0; d < c->dk && c->softcap != 0.0f; ++d) { z += (double) q[d] * (double) k[d]; }
+        const double t = c->softcap != 0.0f ? tanh(z * (double) x->p.scale / (double) c->softcap) : 0.0;
+        const double dz = w * (dw - dot) * (1.0 - t * t) * (double) x->p.scale;
+        for (int64_t d = 0; d < c->dk; ++d) {
+            g->want[0][q_row * c->dk + d] += dz * (double) k[d];
+            g->want[1][(kv_head * c->n_kv + j) * c->dk + d] += dz * (double) q[d];
+        }
+    }
+}
+
+static struct gcuda_array part_of(const struct gradients * g, int part, const struct gcuda_array * like) {
+    struct gcuda_array a = *like;
+    a.type = GCUDA_TYPE_F32;
+    a.data = g->memory + 4 * (size_t) g->first[part];
+    a.nb[0] = 4;
+    for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
+    return a;
+}
+
+// y is that of the plain path.
+static void gradients_begin(struct attention * x, struct gradients * g) {
+    const struct attn_case * c = &x->c;
+    const struct gcuda_array * of[4] = { &x->q.a, &x->k.a, &x->v.a, &x->sinks.a };
+    memset(g, 0, sizeof *g);
+    for (int i = 0; i < 4; ++i) {
+        const int64_t n = i == 3 ? (c->has_sinks ? c->heads : 0) : of[i]->ne[0] * of[i]->ne[1] * of[i]->ne[2] * of[i]->ne[3];
+        g->first[i + 1] = g->first[i] + n;
+        g->want[i] = (double *) calloc((size_t) n + 1, sizeof(double));
+    }
+    CHECK(cudaMalloc((void **) &g->memory, 4 * (size_t) g->first[4] + GUARD) == cudaSuccess);
+    choose_plan(&x->p, GCUDA_FLASH_ATTN_PLAIN, 0, 0);
+    g->y_rows = launched(x);
+    g->dy = source_of(GCUDA_TYPE_F32, c->dv, c->heads, c->tokens, c->seqs, PACKED, (size_t) (c->q_skew % 2) * 4, (size_t) (c->q_skew % 3) * 4, 0);
+    fill_rows(&g->dy, &x->r, 1.0, 1.0);
+    upload(&g->dy);
+    g->dy_rows = numbers_of(&g->dy);
+    struct gcuda_flash_attn_ext_back_args * p = &g->p;
+    p->q = x->p.q, p->k = x->p.k, p->v = x->p.v, p->mask = x->p.mask, p->sinks = x->p.sinks, p->y = x->p.y, p->dy = g->dy.a;
+    p->scale = x->p.scale, p->max_bias = x->p.max_bias, p->logit_softcap = x->p.logit_softcap, p->max_shared = x->p.max_shared;
+    p->dq = part_of(g, 0, of[0]), p->dk = part_of(g, 1, of[1]), p->dv = part_of(g, 2, of[2]);
+    if (c->has_sinks) { p->dsinks = part_of(g, 3, of[3]); }
+    double * logit = (double *) malloc((size_t) (c->n_kv + 1) * sizeof(double));
+    for (int64_t i = 0; i < x->n_rows; ++i) { want_gradients(x, g, i, logit); }
+    free(logit);
+}
+
+static void gradients_end(struct gradients * g) {
+    source_free(&g->dy);
+    CHECK(cudaFree(g->memory) == cudaSuccess);
+    for (int i = 0; i < 4; ++i) { free(g->want[i]); }
+    free(g->dy_rows);
+    free(g->y_rows);
+}
+
+static float * launched_gradients(struct gradients * g, enum gcuda_prec prec) {
+    const size_t size = 4 * (size_t) g->first[4];
+    float * got = (float *) malloc(size + 1);
+    g->p.prec = prec;
+    const size_t scratch_bytes = gcuda_flash_attn_ext_back_scratch_bytes(&g->p);
+    CHECK(cudaMalloc(&g->p.scratch, scratch_bytes + GUARD) == cudaSuccess);
+    poison(g->p.scratch, scratch_bytes + GUARD);
+    poison(g->memory, size + GUARD);
+    CHECK_OK(gcuda_launch_flash_attn_ext_back(&g->p, NULL));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(got, g->memory, size, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(is_untouched(g->memory + size));
+    CHECK(is_untouched((const char *) g->p.scratch + scratch_bytes));
+    CHECK(cudaFree(g->p.scratch) == cudaSuccess);
+    return got;
+}
+
+// Each gradient against float64. Rows of one are as long as its source's.
+static void compare_gradients(const struct attention * x, const struct gradients * g, const float * got, struct bound b, const char * path) {
+    static const char * const names[] = { "q", "k", "v", "sinks" };
+    const int64_t widths[] = { x->c.dk, x->c.dk, x->c.dv, x->c.heads };
+    for (int i = 0; i < 4; ++i) {
+        const int64_t n = g->first[i + 1] - g->first[i];
+        double error = 0.0, size = 0.0, most = 0.0;
+        for (int64_t at = 0; at < n; ++at) {
+            const float v = got[g->first[i] + at];
+            const double by = isfinite(v) ? (double) v - g->want[i][at] : INFINITY;
+            error += by * by;
+            size += g->want[i][at] * g->want[i][at];
+            most = fmax(most, fabs(by));
+        }
+        CHECK_MSG(error <= b.nmse * size, "%s, gradient of %s: NMSE %.3g, allowed %g", path, names[i], error / size, b.nmse);
+        CHECK_MSG(most <= b.most * sqrt(size / (double) (n > 0 ? n : 1)), "%s, gradient of %s, rows of %lld: error of %.3g rms, allowed %g", path, names[i],
+            (long long) widths[i], most / sqrt(size / (double) n), b.most);
+    }
+}
+
+static void run_gradients(const char * test, const struct attn_case * c, int n_times) {
+    struct attention x;
+    struct gradients g;
+    char name[512];
+    name_of(name, sizeof name, test, c);
+    if (!test_case_begin(name)) { return; }
+    attention_begin(&x, c, name);
+    gradients_begin(&x, &g);
+    float * plain = launched_gradients(&g, GCUDA_PREC_F32), * usual = launched_gradients(&g, GCUDA_PREC_DEFAULT);
+    compare_gradients(&x, &g, plain, (struct bound) { 1e-9, 1e-3 }, "F32");
+    compare_gradients(&x, &g, usual, (struct bound) { 2e-4, 0.15 }, "DEFAULT");
+    const bool has_tensor_cores = capability() >= 800 && (c->dk == 64 || c->dk == 128) && c->dk == c->dv && c->k_heads == c->v_heads && x.n_rows * c->n_kv > 0 &&
+                                  c->max_shared > (size_t) 98 << 10;
+    CHECK(x.n_rows * c->n_kv < 100 || (memcmp(plain, usual, 4 * (size_t) g.first[4]) != 0) == has_tensor_cores);
+    for (int k = 1; k < n_times; ++k) {
+        float * again = launched_gradients(&g, k % 2 == 0 ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT);
+        CHECK_MSG(memcmp(k % 2 == 0 ? plain : usual, again, 4 * (size_t) g.first[4]) == 0, "other bits on another run");
+        free(again);
+    }
+    free(plain);
+    free(usual);
+    gradients_end(&g);
+    attention_end(&x);
+    test_case_end();
+}
+
+TEST(gradients) {
+    static const struct { int64_t dk, dv, tokens, n_kv; } sizes[] = { { 64, 64, 150, 200 }, { 128, 128, 70, 129 }, { 40, 40, 17, 33 }, { 64, 64, 33, 127 },
+        { 128, 128, 160, SIZE(700, 260) }, { 72, 80, 5, 31 }, { 64, 64, 1, 333 }, { 128, 128, 129, 64 } };
+    for (int i = 0; i < SIZE(96, 32); ++i) {
+        const int at = i % 8;
+        struct attn_case c = plain_case(float_types[i % 3], float_types[i / 3 % 3], sizes[at].dk, sizes[at].dv, 1 + i % 2, 1 + i % 3, sizes[at].tokens, sizes[at].n_kv,
+            (enum mask_kind) (i / 2 % N_MASKS));
+        c.seqs = 1 + i / 8 % 2;
+        c.mask_heads = i % 3 == 0 ? 1 : c.heads, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.mask_type = float_types[(i + 1) % 3], c.mask_skew = i / 4 % 2;
+        c.is_hidden = i % 4 > 0;
+        c.layout = (enum layout) (i / 5 % 3), c.q_skew = i % 8;
+        c.softcap = i % 5 == 0 ? 2.0f : 0.0f;
+        c.has_sinks = i % 3 == 1;
+        c.max_bias = c.mask != MASK_NONE && i % 7 == 0 ? 8.0f : 0.0f;
+        run_gradients("gradients", &c, i % 4 == 0 ? 3 : 1);
+    }
+}
+
+TEST(gradients_on_little_shared_memory) { // as every device has it: the plain path
+    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 2, 2, 33, 70, MASK_CAUSAL);
+    c.max_shared = 0;
+    run_gradients("gradients_on_little_shared_memory", &c, 1);
 }
 
 // ---- shared memory ----
@@ -857,45 +1072,59 @@ TEST(few_blocks) {
     }
 }
 
+TEST(few_blocks_of_gradients) {
+    static const struct { int type; int64_t head, tokens; } rows[] = { { 1, 64, 40 }, { 1, 128, 150 }, { 0, 64, 3 }, { 2, 128, 33 }, { 1, 40, 20 } };
+    for (int64_t i = 0; i < N_OF(rows); ++i) {
+        struct attn_case c = plain_case(float_types[rows[i].type], float_types[rows[i].type], rows[i].head, rows[i].head, 1, 2, rows[i].tokens, SIZE(283, 133),
+            i % 2 == 0 ? MASK_HOLES : MASK_CAUSAL);
+        c.is_tight = true, c.is_hidden = true, c.has_sinks = i == 0;
+        run_gradients("few_blocks_of_gradients", &c, 1);
+    }
+}
+
 // ---- the choice of a path ----
 TEST(choice_of_a_path) {
-    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS };
+    enum { AUTO = GCUDA_FLASH_ATTN_AUTO, PLAIN = GCUDA_FLASH_ATTN_PLAIN, SPLIT = GCUDA_FLASH_ATTN_SPLIT, ROWS = GCUDA_FLASH_ATTN_ROWS, WGMMA = GCUDA_FLASH_ATTN_WGMMA };
     enum { F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16, Q8 = GCUDA_TYPE_Q8_0, Q4 = GCUDA_TYPE_Q4_0, F32 = GCUDA_TYPE_F32, Q5 = GCUDA_TYPE_Q5_0 };
-    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, path; } rows[] = {
-        { 900, F16, F16, 128, 128, 1, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 128, 128, 33, 1, 1, 1, ROWS },
-        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, ROWS },
-        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, ROWS },
-        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, SPLIT },
-        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, SPLIT },
-        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, PLAIN }, // no instruction for BF16
-        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, PLAIN },
-        { 720, F16, F16, 64, 64, 8, 1, 1, 1, PLAIN },
-        { 610, F16, F16, 64, 64, 100, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 1, SPLIT }, // no shared memory for many rows
-        { 900, F16, F16, 128, 128, 33, 1, 1, 0, ROWS },
-        { 900, F16, F16, 128, 128, 32, 1, 1, 0, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 1, 0, 0, PLAIN },
-        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, SPLIT }, // codes are decoded there
-        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, SPLIT },
-        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, SPLIT },
-        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, SPLIT },
-        { 900, F32, F16, 128, 128, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F32, 128, 128, 1, 1, 1, 1, PLAIN },
-        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, PLAIN },
-        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 128, 128, 33, 0, 1, 1, PLAIN }, // not aligned
-        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, PLAIN },
-        { 900, F16, F16, 40, 40, 33, 1, 1, 1, ROWS },
-        { 900, F16, F16, 36, 40, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 40, 36, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 640, 256, 1, 1, 1, 1, SPLIT },
-        { 900, F16, F16, 648, 256, 1, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 256, 264, 33, 1, 1, 1, PLAIN },
-        { 900, F16, F16, 576, 256, 64, 1, 1, 1, ROWS },
-        { 900, F16, F16, 0, 64, 1, 1, 1, 1, PLAIN },
-        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, SPLIT },
+    static const struct { int capability, k, v, dk, dv, n_rows, is_aligned, fits_rows, fits_split, fits_wgmma, path; } rows[] = {
+        { 900, F16, F16, 128, 128, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 0, ROWS },
+        { 900, F16, BF16, 128, 128, 4096, 1, 1, 1, 0, ROWS },
+        { 800, BF16, BF16, 64, 64, 33, 1, 1, 1, 0, ROWS },
+        { 800, BF16, F16, 64, 64, 8, 1, 1, 1, 0, SPLIT },
+        { 750, F16, Q8, 64, 64, 8, 1, 1, 1, 0, SPLIT },
+        { 750, BF16, F16, 64, 64, 8, 1, 1, 1, 0, PLAIN }, // no instruction for BF16
+        { 750, F16, BF16, 64, 64, 33, 1, 1, 1, 0, PLAIN },
+        { 720, F16, F16, 64, 64, 8, 1, 1, 1, 0, PLAIN },
+        { 610, F16, F16, 64, 64, 100, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 1, 0, SPLIT }, // no shared memory for many rows
+        { 900, F16, F16, 128, 128, 33, 1, 1, 0, 0, ROWS },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 0, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 1, 0, 0, 0, PLAIN },
+        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, 0, SPLIT }, // codes are decoded there
+        { 900, Q4, F16, 128, 128, 33, 1, 1, 1, 0, SPLIT },
+        { 900, F16, Q4, 128, 128, 33, 1, 1, 1, 0, SPLIT },
+        { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 0, SPLIT },
+        { 900, F32, F16, 128, 128, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F32, 128, 128, 1, 1, 1, 1, 0, PLAIN },
+        { 900, Q5, Q8, 128, 128, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, Q5, 128, 128, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 0, PLAIN }, // not aligned
+        { 900, Q8, Q8, 128, 128, 1, 0, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 40, 40, 33, 1, 1, 1, 0, ROWS },
+        { 900, F16, F16, 36, 40, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 40, 36, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 640, 256, 1, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 648, 256, 1, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 256, 264, 33, 1, 1, 1, 0, PLAIN },
+        { 900, F16, F16, 576, 256, 64, 1, 1, 1, 0, ROWS },
+        { 900, F16, F16, 0, 64, 1, 1, 1, 1, 0, PLAIN },
+        { 1200, Q4, Q4, 256, 256, 16, 1, 1, 1, 0, SPLIT },
+        { 900, F16, F16, 128, 128, 33, 1, 1, 1, 1, WGMMA },
+        { 900, BF16, BF16, 64, 64, 4096, 1, 1, 1, 1, WGMMA },
+        { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, SPLIT }, // few rows are read once anyhow
+        { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, PLAIN },
     };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct gcuda_flash_attn_case c;
@@ -903,7 +1132,7 @@ TEST(choice_of_a_path) {
         c.capability = rows[i].capability;
         c.k_type = (enum gcuda_type) rows[i].k, c.v_type = (enum gcuda_type) rows[i].v;
         c.dk = rows[i].dk, c.dv = rows[i].dv, c.n_rows = rows[i].n_rows;
-        c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0;
+        c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0, c.fits_wgmma = rows[i].fits_wgmma != 0;
         CHECK_MSG((int) gcuda_flash_attn_choose(&c) == rows[i].path, "row %lld: path %d, wanted %d", (long long) i, (int) gcuda_flash_attn_choose(&c),
             rows[i].path);
     }
@@ -925,7 +1154,8 @@ TEST(wishes_are_followed) { // where the path can
         for (int splits = 1; splits < 5; ++splits) { // the last: more than tiles
             choose_plan(&x.p, (enum gcuda_flash_attn_path) rows[i].wish, splits < 4 ? splits : 100, 16);
             const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
-            CHECK_EQ_I(plan.path, rows[i].path);
+            const bool is_wgmma = rows[i].wish == GCUDA_FLASH_ATTN_AUTO && rows[i].path == GCUDA_FLASH_ATTN_ROWS && has_wgmma();
+            CHECK_EQ_I(plan.path, is_wgmma ? GCUDA_FLASH_ATTN_WGMMA : rows[i].path);
             CHECK_EQ_I(plan.n_splits, rows[i].path == GCUDA_FLASH_ATTN_PLAIN ? 1 : splits < 4 ? splits : 5);
             CHECK(plan.path != GCUDA_FLASH_ATTN_ROWS || plan.block_rows >= 64);
             CHECK(plan.path != GCUDA_FLASH_ATTN_SPLIT || rows[i].wish != GCUDA_FLASH_ATTN_SPLIT || plan.block_rows == 16);
@@ -939,5 +1169,5 @@ TEST(every_path_has_run) {
         test_skip("not all tests, or no tensor cores");
         return;
     }
-    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= GCUDA_FLASH_ATTN_ROWS; ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
+    for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= (has_wgmma() ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS); ++path) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
 }

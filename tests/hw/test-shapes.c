@@ -407,6 +407,20 @@ static struct gcuda_tensor * draw_flash_attn(struct drawn * d) {
     if (y != NULL && !often(d)) { CHECK_OK(gcuda_flash_attn_ext_add_sinks(y, packed(d, GCUDA_TYPE_F32, FLOATS, 0, q->ne[2], 1, 1, 1))); }
     return y;
 }
+static struct gcuda_tensor * draw_flash_attn_back(struct drawn * d) {
+    static const int64_t sizes[] = { 16, 33, 64, 64, 72, 96, 128, 128 };
+    const int64_t kv_heads = 1 + below(d, 2), heads = kv_heads * (1 + below(d, 3)), seqs = 1 + below(d, 2), kv = 1 + below(d, 150), n = 1 + below(d, 70);
+    const int64_t size = sizes[below(d, 8)];
+    const enum gcuda_type type = float_type(d);
+    const bool has_mask = often(d), has_sinks = !often(d);
+    struct gcuda_tensor * q = input4(d, GCUDA_TYPE_F32, size, n, heads, seqs), * k = input4(d, type, size, kv, kv_heads, seqs);
+    struct gcuda_tensor * v = input4(d, type, size, kv, kv_heads, seqs), * y = input4(d, GCUDA_TYPE_F32, size, heads, n, seqs);
+    struct gcuda_tensor * dy = input4(d, GCUDA_TYPE_F32, size, heads, n, seqs);
+    struct gcuda_tensor * mask = has_mask ? packed(d, GCUDA_TYPE_F16, FLOATS, 0, kv, n + below(d, 3), 1, 1) : NULL;
+    struct gcuda_tensor * sinks = has_sinks ? packed(d, GCUDA_TYPE_F32, FLOATS, 0, heads, 1, 1, 1) : NULL;
+    d->max_nmse = 1e-3;
+    return gcuda_flash_attn_ext_back(d->ctx, q, k, v, y, dy, mask, sinks, 0.2f, has_mask && !often(d) ? 8.0f : 0.0f, often(d) ? 0.0f : 10.0f);
+}
 static struct gcuda_tensor * draw_transposed(struct drawn * d) {
     const int k = 1 + below(d, 5), c = 1 + below(d, 20), oc = 1 + below(d, 40), wide = 1 + below(d, 40), s = 1 + below(d, 3);
     const enum gcuda_type weights = float_type(d), type = float_type(d);
@@ -552,7 +566,7 @@ static struct gcuda_tensor * (*const draws[])(struct drawn * d) = { draw_unary, 
     draw_repeat, draw_concat, draw_move, draw_get_rows, draw_reduce, draw_sort, draw_norm, draw_conv, draw_conv, draw_image,
     draw_ssm, draw_ssm, draw_linear, draw_solve_tri, draw_mul_mat, draw_out_prod, draw_cpy_blocks, draw_get_blocks, draw_set_rows,
     draw_get_rows_back, draw_region, draw_positive, draw_mask, draw_made, draw_soft_max, draw_back, draw_opt_step, draw_rope,
-    draw_flash_attn, draw_transposed, draw_patches, draw_pool, draw_resampled, draw_mul_mat_blocks, draw_mul_mat_id, draw_add_blocks,
+    draw_flash_attn, draw_flash_attn_back, draw_transposed, draw_patches, draw_pool, draw_resampled, draw_mul_mat_blocks, draw_mul_mat_id, draw_add_blocks,
     draw_unwritable, draw_custom };
 #define N_DRAWS ((int) (sizeof draws / sizeof draws[0]))
 

@@ -280,6 +280,47 @@ def flash_attn(g, rng, ok):
                     ok.close(f"{dk}/{dv}/kv{kv}/gqa{gqa}/mask{mask_on}/sinks{sink_on}/cap{cap}", got, want, 5e-4)
 
 
+@case
+def flash_attn_back(g, rng, ok):
+    for dk, dv, kv, n, hk, gqa, batch, mask_on, sink_on, bias, cap in [
+        (64, 64, 70, 33, 2, 2, 1, 0, 0, 0.0, 0.0),
+        (40, 24, 17, 5, 1, 3, 2, 1, 0, 8.0, 0.0),
+        (128, 128, 65, 9, 2, 1, 1, 1, 1, 0.0, 3.0),
+        (16, 16, 33, 12, 3, 2, 2, 0, 1, 0.0, 0.0),
+    ]:
+        heads, scale = hk * gqa, dk**-0.5
+        q = f32(rng.uniform(-2, 2, (batch, heads, n, dk)))
+        k, v = (f16(rng.uniform(-2, 2, (batch, hk, kv, d))) for d in (dk, dv))
+        dy = f32(rng.uniform(-1, 1, (batch, n, heads, dv)))
+        mask = f16(random_mask(rng, (1, 1, n, kv))) if mask_on else None
+        sinks = f32(rng.uniform(-3, 3, heads)) if sink_on else None
+        kw, vw = (np.repeat(t.astype(np.float64), gqa, 1) for t in (k, v))
+        z = q.astype(np.float64) @ kw.swapaxes(-1, -2) * scale
+        x = cap * np.tanh(z / cap) if cap else z
+        if mask is not None:
+            x = x + alibi_slopes(heads, bias)[:, None, None] * mask.astype(np.float64)
+        s = None if sinks is None else sinks.astype(np.float64)[:, None]
+        p = softmax_with_sink(x, s)
+        y, gy = p @ vw, dy.astype(np.float64).swapaxes(1, 2)
+        dot = (y * gy).sum(-1, keepdims=True)
+        dx = p * (gy @ vw.swapaxes(-1, -2) - dot)
+        dz = dx * scale * (1 - np.tanh(z / cap) ** 2 if cap else 1.0)
+        shared = lambda t: t.reshape(batch, hk, gqa, *t.shape[2:]).sum(2)
+        parts = [dz @ kw, shared(dz.swapaxes(-1, -2) @ q.astype(np.float64)), shared(p.swapaxes(-1, -2) @ gy)]
+        if sink_on:
+            parts.append(-((1 - p.sum(-1, keepdims=True)) * dot).sum((0, 2, 3)))
+
+        def build(c, q, k, v, y, dy, *rest):
+            rest = list(rest)
+            m = rest.pop(0) if mask is not None else None
+            return g.flash_attn_ext_back(c, q, k, v, y, dy, m, rest.pop(0) if sink_on else None, scale, bias, cap)
+
+        got = g.run(build, q, k, v, f32(y.swapaxes(1, 2)), dy, *[t for t in (mask, sinks) if t is not None]).ravel()
+        for name, want in zip(("q", "k", "v", "sinks"), parts):
+            ok.close(f"{dk}/{dv}/kv{kv}/gqa{gqa}/mask{mask_on}/sinks{sink_on}/cap{cap}/{name}", got[: want.size], want.ravel(), 1e-6)
+            got = got[want.size :]
+
+
 # ---------------------------------------------------------------------------------------------------- rope
 def yarn_angles(theta, n_dims, n_ctx, base, scale, ext, attn, fast, slow):
     """Peng et al. 2023: wavelengths longer than the context are interpolated, short ones extrapolated, a ramp between."""

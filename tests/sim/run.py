@@ -6,7 +6,8 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
+    ci     and: all cases of the operations; small language models of every architecture against numpy; 20 orders of threads and
+           streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
            in kernels, on the tests with several threads;
@@ -59,7 +60,7 @@ NOT_OLDER = ["test-strips", "test-sm90"] # the former stands in for kernels of 9
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
-PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
+PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-transformer", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 # Not at level user: longer than what asks the same of less; of the simulator itself; of tests/hw, whose kernels test-shapes,
 # test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
@@ -111,7 +112,7 @@ def run(command, timeout=900, **env):
 def digest():
     """Of all that is compiled into these programs."""
     total = hashlib.sha256()
-    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
+    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "examples/llm*", "tests/llm/*.*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
         for file in sorted(glob.glob(os.path.join(ROOT, pattern))):
             with open(file, "rb") as f:
                 total.update(hashlib.sha256(f.read()).digest())
@@ -301,9 +302,9 @@ class Variant:
 
     def warp_groups(self):
         """Kernels for 9.0a: products, experts, convolutions, attention."""
-        for program, text in (("test-warp-groups", "few_blocks"), ("test-conv", "few_blocks"), ("test-attention", "cross_product"),
-                              ("test-attention", "visible_tiles")):
-            self.test(program, "--filter", text, timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        for program in ("test-warp-groups", "test-conv"):
+            self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        self.test("test-attention", "--filter", "wgmma", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
 
     def seeds(self, n):
         for seed in range(2, n + 2):
@@ -321,6 +322,17 @@ def digits(total):
         if code == 0 and (right[-1] < 90.0 or abs(right[-1] - right[0]) > 1.0 or f"on {device}" not in output):
             code, output = 1, output + f"\nwanted: on {device}, 90 % or more, within 1 % of what CUDA0 had: {right[0]}"
         total.add(f"digits on {device}", code, output, False, time.monotonic() - start, processor)
+
+
+def language_models(total, level):
+    """Small models of every architecture against numpy (tests/llm/check.py), with the Python that has the packages of the tests."""
+    pythons = [p for p in (sys.executable, os.path.join(ROOT, "build/venv/bin/python")) if os.path.exists(p) and
+               subprocess.run([p, "-c", "import gguf, sentencepiece, tokenizers"], stderr=subprocess.DEVNULL).returncode == 0]
+    if not pythons:
+        print("  language models: not run, no Python here has the packages of tests/tools/requirements.txt (make venv)", flush=True)
+    elif total.build(["build/sim/llm-probe"]):
+        what = ["--level", "full"] if level == "full" else ["--only", "forward"]
+        total.test([pythons[0], "tests/llm/check.py", "--small", *what, "--probe", "build/sim/llm-probe", "--backend", "CUDA0"], {}, 3600)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
@@ -364,6 +376,8 @@ def plain_tests(total, level):
             plain.warp_groups()
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
+        if level != "user" and total.only in "language models":
+            plain.jobs.append(total.pool.submit(language_models, total, level))
         plain.wait()
         if not total.only:
             faults_are_complete(total, faults)

@@ -303,7 +303,7 @@ TEST(guesses_follow_what_was_measured) {
 TEST(every_operation_says_whether_it_can_be_cut) {
     static const enum gcuda_op whole[] = { GCUDA_OP_SUM, GCUDA_OP_COUNT_EQUAL, GCUDA_OP_CROSS_ENTROPY_LOSS,
         GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, GCUDA_OP_SET, GCUDA_OP_ACC, GCUDA_OP_ARANGE, GCUDA_OP_ROLL,
-        GCUDA_OP_REPEAT_BACK, GCUDA_OP_IM2COL_BACK, GCUDA_OP_IM2COL_3D, GCUDA_OP_CUSTOM };
+        GCUDA_OP_REPEAT_BACK, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_OP_IM2COL_BACK, GCUDA_OP_IM2COL_3D, GCUDA_OP_CUSTOM };
     for (int op = 1; op < GCUDA_OP_COUNT; ++op) {
         bool is_whole = false;
         for (size_t i = 0; i < sizeof whole / sizeof whole[0]; ++i) { is_whole = is_whole || (int) whole[i] == op; }

@@ -294,6 +294,58 @@ TEST(what_is_read_since_a_change_in_place_is_written) {
     clean();
 }
 
+// A graph in slices, rms_norm + mul in the first: a node of the last reads the norm as well, as built (variant 0), since a change in place
+// before the views of the graph are made (1) or after it and a run (2), or through a view without an operation (3).
+static void read_by_a_later_slice(int variant, bool by_sched) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    gcuda_backend_t all[2] = { gcuda_backend_cuda_init_params(&params), gcuda_backend_cpu_init() };
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, ROW);
+    struct gcuda_tensor * norm = gcuda_rms_norm(p.ctx, x, 1e-5f), * y = gcuda_mul(p.ctx, norm, w);
+    struct gcuda_tensor * u = gcuda_scale(p.ctx, y, 3.0f), * z = gcuda_scale(p.ctx, variant == 0 ? norm : x, 2.0f);
+    struct gcuda_tensor * later = variant == 3 ? gcuda_view_tensor(p.ctx, norm) : norm;
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    struct gcuda_backend_sched_params sp;
+    memset(&sp, 0, sizeof sp);
+    sp.backends = all, sp.n_backends = 2;
+    gcuda_backend_sched_t sched = by_sched ? gcuda_backend_sched_new_params(&sp) : NULL;
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, u));
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    REQUIRE(all[0] != NULL && all[1] != NULL && (sched != NULL) == by_sched && place_alloc(&p, all[0]));
+    fill(x, 1);
+    fill(w, 2);
+    if (variant == 1) { z->src[0] = later; }
+    struct gcuda_cgraph slices[2] = { gcuda_graph_view(graph, 0, 2), gcuda_graph_view(graph, 2, 4) };
+    float want[ROW * ROWS], got[ROW * ROWS];
+    for (int run = 0; run < 5; ++run) { // whole and not fused, in slices, after the change again
+        const bool is_whole = run == 0 || run == 2;
+        if (run == 2 && variant >= 2) { z->src[0] = later; }
+        gcuda_graph_set_fusion(graph, !is_whole);
+        CHECK_OK(gcuda_backend_tensor_memset(norm, 0xcc, 0, gcuda_nbytes(norm)));
+        for (int i = 0; i < (is_whole ? 1 : 2); ++i) {
+            struct gcuda_cgraph * part = is_whole ? graph : &slices[i];
+            CHECK_OK(by_sched ? gcuda_backend_sched_graph_compute(sched, part) : gcuda_backend_graph_compute(all[0], part));
+        }
+        CHECK_OK(gcuda_backend_tensor_get(z, is_whole ? want : got, 0, sizeof got));
+        CHECK_MSG(is_whole || memcmp(want, got, sizeof got) == 0, "variant %d, %s, run %d: read before it was written", variant,
+            by_sched ? "scheduler" : "backend", run);
+    }
+    gcuda_backend_sched_free(sched);
+    place_end(&p);
+    gcuda_backend_free(all[0]);
+    gcuda_backend_free(all[1]);
+}
+
+TEST(what_a_later_slice_reads_is_written) {
+    for (int v = 0; v <= 3; ++v) {
+        read_by_a_later_slice(v, false);
+        read_by_a_later_slice(v, true);
+    }
+    clean();
+}
+
 TEST(rms_norm_and_mul_stay_apart) {
     for (int v = 0; v <= 12; ++v) { stops(build_norm_mul_not, v, ""); }
     clean();

@@ -73,7 +73,7 @@ static struct gcuda_tensor * small(struct gen * g, struct gcuda_tensor * t) {
     return kind == 0 ? like(g, t) : f32(g, kind == 1 ? 1 : t->ne[0], kind == 2 ? t->ne[1] : 1, 1, 1);
 }
 
-enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 104 }; // and the blocks, see below
+enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 105 }; // and the blocks, see below
 
 // A node of some kind over what is there; NULL: it does not fit.
 static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
@@ -239,6 +239,12 @@ static struct gcuda_tensor * other_node(struct gen * g, int kind) {
             if (kind == 100) { return gcuda_rwkv_wkv6(c, in[0], in[1], in[2], some_f32(g, 16, 2, 1), gcuda_sigmoid(c, in[3]), e); }
             return gcuda_rwkv_wkv7(c, in[0], gcuda_sigmoid(c, in[1]), in[2], in[3], in[4], in[5], e);
         case 102: return gcuda_solve_tri(c, some_f32(g, 9, 9, 2), some_f32(g, 5, 9, 2), true, true, false);
+        case 104: // some of the three gradients
+            for (int i = 0; i < 2; ++i) { in[i] = leaf(g, half, 64, 12, 2, 1, 0); }
+            d = f32(g, 64, n_tokens, 4, 1);
+            e = gcuda_flash_attn_ext(c, d, in[0], in[1], NULL, 0.125f, 0.0f, 0.0f);
+            e = gcuda_flash_attn_ext_back(c, d, in[0], in[1], e, f32(g, 64, 4, n_tokens, 1), NULL, NULL, 0.125f, 0.0f, 0.0f);
+            return gcuda_cont(c, gcuda_flash_attn_ext_back_part(c, e, (enum gcuda_flash_attn_grad) below(g, 3)));
         case 103: return gcuda_add(c, gcuda_arange(c, 0.0f, (float) ne0, 1.0f), some_f32(g, 1, 1, 1));
         default: return NULL;
     }

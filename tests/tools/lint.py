@@ -134,7 +134,7 @@ def check_names(text):
     bad = []
     for m in re.finditer(r"^\s*#\s*define\s+([A-Za-z_][A-Za-z0-9_]*)", code_of(text), re.M):
         name = m.group(1)
-        known = name in ("X", "WIN32_LEAN_AND_MEAN", "NOMINMAX", "_GNU_SOURCE", "_WIN32_WINNT", "_CRT_SECURE_NO_WARNINGS",
+        known = name in ("X", "WIN32_LEAN_AND_MEAN", "NOMINMAX", "_GNU_SOURCE", "_FILE_OFFSET_BITS", "_WIN32_WINNT", "_CRT_SECURE_NO_WARNINGS",
                          "__USE_MINGW_ANSI_STDIO")
         if not known and not re.match(r"(GCUDAI?_|gcudai?_)", name):
             bad.append(f"gcuda.h:{where(text, m.start(1))}: macro {name}")

@@ -1,0 +1,785 @@
+// examples/llm.h on a small random model that is written here: batches, sequences, steps, cancelling, states, sampling, failures.
+// What the numbers should be, tests/llm/check.py knows; here they are compared with themselves.
+#include "test.h"
+
+#define LLM_IMPLEMENTATION
+#include "../examples/llm.h"
+
+enum { WINDOW = 8, N_EMBD = 64, N_HEADS = 2, N_KV = 1, HEAD = 32, N_FF = 48, N_MERGES = 3, N_SPECIAL = 3, N_VOCAB = 256 + N_MERGES + N_SPECIAL };
+
+// Names that no other run has; the second for changed files.
+static const char * path_of(int which) {
+    static char paths[2][600];
+    const char * folder = getenv("TMPDIR");
+    for (int i = 0; i < 2 && paths[i][0] == '\0'; ++i) {
+        snprintf(paths[i], sizeof paths[i], "%s/gcuda-llm-%llx-%llx-%d.gguf", folder ? folder : "/tmp", (unsigned long long) gcuda_time_us(),
+            (unsigned long long) (uintptr_t) &folder, i);
+    }
+    return paths[which];
+}
+#define model_path path_of(0)
+
+// =====================================================================================================================
+// >>model   a file as programs make them
+// =====================================================================================================================
+static void byte_text(int byte, char * text) { // the character that stands for a byte in byte-level vocabularies
+    struct llmi_vocab v;
+    memset(&v, 0, sizeof v);
+    llmi_byte_chars(&v);
+    text[llmi_utf8_put(v.char_of_byte[byte], text)] = '\0';
+}
+
+static void set_vocabulary(struct gcuda_gguf_context * g) {
+    static char texts[N_VOCAB][24];
+    static const char * names[N_VOCAB];
+    static const char * const merges[N_MERGES] = { "a b", "ab c", "\xC4\xA0 x" }; // U+0120 is the blank
+    static const char * const merged[N_MERGES] = { "ab", "abc", "\xC4\xA0x" };
+    static const char * const special[N_SPECIAL] = { "<|im_start|>", "<|im_end|>", "<|x|>" };
+    int32_t types[N_VOCAB];
+    for (int i = 0; i < N_VOCAB; ++i) {
+        types[i] = LLMI_NORMAL;
+        if (i < 256) { byte_text(i, texts[i]); }
+        if (i >= 256) { strcpy(texts[i], i < 256 + N_MERGES ? merged[i - 256] : special[i - 256 - N_MERGES]); }
+        if (i >= 256 + N_MERGES) { types[i] = LLMI_CONTROL; }
+        names[i] = texts[i];
+    }
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.ggml.model", "gpt2"));
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.ggml.pre", "gpt-2"));
+    CHECK_OK(gcuda_gguf_set_arr_str(g, "tokenizer.ggml.tokens", names, N_VOCAB));
+    CHECK_OK(gcuda_gguf_set_arr_str(g, "tokenizer.ggml.merges", merges, N_MERGES));
+    CHECK_OK(gcuda_gguf_set_arr_data(g, "tokenizer.ggml.token_type", GCUDA_GGUF_TYPE_INT32, types, N_VOCAB));
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.chat_template", "<|im_start|>"));
+}
+
+static void set_keys(struct gcuda_gguf_context * g, const char * arch, uint32_t n_layers) {
+    const struct { const char * name; uint32_t value; } rows[] = {
+        { "context_length", 64 }, { "embedding_length", N_EMBD }, { "block_count", n_layers }, { "feed_forward_length", N_FF },
+        { "attention.head_count", N_HEADS }, { "attention.head_count_kv", N_KV }, { "attention.sliding_window", WINDOW }, // llama does not read the last
+    };
+    char key[96];
+    CHECK_OK(gcuda_gguf_set_val_str(g, "general.architecture", arch));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        snprintf(key, sizeof key, "%s.%s", arch, rows[i].name);
+        CHECK_OK(gcuda_gguf_set_val_u32(g, key, rows[i].value));
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
+    CHECK_OK(gcuda_gguf_set_val_f32(g, key, 1e-5f));
+}
+
+static void add_weights(struct gcuda_context * ctx, struct rng * r, const char * name, int64_t ne0, int64_t ne1, bool is_norm) {
+    struct gcuda_tensor * t = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, ne0, ne1);
+    (void) gcuda_set_name(t, name);
+    for (int64_t i = 0; t != NULL && i < ne0 * ne1; ++i) {
+        ((float *) t->data)[i] = is_norm ? (float) rng_between(r, 0.5, 1.5) : (float) (rng_between(r, -2.0, 2.0) / sqrt((double) ne0));
+    }
+}
+
+static void add_layer(struct gcuda_context * ctx, struct rng * r, int layer, bool is_gemma) {
+    const struct { const char * name; int64_t ne0, ne1; } rows[] = {
+        { "attn_norm", N_EMBD, 1 }, { "attn_q", N_EMBD, N_EMBD }, { "attn_k", N_EMBD, HEAD * N_KV }, { "attn_v", N_EMBD, HEAD * N_KV },
+        { "attn_output", N_EMBD, N_EMBD }, { "ffn_norm", N_EMBD, 1 }, { "ffn_gate", N_EMBD, N_FF }, { "ffn_up", N_EMBD, N_FF }, { "ffn_down", N_FF, N_EMBD },
+        { "attn_q_norm", HEAD, 1 }, { "attn_k_norm", HEAD, 1 }, { "post_attention_norm", N_EMBD, 1 }, { "post_ffw_norm", N_EMBD, 1 }, // Gemma's
+    };
+    char name[64];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows - (is_gemma ? 0 : 4); ++i) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", layer, rows[i].name);
+        add_weights(ctx, r, name, rows[i].ne0, rows[i].ne1, rows[i].ne1 == 1);
+    }
+}
+
+static void write_arch(const char * arch, uint32_t n_layers) {
+    const struct gcuda_init_params params = { 0, NULL, false };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
+    struct rng r = rng_for("llm");
+    set_keys(g, arch, n_layers);
+    set_vocabulary(g);
+    add_weights(ctx, &r, "token_embd.weight", N_EMBD, N_VOCAB, false);
+    add_weights(ctx, &r, "output_norm.weight", N_EMBD, 1, true);
+    for (uint32_t i = 0; i < n_layers; ++i) { add_layer(ctx, &r, (int) i, strcmp(arch, "gemma3") == 0); }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx,
+        t)) { CHECK_OK(gcuda_gguf_add_tensor(g, t)); }
+    CHECK_OK(gcuda_gguf_write_to_file(g, model_path, false));
+    gcuda_gguf_free(g);
+    gcuda_free(ctx);
+}
+
+static void write_model(uint32_t n_layers) { write_arch("llama", n_layers); }
+
+struct fixture { struct llm_model * m; struct llm_session * s; };
+
+static gcuda_status open_model(struct fixture * f, const struct llm_session_params * q) {
+    struct llm_model_params p;
+    memset(&p, 0, sizeof p);
+    memset(f, 0, sizeof *f);
+    p.backend = "CPU";
+    gcuda_status st = llm_model_load(model_path, &p, &f->m);
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_session_new(f->m, q, &f->s); }
+    return st;
+}
+static void close_model(struct fixture * f) {
+    llm_session_free(f->s);
+    llm_model_free(f->m);
+}
+
+static struct llm_session_params params_of(int n_chunk, int n_seqs, int n_outputs) {
+    struct llm_session_params q;
+    memset(&q, 0, sizeof q);
+    q.n_ctx = 64;
+    q.n_chunk = n_chunk;
+    q.n_seqs = n_seqs;
+    q.n_outputs = n_outputs;
+    q.n_threads = 1;
+    q.kv_type = GCUDA_TYPE_F32;
+    q.kv_is_set = true;
+    return q;
+}
+
+static const int32_t some_tokens[] = { 72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33, 256, 257, 258, 5, 6, 7 };
+enum { N_SOME = sizeof some_tokens / sizeof *some_tokens };
+
+// Logits of the last of n tokens in a fresh session.
+static void fresh_logits(const int32_t * tokens, size_t n, int n_chunk, float * logits) {
+    struct fixture f;
+    const struct llm_session_params q = params_of(n_chunk, 1, 1);
+    CHECK_OK(open_model(&f, &q));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, n));
+    const float * got = llm_seq_logits(f.s, 0);
+    CHECK(got != NULL);
+    if (got != NULL) { memcpy(logits, got, N_VOCAB * sizeof(float)); }
+    close_model(&f);
+}
+
+static float distance(const float * a, const float * b) {
+    float most = a == NULL || b == NULL ? INFINITY : 0.0f;
+    for (int i = 0; a != NULL && b != NULL && i < N_VOCAB; ++i) { most = fmaxf(most, fabsf(a[i] - b[i])); }
+    return most;
+}
+
+// =====================================================================================================================
+// >>text
+// =====================================================================================================================
+TEST(llm_tokens) {
+    struct fixture f;
+    int32_t tokens[32];
+    char text[64];
+    size_t n = 0, n_text = 0;
+    write_model(2);
+    CHECK_OK(open_model(&f, NULL));
+    CHECK_OK(llm_tokenize(f.m, "abc x<|x|>", 10, LLM_PARSE_SPECIAL, tokens, 32, &n));
+    CHECK(n == 3 && tokens[0] == 257 && tokens[1] == 258 && tokens[2] == 261);
+    CHECK_OK(llm_tokenize(f.m, "abc x<|x|>", 10, 0, tokens, 32, &n)); // a stranger's text
+    CHECK(n == 2 + 5 && tokens[2] == '<');
+    CHECK_OK(llm_detokenize(f.m, tokens, n, false, text, sizeof text, &n_text));
+    CHECK(n_text == 10 && memcmp(text, "abc x<|x|>", 10) == 0);
+    CHECK_OK(llm_tokenize(f.m, "abc x", 5, 0, NULL, 0, &n));
+    CHECK_EQ_I(n, 2);
+    CHECK_EQ_I(llm_tokenize(f.m, "abc x", 5, 0, tokens, 1, &n), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "2 wanted, there is room for 1");
+    CHECK(llm_token_is_end(f.m, 260) && !llm_token_is_end(f.m, 259) && !llm_token_is_end(f.m, -1) && !llm_token_is_end(f.m, N_VOCAB));
+    tokens[0] = N_VOCAB;
+    CHECK_EQ_I(llm_detokenize(f.m, tokens, 1, false, text, sizeof text, &n_text), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(strlen(llm_token_piece(f.m, N_VOCAB, &n)), 0);
+    close_model(&f);
+}
+
+// Bytes of any kind, pieces of characters and of special tokens: they come back byte for byte, a stranger's text holds no control token.
+TEST(llm_random_texts) {
+    static const char * const parts[] = { "abc", " x", "<|im_end|>", "<|im_", "\xE2\x82", "\xF0\x9F\x98\x80", "'s", "\n\n ", "   ", "12", "\xC3\xA9", "\xFF", "\xCC\x81" };
+    struct fixture f;
+    struct rng r = rng_for("texts");
+    char text[256], back[2560]; // a control token's name is longer than its byte
+    int32_t tokens[256];
+    write_model(1);
+    CHECK_OK(open_model(&f, NULL));
+    for (int i = 0; i < 4000; ++i) {
+        size_t n = 0, n_tokens = 0, n_back = 0;
+        for (int64_t left = rng_below(&r, 12); left >= 0; --left) {
+            const char * part = parts[rng_below(&r, (int64_t) (sizeof parts / sizeof *parts))];
+            const char byte = (char) rng_below(&r, 256);
+            const bool is_byte = rng_below(&r, 2) == 0;
+            memcpy(text + n, is_byte ? &byte : part, is_byte ? 1 : strlen(part));
+            n += is_byte ? 1 : strlen(part);
+        }
+        for (int flags = 0; flags <= LLM_PARSE_SPECIAL; flags += LLM_PARSE_SPECIAL) {
+            CHECK_OK(llm_tokenize(f.m, text, n, flags, tokens, 256, &n_tokens));
+            CHECK_OK(llm_detokenize(f.m, tokens, n_tokens, true, back, sizeof back, &n_back));
+            CHECK(n_back == n && memcmp(text, back, n) == 0);
+            for (size_t k = 0; flags == 0 && k < n_tokens; ++k) { CHECK(!llm_token_is_special(f.m, tokens[k])); }
+        }
+        CHECK(llm_utf8_whole(text, n) <= n && llm_utf8_whole(text, n) + 3 >= n);
+        const struct llm_message message = { "user", text };
+        size_t n_control = 0;
+        text[n < 200 ? n : 200] = '\0'; // the text ends at a zero byte, if it has one
+        CHECK_OK(llm_chat_tokenize(f.m, &message, 1, true, tokens, 256, &n_tokens));
+        for (size_t k = 0; k < n_tokens; ++k) { n_control += llm_token_is_special(f.m, tokens[k]); }
+        CHECK_EQ_I(n_control, 3); // those of the template
+    }
+    close_model(&f);
+}
+
+TEST(llm_chat_templates) {
+    static const struct { const char * text, * name; } rows[] = {
+        { "{{ '<|im_start|>' + role }}", "chatml" }, { "x<|im_start|>y<|im_sep|>", "phi4" }, { "chatml", "chatml" }, { "<|assistant|> <|end|>", "phi3" },
+        { "<start_of_turn>", "gemma" }, { "<|start_header_id|><|end_header_id|>", "llama3" }, { "<|start|><|channel|>", "gpt-oss" },
+        { "[INST] [SYSTEM_PROMPT]", "mistral-v7" }, { "{{ ' [INST] ' + system_message }}", "mistral-v1" }, { "{{ '[INST] ' }}", "mistral-v3" },
+        { "\"[INST]\" [AVAILABLE_TOOLS]", "mistral-v3-tekken" }, { "[INST] <<SYS>>", NULL }, { "", NULL }, { "{% for m in messages %}", NULL },
+    };
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        const struct llmi_template * t = llmi_template_of(rows[i].text);
+        CHECK_MSG((t == NULL) == (rows[i].name == NULL) && (t == NULL || strcmp(t->name, rows[i].name) == 0), "%s: %s", rows[i].text, t ? t->name : "none");
+    }
+    CHECK(llmi_template_of(NULL) == NULL);
+    const char * preset = llmi_default_system("'<|im_start|>system\\nBe kind.<|im_end|>\\n'", &n);
+    CHECK(preset != NULL && n == 8 && memcmp(preset, "Be kind.", 8) == 0);
+    CHECK(llmi_default_system("<|im_start|>system\n' + content + '<|im_end|>", &n) == NULL);
+    CHECK(llmi_default_system("<|im_start|>system", &n) == NULL && llmi_default_system("", &n) == NULL);
+}
+
+TEST(llm_utf8_tails) {
+    static const struct { const char * text; size_t n; } rows[] = {
+        { "", 0 }, { "a", 1 }, { "\xC3", 0 }, { "\xC3\xA9", 2 }, { "a\xE2\x82", 1 }, { "a\xE2\x82\xAC", 4 }, { "\xF0\x9F\x98", 0 }, { "\xF0\x9F\x98\x80", 4 },
+        { "\xFF", 1 }, { "\x80\x80", 2 }, { "\xE0\x80", 2 }, { "\xED\xA0", 2 }, { "\xF4\x90", 2 }, { "a\xC3(", 3 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) { CHECK_EQ_I(llm_utf8_whole(rows[i].text, strlen(rows[i].text)), rows[i].n); }
+}
+
+// =====================================================================================================================
+// >>batches
+// =====================================================================================================================
+TEST(llm_splits_of_a_batch) {
+    float whole[N_VOCAB], logits[N_VOCAB];
+    write_model(2);
+    fresh_logits(some_tokens, N_SOME, N_SOME, whole);
+    for (int n_chunk = 1; n_chunk < N_SOME; n_chunk += 4) {
+        fresh_logits(some_tokens, N_SOME, n_chunk, logits);
+        CHECK_MSG(distance(whole, logits) < 1e-4f, "chunks of %d: %g", n_chunk, (double) distance(whole, logits));
+    }
+}
+
+TEST(llm_sequences_beside_each_other) {
+    struct fixture f;
+    const struct llm_session_params q = params_of(7, 3, 4);
+    float alone[N_VOCAB], other[N_VOCAB];
+    int32_t tokens[2 * N_SOME], seqs[2 * N_SOME];
+    size_t n = 0;
+    write_model(2);
+    fresh_logits(some_tokens, N_SOME, N_SOME, alone);
+    fresh_logits(some_tokens + 3, 9, N_SOME, other);
+    for (int i = 0; i < N_SOME; ++i) { // sequence 2 has the whole, 0 a part of it
+        tokens[n] = some_tokens[i];
+        seqs[n++] = 2;
+        if (i < 3 || i >= 12) { continue; }
+        tokens[n] = some_tokens[i];
+        seqs[n++] = 0;
+    }
+    CHECK_OK(open_model(&f, &q));
+    const struct llm_batch batch = { tokens, seqs, NULL, n };
+    CHECK_OK(llm_eval(f.s, &batch));
+    CHECK_EQ_I(llm_n_outputs(f.s), 2);
+    CHECK(distance(llm_seq_logits(f.s, 2), alone) < 1e-4f && distance(llm_seq_logits(f.s, 0), other) < 1e-4f && llm_seq_logits(f.s, 1) == NULL);
+    CHECK(llm_seq_length(f.s, 2) == N_SOME && llm_seq_length(f.s, 0) == 9 && llm_seq_token(f.s, 0,
+        8) == some_tokens[11] && llm_seq_token(f.s, 0, 9) == -1);
+    close_model(&f);
+}
+
+TEST(llm_copies_and_prefixes) {
+    struct fixture f;
+    const struct llm_session_params q = params_of(8, 2, 2);
+    float whole[N_VOCAB];
+    size_t n_kept = 0;
+    write_model(2);
+    fresh_logits(some_tokens, N_SOME, N_SOME, whole);
+    CHECK_OK(open_model(&f, &q));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 10));
+    CHECK_OK(llm_seq_copy(f.s, 0, 1));
+    CHECK_EQ_I(llm_n_free(f.s), 54);
+    CHECK_OK(llm_eval_tokens(f.s, 1, some_tokens + 10, N_SOME - 10));
+    CHECK(distance(llm_seq_logits(f.s, 1), whole) < 1e-4f);
+    CHECK_OK(llm_seq_truncate(f.s, 0, 0));
+    CHECK_EQ_I(llm_n_free(f.s), 64 - N_SOME);
+    CHECK_OK(llm_seq_keep_prefix(f.s, 1, some_tokens, N_SOME, &n_kept)); // one is computed anew
+    CHECK(n_kept == N_SOME - 1 && llm_seq_length(f.s, 1) == N_SOME - 1);
+    CHECK_OK(llm_eval_tokens(f.s, 1, some_tokens + n_kept, 1));
+    CHECK(distance(llm_seq_logits(f.s, 1), whole) < 1e-4f);
+    int32_t changed[N_SOME];
+    memcpy(changed, some_tokens, sizeof changed);
+    changed[4] = 1;
+    CHECK_OK(llm_seq_keep_prefix(f.s, 1, changed, N_SOME, &n_kept));
+    CHECK(n_kept == 4 && llm_n_free(f.s) == 60);
+    close_model(&f);
+}
+
+// In a model of one layer the keys and values of a token depend on nothing else: a shift gives what a fresh session does.
+TEST(llm_shift_of_a_context) {
+    struct fixture f;
+    const struct llm_session_params q = params_of(8, 2, 1);
+    float want[N_VOCAB];
+    int32_t left[N_SOME];
+    write_model(1);
+    memcpy(left, some_tokens, 3 * sizeof *left);
+    memcpy(left + 3, some_tokens + 8, (N_SOME - 8) * sizeof *left);
+    fresh_logits(left, N_SOME - 5, 8, want);
+    CHECK_OK(open_model(&f, &q));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, N_SOME - 1));
+    CHECK_OK(llm_seq_shift(f.s, 0, 3, 5));
+    CHECK(llm_seq_length(f.s, 0) == N_SOME - 6 && llm_seq_token(f.s, 0, 3) == some_tokens[8] && llm_n_free(f.s) == 64 - N_SOME + 6);
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + N_SOME - 1, 1));
+    CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "%g", (double) distance(llm_seq_logits(f.s, 0), want));
+    CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, -1), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, 0), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, N_SOME), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_OK(llm_seq_copy(f.s, 0, 1));
+    CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, 2), GCUDA_STATUS_UNSUPPORTED);
+    close_model(&f);
+}
+
+// Layers with a window have a small cache when chunks are short: its results are those of a cache that holds everything.
+TEST(llm_windows) {
+    enum { N = 560 };
+    struct fixture f;
+    struct llm_session_params q = params_of(600, 2, 1);
+    int32_t tokens[N];
+    float want[N_VOCAB];
+    size_t n_kept = 1, n_state = 0;
+    write_arch("gemma3", 7);
+    for (int i = 0; i < N; ++i) { tokens[i] = (i * 37 + i / 7) % 256; }
+    q.n_ctx = 600;
+    CHECK_OK(open_model(&f, &q));
+    CHECK_EQ_I(f.s->n_caches, 1);
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N));
+    memcpy(want, llm_seq_logits(f.s, 0), sizeof want);
+    close_model(&f);
+    q.n_chunk = 50;
+    CHECK_OK(open_model(&f, &q));
+    CHECK_EQ_I(f.s->n_caches, 2);
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 300));
+    CHECK_OK(llm_seq_copy(f.s, 0, 1)); // a shared beginning, which both go on from
+    CHECK_OK(llm_eval_tokens(f.s, 1, tokens, 7));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + 300, N - 301));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 1, 1));
+    CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "%g", (double) distance(llm_seq_logits(f.s, 0), want));
+    CHECK_OK(llm_seq_truncate(f.s, 0, N - 20)); // a little way back
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 20, 20));
+    CHECK(distance(llm_seq_logits(f.s, 0), want) < 1e-4f);
+    CHECK_EQ_I(llm_seq_truncate(f.s, 0, 100), GCUDA_STATUS_UNSUPPORTED);
+    CHECK(llm_seq_length(f.s, 0) == N && llm_seq_shift(f.s, 0, 3, 5) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_OK(llm_state_save(f.s, NULL, 0, &n_state));
+    char * state = (char *) malloc(n_state);
+    REQUIRE(state != NULL);
+    CHECK_OK(llm_seq_truncate(f.s, 0, N - 1));
+    CHECK_OK(llm_state_save(f.s, state, n_state, &n_state));
+    CHECK_OK(llm_seq_truncate(f.s, 0, 0));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 60)); // writes over what was there
+    CHECK_OK(llm_state_restore(f.s, state, n_state));
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 1, 1));
+    CHECK(distance(llm_seq_logits(f.s, 0), want) < 1e-4f);
+    free(state);
+    tokens[90] ^= 1;
+    CHECK_OK(llm_seq_keep_prefix(f.s, 0, tokens, N, &n_kept)); // too far back: from the beginning
+    CHECK(n_kept == 0 && llm_seq_length(f.s, 0) == 0);
+    close_model(&f);
+}
+
+// Rotated keys and values of 4 bits: the rotation undoes itself, in F32 exactly; a shift turns them back before it moves them.
+TEST(llm_rotated_cache) {
+    struct fixture f;
+    struct llm_session_params q = params_of(8, 1, 1);
+    float want[N_VOCAB], turned[N_VOCAB];
+    int32_t left[N_SOME];
+    write_model(1);
+    fresh_logits(some_tokens, N_SOME, 8, want);
+    CHECK_OK(open_model(&f, &q)); // an F32 cache, rotated
+    struct gcuda_context * ctx = f.s->cache[0];
+    f.s->cache[0] = NULL;
+    CHECK_OK(llmi_make_rotation(f.s));
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(f.s->cache[0], f.s->backends[0]);
+    CHECK_OK(llmi_set_rotation(f.s));
+    CHECK_EQ_I(f.s->build.rotation->ne[0], HEAD);
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, N_SOME));
+    memcpy(turned, llm_seq_logits(f.s, 0), sizeof turned);
+    CHECK_MSG(distance(turned, want) < 1e-4f, "%g", (double) distance(turned, want));
+    memcpy(left, some_tokens, 3 * sizeof *left);
+    memcpy(left + 3, some_tokens + 8, (N_SOME - 8) * sizeof *left);
+    fresh_logits(left, N_SOME - 5, 8, want);
+    CHECK_OK(llm_seq_truncate(f.s, 0, N_SOME - 1));
+    CHECK_OK(llm_seq_shift(f.s, 0, 3, 5));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + N_SOME - 1, 1));
+    CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "shifted: %g", (double) distance(llm_seq_logits(f.s, 0), want));
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    close_model(&f);
+    q.kv_type = GCUDA_TYPE_Q4_0;
+    double ab = 0.0, aa = 0.0, bb = 0.0;
+    CHECK_OK(open_model(&f, &q));
+    CHECK(f.s->build.rotation != NULL);
+    CHECK_OK(llm_eval_tokens(f.s, 0, left, N_SOME - 5));
+    for (int i = 0; i < N_VOCAB; ++i) {
+        const double a = (double) llm_seq_logits(f.s, 0)[i], b = (double) want[i];
+        ab += a * b, aa += a * a, bb += b * b;
+    }
+    CHECK_MSG(ab >= 0.98 * sqrt(aa * bb) && ab < (1.0 - 1e-9) * sqrt(aa * bb), "cosine %.9f", ab / sqrt(aa * bb));
+    close_model(&f);
+}
+
+TEST(llm_refuses_bad_batches) {
+    struct fixture f;
+    const struct llm_session_params q = params_of(8, 2, 1);
+    int32_t tokens[65] = { 0 };
+    bool both[2] = { true, true };
+    write_model(2);
+    CHECK_OK(open_model(&f, &q));
+    CHECK_EQ_I(llm_eval_tokens(f.s, 0, tokens, 0), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(llm_eval_tokens(f.s, 2, tokens, 1), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(llm_eval_tokens(f.s, -1, tokens, 1), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(llm_eval_tokens(f.s, 0, tokens, 65), GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "65 tokens do not fit: 64 of the context's 64 are free");
+    tokens[1] = N_VOCAB;
+    CHECK_EQ_I(llm_eval_tokens(f.s, 0, tokens, 2), GCUDA_STATUS_INVALID_ARGUMENT);
+    tokens[1] = 0;
+    const struct llm_batch batch = { tokens, NULL, both, 2 };
+    CHECK_EQ_I(llm_eval(f.s, &batch), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(llm_n_free(f.s), 64);
+    CHECK(llm_seq_logits(f.s, 0) == NULL && llm_logits(f.s, 0) == NULL && llm_logits(f.s, -1) == NULL);
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 64)); // to the last cell
+    CHECK_EQ_I(llm_eval_tokens(f.s, 0, tokens, 1), GCUDA_STATUS_UNSUPPORTED);
+    close_model(&f);
+}
+
+// =====================================================================================================================
+// >>steps
+// =====================================================================================================================
+TEST(llm_steps_of_a_game_loop) {
+    struct fixture f;
+    const struct llm_session_params q = params_of(5, 1, 1);
+    float whole[N_VOCAB];
+    bool is_done = false;
+    int n_polls = 0;
+    write_model(2);
+    fresh_logits(some_tokens, N_SOME, 5, whole);
+    CHECK_OK(open_model(&f, &q));
+    const struct llm_batch batch = { some_tokens, NULL, NULL, N_SOME };
+    CHECK_OK(llm_submit(f.s, &batch));
+    CHECK_EQ_I(llm_submit(f.s, &batch), GCUDA_STATUS_INVALID_ARGUMENT); // at work
+    for (; !is_done && n_polls < 10000; ++n_polls) { CHECK_OK(llm_poll(f.s, 1, &is_done)); }
+    CHECK_MSG(is_done && n_polls > 10, "%d polls", n_polls);
+    CHECK(distance(llm_seq_logits(f.s, 0), whole) == 0.0f);
+    CHECK_OK(llm_seq_truncate(f.s, 0, 0));
+    CHECK_OK(llm_submit(f.s, &batch)); // cancelled in the middle of its second chunk
+    for (int i = 0; i < 400 && llm_seq_length(f.s, 0) < 6; ++i) { CHECK_OK(llm_poll(f.s, 1, &is_done)); }
+    CHECK(llm_is_busy(f.s));
+    llm_cancel(f.s);
+    CHECK(!llm_is_busy(f.s) && llm_seq_length(f.s, 0) == 5 && llm_n_free(f.s) == 59);
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + 5, N_SOME - 5));
+    CHECK(distance(llm_seq_logits(f.s, 0), whole) < 1e-4f);
+    close_model(&f);
+}
+
+static bool stops_later(void * user, float share) {
+    (void) share;
+    return --*(int *) user > 0;
+}
+
+TEST(llm_stops_when_progress_says) {
+    float whole[N_VOCAB];
+    write_model(2);
+    fresh_logits(some_tokens, N_SOME, 5, whole);
+    for (int n = 1; n < 6; ++n) {
+        struct fixture f;
+        int left = n;
+        struct llm_session_params q = params_of(5, 1, 1);
+        q.progress = stops_later;
+        q.progress_user = &left;
+        CHECK_OK(open_model(&f, &q));
+        const gcuda_status st = llm_eval_tokens(f.s, 0, some_tokens, N_SOME);
+        CHECK(st == GCUDA_STATUS_ABORTED || (st == GCUDA_STATUS_SUCCESS && n > 3));
+        const int32_t length = llm_seq_length(f.s, 0);
+        CHECK(length % 5 == 0 || st == GCUDA_STATUS_SUCCESS); // whole chunks
+        left = 1000;
+        if (st != GCUDA_STATUS_SUCCESS) { CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + length, (size_t) (N_SOME - length))); }
+        CHECK(distance(llm_seq_logits(f.s, 0), whole) < 1e-4f);
+        close_model(&f);
+    }
+}
+
+// =====================================================================================================================
+// >>states
+// =====================================================================================================================
+TEST(llm_states) {
+    struct fixture f, g;
+    struct llm_session_params q = params_of(8, 2, 1);
+    float want[N_VOCAB];
+    size_t n = 0;
+    write_model(2);
+    CHECK_OK(open_model(&f, &q));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11));
+    CHECK_OK(llm_seq_copy(f.s, 0, 1));
+    CHECK_OK(llm_eval_tokens(f.s, 1, some_tokens + 11, 2));
+    CHECK_OK(llm_state_save(f.s, NULL, 0, &n));
+    char * data = (char *) malloc(n);
+    REQUIRE(data != NULL);
+    CHECK_EQ_I(llm_state_save(f.s, data, n - 1, &n), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_OK(llm_state_save(f.s, data, n, &n));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + 11, 5));
+    memcpy(want, llm_seq_logits(f.s, 0), sizeof want);
+    q.n_ctx = 40; // another size will do
+    CHECK_OK(open_model(&g, &q));
+    CHECK_OK(llm_state_restore(g.s, data, n));
+    CHECK(llm_seq_length(g.s, 0) == 11 && llm_seq_length(g.s, 1) == 13 && llm_n_free(g.s) == 40 - 13 && llm_seq_token(g.s, 1,
+        12) == some_tokens[12]);
+    CHECK_OK(llm_eval_tokens(g.s, 0, some_tokens + 11, 5));
+    CHECK(distance(llm_seq_logits(g.s, 0), want) == 0.0f);
+    for (size_t at = 0; at < n && at < 700; ++at) { // damaged: refused or harmless, and the session lives
+        data[at] ^= 0x41;
+        const gcuda_status st = llm_state_restore(g.s, data, n);
+        CHECK(st == GCUDA_STATUS_SUCCESS || (st == GCUDA_STATUS_INVALID_DATA && llm_n_free(g.s) == 40));
+        data[at] ^= 0x41;
+    }
+    for (size_t cut = 0; cut < n; cut += 97) { CHECK_EQ_I(llm_state_restore(g.s, data, cut), GCUDA_STATUS_INVALID_DATA); }
+    CHECK_OK(llm_eval_tokens(g.s, 0, some_tokens, 3));
+    q.kv_type = GCUDA_TYPE_F16;
+    close_model(&g);
+    CHECK_OK(open_model(&g, &q));
+    CHECK_EQ_I(llm_state_restore(g.s, data, n), GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "another model or cache type");
+    free(data);
+    close_model(&g);
+    close_model(&f);
+}
+
+// =====================================================================================================================
+// >>sampling
+// =====================================================================================================================
+static int32_t draw(struct fixture * f, struct llm_sampler * s, const float * logits) {
+    int32_t token = -1;
+    CHECK_OK(llmi_choose(f->s, logits, s, &token));
+    return token;
+}
+
+TEST(llm_sampling) {
+    struct fixture f;
+    struct llm_sampler s;
+    struct llm_sampler_params p;
+    float logits[N_VOCAB];
+    enum { N_DRAWS = 20000 };
+    int counts[4] = { 0 };
+    write_model(1);
+    CHECK_OK(open_model(&f, NULL));
+    for (int i = 0; i < N_VOCAB; ++i) { logits[i] = -100.0f; }
+    logits[7] = logits[9] = 2.0f;
+    CHECK_OK(llm_sampler_init(&s, NULL));
+    CHECK_EQ_I(draw(&f, &s, logits), 7); // of equal ones the first
+    memset(&p, 0, sizeof p);
+    p.temperature = 1.0f;
+    p.top_k = 1;
+    CHECK_OK(llm_sampler_init(&s, &p));
+    CHECK_EQ_I(draw(&f, &s, logits), 7);
+    p.top_k = 0;
+    const double wanted[4] = { 0.5, 0.25, 0.15, 0.1 };
+    for (int i = 0; i < 4; ++i) { logits[20 * i + 3] = (float) log(wanted[i]) + 50.0f; }
+    for (int mode = 0; mode < 3; ++mode) { // no filter; filters that let all four in
+        double chi = 0.0;
+        p.top_k = mode == 1 ? 5 : 0;
+        p.top_p = mode == 2 ? 0.95f : 0.0f;
+        p.seed = 3;
+        CHECK_OK(llm_sampler_init(&s, &p));
+        memset(counts, 0, sizeof counts);
+        for (int i = 0; i < N_DRAWS; ++i) {
+            const int32_t token = draw(&f, &s, logits);
+            CHECK(token % 20 == 3 && token < 80);
+            ++counts[token / 20 & 3];
+        }
+        for (int i = 0; i < 4; ++i) { chi += (counts[i] - N_DRAWS * wanted[i]) * (counts[i] - N_DRAWS * wanted[i]) / (N_DRAWS * wanted[i]); }
+        CHECK_MSG(chi < 16.3, "mode %d: chi-square %g of 3 degrees of freedom", mode, chi); // 0.1 %
+    }
+    const struct { float top_p, min_p; int n; } filters[] = { { 0.49f, 0.0f, 1 }, { 0.51f, 0.0f, 2 }, { 0.0f, 0.28f, 3 }, { 0.0f, 0.9f,
+        1 }, { 0.8f, 0.45f, 2 } };
+    for (size_t k = 0; k < sizeof filters / sizeof *filters; ++k) {
+        int most = 0;
+        p.top_k = 40;
+        p.top_p = filters[k].top_p;
+        p.min_p = filters[k].min_p;
+        CHECK_OK(llm_sampler_init(&s, &p));
+        for (int i = 0; i < 500; ++i) { most = (int) llmi_max(most, draw(&f, &s, logits) / 20 + 1); }
+        CHECK_EQ_I(most, filters[k].n);
+    }
+    logits[5] = NAN;
+    int32_t token;
+    CHECK_EQ_I(llmi_choose(f.s, logits, &s, &token), GCUDA_STATUS_INVALID_DATA);
+    for (int i = 0; i < N_VOCAB; ++i) { logits[i] = -INFINITY; }
+    CHECK_EQ_I(llmi_choose(f.s, logits, &s, &token), GCUDA_STATUS_INVALID_DATA);
+    CHECK_EQ_I(llm_sample(f.s, 0, &s, &token), GCUDA_STATUS_INVALID_ARGUMENT); // nothing was evaluated
+    p.top_p = NAN;
+    CHECK_EQ_I(llm_sampler_init(&s, &p), GCUDA_STATUS_INVALID_ARGUMENT);
+    close_model(&f);
+}
+
+// Only some of the logits leave the device: the same tokens as with all of them, greedy and drawn, with a penalty.
+TEST(llm_best_logits) {
+    write_model(2);
+    for (int mode = 0; mode < 3; ++mode) {
+        struct fixture all, some;
+        struct llm_sampler a, b;
+        struct llm_sampler_params p;
+        struct llm_session_params q = params_of(8, 2, 2);
+        memset(&p, 0, sizeof p);
+        p.repeat_penalty = mode == 0 ? 0.0f : 1.3f;
+        p.repeat_last = 6;
+        p.temperature = mode == 2 ? 1.5f : 0.0f;
+        p.top_k = mode == 2 ? 12 : 0;
+        p.top_p = mode == 2 ? 0.9f : 0.0f;
+        p.seed = 5;
+        CHECK_OK(llm_sampler_init(&a, &p));
+        CHECK_OK(llm_sampler_init(&b, &p));
+        CHECK_OK(open_model(&all, &q));
+        q.n_best = mode == 0 ? 1 : mode == 1 ? 7 : 18;
+        CHECK_OK(open_model(&some, &q));
+        int32_t tokens[4] = { 10, 20, 30, 40 }, seqs[4] = { 0, 1, 0, 1 };
+        const struct llm_batch batch = { tokens, seqs, NULL, 4 };
+        CHECK_OK(llm_eval(all.s, &batch));
+        CHECK_OK(llm_eval(some.s, &batch));
+        CHECK(llm_logits(some.s, 0) == NULL && llm_seq_logits(some.s, 1) == NULL && llm_n_outputs(some.s) == 2);
+        for (int i = 0; i < 50; ++i) {
+            int32_t x = -1, y = -2;
+            CHECK_OK(llm_sample(all.s, i % 2, &a, &x));
+            CHECK_OK(llm_sample(some.s, i % 2, &b, &y));
+            CHECK_MSG(x == y, "mode %d, token %d: %d and %d", mode, i, x, y);
+            if (i >= 48) { continue; } // a token for each sequence
+            const int32_t pair[2] = { x, x }, both[2] = { 0, 1 };
+            const struct llm_batch next = { pair, both, NULL, 2 };
+            if (i % 2 == 0) { continue; }
+            CHECK_OK(llm_eval(all.s, &next));
+            CHECK_OK(llm_eval(some.s, &next));
+        }
+        close_model(&all);
+        close_model(&some);
+    }
+    struct fixture f;
+    struct llm_session_params q = params_of(8, 1, 1);
+    q.n_best = N_VOCAB + 1;
+    CHECK_EQ_I(open_model(&f, &q), GCUDA_STATUS_INVALID_ARGUMENT);
+    close_model(&f);
+}
+
+TEST(llm_repetition_penalty) {
+    struct llm_sampler s;
+    struct llm_sampler_params p;
+    float logits[8] = { 2.0f, -2.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f }, before[LLM_MAX_PENALTY], copy[8];
+    memset(&p, 0, sizeof p);
+    p.repeat_penalty = 2.0f;
+    p.repeat_last = 3;
+    memcpy(copy, logits, sizeof copy);
+    CHECK_OK(llm_sampler_init(&s, &p));
+    llm_sampler_accept(&s, 3); // too long ago
+    llm_sampler_accept(&s, 0);
+    llm_sampler_accept(&s, 1);
+    llm_sampler_accept(&s, 0);
+    llmi_penalize(&s, logits, 8, before);
+    CHECK(logits[0] == 1.0f && logits[1] == -4.0f && logits[2] == 0.0f && logits[3] == 1.0f);
+    llmi_unpenalize(&s, logits, 8, before);
+    CHECK(memcmp(copy, logits, sizeof copy) == 0);
+}
+
+// =====================================================================================================================
+// >>memory   every allocation fails in turn; none is made per token
+// =====================================================================================================================
+static gcuda_status use_all(void) {
+    struct fixture f;
+    struct llm_sampler s;
+    struct llm_session_params q = params_of(7, 2, 2);
+    const struct llm_message message = { "user", "abc" };
+    int32_t tokens[64], token = 0;
+    size_t n = 0;
+    static char state[80000];
+    gcuda_status st = open_model(&f, &q);
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_sampler_init(&s, NULL); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_chat_tokenize(f.m, &message, 1, true, tokens, 64, &n); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_eval_tokens(f.s, 0, tokens, n); }
+    for (int i = 0; i < 3 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = llm_sample(f.s, 0, &s, &token);
+        if (st == GCUDA_STATUS_SUCCESS) { st = llm_eval_tokens(f.s, 0, &token, 1); }
+    }
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_seq_shift(f.s, 0, 1, 4); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_state_save(f.s, state, sizeof state, &n); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_state_restore(f.s, state, n); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_seq_truncate(f.s, 0, 0); }
+    float vector[N_EMBD];
+    if (st == GCUDA_STATUS_SUCCESS) { st = llm_embed(f.s, some_tokens, 5, vector); }
+    close_model(&f);
+    return st;
+}
+
+TEST(llm_allocations_fail) {
+    long k = 1;
+    write_model(2);
+    for (; k < 2000; ++k) {
+        struct fault f;
+        fault_begin(&f, k);
+        gcuda_clear_last_error();
+        const gcuda_status st = use_all();
+        gcuda_shutdown();
+        CHECK_EQ_I(f.live, 0);
+        fault_end(&f);
+        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !f.fired, "allocation %ld: status %d, %s", k, (int) st, gcuda_last_error());
+        if (!f.fired) { break; }
+    }
+    CHECK_MSG(k > 20 && k < 2000, "%ld allocations", k);
+}
+
+TEST(llm_allocates_nothing_per_token) {
+    struct fault fault;
+    struct fixture f;
+    struct llm_sampler s;
+    const struct llm_session_params q = params_of(8, 1, 1);
+    int32_t token = 0;
+    write_model(2);
+    fault_begin(&fault, 0);
+    CHECK_OK(open_model(&f, &q));
+    CHECK_OK(llm_sampler_init(&s, NULL));
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11));
+    CHECK_OK(llm_eval_tokens(f.s, 0, &token, 1));
+    const long before = fault.n_calls;
+    for (int i = 0; i < 20; ++i) {
+        CHECK_OK(llm_sample(f.s, 0, &s, &token));
+        CHECK_OK(llm_eval_tokens(f.s, 0, &token, 1));
+    }
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11)); // another prompt
+    CHECK_EQ_I(fault.n_calls, before);
+    close_model(&f);
+    gcuda_shutdown();
+    CHECK_EQ_I(fault.live, 0);
+    fault_end(&fault);
+}
+
+// =====================================================================================================================
+// >>files
+// =====================================================================================================================
+TEST(llm_refuses_files_by_name) {
+    static const char * const keys[] = { "general.architecture", "llama.context_length", "llama.embedding_length", "llama.block_count",
+        "llama.feed_forward_length", "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.model",
+        "tokenizer.ggml.tokens", "tokenizer.ggml.merges" };
+    static const struct { const char * key; uint32_t value; const char * message; } wrong[] = {
+        { "llama.block_count", 0, "block_count" }, { "llama.block_count", 513, "block_count" }, { "llama.block_count", 3, "blk.2.attn_norm.weight" },
+        { "llama.attention.head_count_kv", 3, "share 3" }, { "llama.attention.head_count", 0, "head_count" }, { "llama.attention.head_count", 6, "divide" },
+        { "llama.embedding_length", 128, "token_embd.weight" }, { "llama.rope.dimension_count", 7, "odd" }, { "llama.expert_count", 4, "expert_used_count" },
+    };
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    write_model(2);
+    const struct gcuda_gguf_init_params params = { false, NULL, &st, false, false };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys + sizeof wrong / sizeof *wrong; ++i) {
+        const size_t w = i - sizeof keys / sizeof *keys;
+        const bool is_missing = i < sizeof keys / sizeof *keys;
+        struct llm_model * m = NULL;
+        struct gcuda_gguf_context * g = gcuda_gguf_init_from_file(model_path, params);
+        REQUIRE(g != NULL);
+        CHECK_OK(is_missing ? gcuda_gguf_remove_key(g, keys[i], NULL) : gcuda_gguf_set_val_u32(g, wrong[w].key, wrong[w].value));
+        CHECK_OK(gcuda_gguf_write_to_file(g, path_of(1), false));
+        gcuda_gguf_free(g);
+        CHECK(llm_model_load(path_of(1), NULL, &m) != GCUDA_STATUS_SUCCESS && m == NULL);
+        CHECK_HAS(gcuda_last_error(), is_missing ? keys[i] : wrong[w].message);
+        remove(path_of(1));
+    }
+}
+
+TEST(llm_tidies_up) { remove(model_path); } // the last test of the file
