@@ -16986,12 +16986,13 @@ enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // a
 
 // leading, stride: bytes. K-major: stride to the next eight rows; leading only without swizzle, to the next eight elements of k.
 // MN-major: leading to the next 128 (64, 32) bytes of m or n, stride to the next eight k.
-template <int SWIZZLE> static inline __device__ uint64_t d_desc(uint32_t at, uint32_t leading, uint32_t stride) {
-    return (uint64_t) ((at & 0x3ffffu) >> 4) | (uint64_t) (leading >> 4) << 16 | (uint64_t) (stride >> 4) << 32 | (uint64_t) SWIZZLE << 62;
+template <int SWIZZLE> static inline __device__ uint64_t d_desc(uint32_t at, int leading, int stride) {
+    return (uint64_t) ((at & 0x3ffffu) >> 4) | (uint64_t) (uint32_t) (leading >> 4) << 16 | (uint64_t) (uint32_t) (stride >> 4) << 32 |
+           (uint64_t) SWIZZLE << 62;
 }
 static inline __device__ uint64_t d_desc_k_128(uint32_t at) { return d_desc<SWIZZLE_128>(at, 16, 1024); }
-static inline __device__ uint64_t d_desc_mn_128(uint32_t at, uint32_t panel) { return d_desc<SWIZZLE_128>(at, panel, 1024); }
-static inline __device__ uint64_t d_desc_plain(uint32_t at, int plane) { return d_desc<SWIZZLE_NONE>(at, (uint32_t) plane, 128); }
+static inline __device__ uint64_t d_desc_mn_128(uint32_t at, int panel) { return d_desc<SWIZZLE_128>(at, panel, 1024); }
+static inline __device__ uint64_t d_desc_plain(uint32_t at, int plane) { return d_desc<SWIZZLE_NONE>(at, plane, 128); }
 
 // ---- wgmma: products of a warpgroup ----
 // By all 128 threads: d_wgmma_fence, some products, d_wgmma_commit; d_wgmma_wait<N>: all but the last N groups are over. In between

@@ -56,7 +56,7 @@ ASAN_ENV = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN
 TSAN_ENV = {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"}  # the simulator handles SIGSEGV
 CAPABILITIES = [610, 750, 800]  # beside 9.0, which everything else is compiled for
 CI_CAPABILITIES = [750, 800] # of which level ci takes one: products in tiles begin with 8.0
-NOT_OLDER = ["test-strips"] # stands in for kernels of 9.0a; elsewhere the same products go to the simulated cuBLAS (not over in 800 s)
+NOT_OLDER = ["test-strips", "test-sm90"] # the former stands in for kernels of 9.0a; elsewhere the same products go to the simulated cuBLAS (not over in 800 s)
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts

@@ -2,14 +2,14 @@
 //
 // What ends a kernel with a message that names it, the block and the thread:
 //   deadlock         nobody can go on and no copy is in flight: what each thread waits for
-//   mbarrier         one that is not initialised or was overwritten; more arrivals than it has; a block that ends with bytes expected
+//   mbarrier         one that is not initialised, not fenced or overwritten; more arrivals than it has; a block that ends with bytes expected
 //   copies           alignment; two in flight to the same bytes; one into bytes that a wgmma in flight still reads; bytes of a store that change
 //                    before it has read them; blocks that end with copies in flight, or are copied to after their end
 //   wgmma            no fence; warps of a warpgroup that differ; descriptors that point outside or whose swizzle begins elsewhere; operands
 //                    whose copy has not landed, that were written without d_fence_async, or that change before the wait; accumulators that
 //                    are touched before it; threads that end without it
 // Not seen: which thread it was that left out d_fence_async, when any thread of the block has called it since; order of memory that
-// mbarriers give (all threads see one memory); which registers setmaxnreg leaves.
+// mbarriers give (all threads see one memory); which registers setmaxnreg leaves; registers of a that change after wgmma has been issued.
 
 static const uint32_t SIM_MAP_MAGIC = 0x70614d54;
 static const uint32_t IN_FLIGHT = 0x7fe5a5a5; // of accumulators: NaN
@@ -280,7 +280,16 @@ void sim_mbarrier_init(uint32_t bar, int n_arrivals) {
     memcpy(block.shared + bar, &MBARRIER_MARK, 8);
 }
 
-void sim_mbarrier_fence_init() {}
+static void fence_mbarriers() {
+    for (auto & m : b.here->block->mbarriers) { m.second.is_fenced = true; }
+}
+void sim_mbarrier_fence_init() { fence_mbarriers(); }
+
+static mbarrier & fenced_mbarrier_at(block_of_cluster & block, uint32_t bar) { // for copies and other blocks
+    mbarrier & m = mbarrier_at(block, bar);
+    if (!m.is_fenced) { fail_here("the mbarrier at %u is used by a copy or another block, without d_mbarrier_fence_init since it was initialised", bar); }
+    return m;
+}
 
 void sim_mbarrier_wait(uint32_t bar, uint32_t parity) {
     lane * me = b.here;
@@ -307,6 +316,7 @@ void sim_mbarrier_arrive(uint32_t bar, int rank) {
     if (rank >= b.n_blocks) { fail_here("arrives in block %d of a cluster of %d", rank, b.n_blocks); }
     block_of_cluster & block = rank < 0 ? *b.here->block : *b.by_rank[rank];
     if (block.n_over == b.n_threads) { fail_here("arrives in block %u of its cluster, which is over", block.index.x); }
+    if (&block != b.here->block) { (void) fenced_mbarrier_at(block, bar); }
     arrive(block, bar);
     maybe_yield();
 }
@@ -348,6 +358,7 @@ void sim_fence_async() {
     async_view & v = view_of(*b.here->block);
     v.fence = ++v.now;
     v.now++;
+    fence_mbarriers();
 }
 
 // ---- copies in flight ----
@@ -378,7 +389,7 @@ static void to_all_blocks(flight f, unsigned blocks) {
     if (blocks == 0) {
         f.block = b.here->block;
         check_shared(*f.block, f.to, f.n_bytes, f.kind == FLIES_BOX ? 128 : 16, "a copy");
-        (void) mbarrier_at(*f.block, f.bar);
+        (void) fenced_mbarrier_at(*f.block, f.bar);
         take_off(f);
     }
     if (blocks >> b.n_blocks != 0) { fail_here("a copy to blocks 0x%x of a cluster of %d", blocks, b.n_blocks); }
@@ -387,7 +398,7 @@ static void to_all_blocks(flight f, unsigned blocks) {
         f.block = b.by_rank[r];
         check_shared(*f.block, f.to, f.n_bytes, f.kind == FLIES_BOX ? 128 : 16, "a copy");
         if (f.block->n_over == b.n_threads) { fail_here("copies to block %u, which is over", f.block->index.x); }
-        (void) mbarrier_at(*f.block, f.bar);
+        (void) fenced_mbarrier_at(*f.block, f.bar);
         take_off(f);
     }
     maybe_yield();

@@ -553,6 +553,7 @@ struct mbarrier {
     uint64_t n_phases; // over
     int n_arrivals, n_pending;
     int64_t n_bytes; // expected and not yet landed
+    bool is_fenced;  // since it was initialised
     std::vector<lane *> waiting;
 };
 

@@ -24,6 +24,7 @@ enum mistake {
     EARLY_READ,         // the producer's shared memory without waiting
     TOO_MANY_ARRIVALS,
     UNEQUAL_WARPS,      // one warp multiplies something else
+    NO_INIT_FENCE,
     N_FAULTS
 };
 
@@ -39,7 +40,7 @@ template <int FAULT> static __global__ void __launch_bounds__(256, 1)
             d_mbarrier_init(full + 8 * i, 1);  // the producer
             d_mbarrier_init(empty + 8 * i, 4); // the warps of the consumer
         }
-        d_mbarrier_fence_init();
+        if (FAULT != NO_INIT_FENCE) { d_mbarrier_fence_init(); }
     }
     __syncthreads();
     if (thread >= 128) { // the producer: one thread of its warpgroup
@@ -174,7 +175,8 @@ TEST(planted_faults) {
         { NEVER_RELEASED, "never released", "deadlock" }, { NO_WGMMA_FENCE, "no wgmma fence", "without d_wgmma_fence" },
         { TOUCHED_SUMS, "touched sums", "accumulators were written before the wait" },
         { NO_ASYNC_FENCE, "no async fence", "written without d_fence_async" }, { EARLY_READ, "early read", "where a copy has not landed" },
-        { TOO_MANY_ARRIVALS, "too many arrivals", "" }, { UNEQUAL_WARPS, "unequal warps", "other warps" } };
+        { TOO_MANY_ARRIVALS, "too many arrivals", "" }, { UNEQUAL_WARPS, "unequal warps", "other warps" },
+        { NO_INIT_FENCE, "no fence of barriers", "without d_mbarrier_fence_init" } };
     const std::vector<example> kernels = all_examples(std::make_integer_sequence<int, N_FAULTS>());
     for (const auto & p : faults) {
         int n_said = 0;
