@@ -21401,7 +21401,8 @@ template <int DT> static inline __device__ void d_attn_wg_mask(float * s, const 
 }
 
 // Positions of a tile that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite. So a row of v that
-// no row of this warp sees, and that is not finite, becomes zeros: a warp looks at 16 of the 64 positions, two lanes at one.
+// no row of this warp sees, and that is not finite, becomes zeros: a warp looks at 16 of the 64 positions, two lanes at one. The other
+// warpgroup may do the same at the same time: both write zeros, and take NaN and zeros alike (compute-sanitizer calls that a race).
 template <typename S, int DV, int DT>
 static inline __device__ void d_attn_wg_clean(char * v, const d_attn_state<DT, 1> & st, int j0, int n_kv) {
     const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 % 4 * 16, row = row0 + lane / 2;
@@ -21516,6 +21517,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             }
         };
         auto free_k = [&]() {
+            __syncwarp(); // lane 0 arrives for all
             if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
             k_at.next();
         };
@@ -21541,6 +21543,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             d_wgmma_commit();
         };
         auto free_v = [&]() {
+            __syncwarp();
             if (lane == 0) { d_mbarrier_arrive(ring.v_empty + 8 * v_at.index); }
             v_at.next();
         };

@@ -64,7 +64,7 @@ PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "te
 EVERYTHING = [(p, "") for p in PROGRAMS]
 # Not at level user: longer than what asks the same of less; of the simulator itself; of tests/hw, whose kernels test-shapes,
 # test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
-SLOW = ["test-attention", "test-chunks", "test-experts", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
+SLOW = ["test-attention", "test-chunks", "test-experts", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-transformer", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
         "test-sm90", "test-gemm", "test-sizes", "test-warp-groups"]
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
