@@ -19527,9 +19527,10 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
-//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582
-//              ELEMENTS, first version: 512/512, 8 x 4 heads, 16,384 positions 109 us (79 %); 576/512, 1 x 16 heads, 32.8 us, of which
-//              some 20 do not depend on the positions; 320/256 35 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
+//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582;
+//              causal 360, 16,384 x 16,384 486; a bias everywhere 260
+//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 576/512, 1 x 16 heads, 22.9 us (26 %), of which 11 do not
+//              depend on the positions; 320/256 27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). ELEMENTS makes F16
@@ -22388,6 +22389,7 @@ static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * q
 // A mask is classified first, as for flash_attn_ext. A number that is none becomes 0 in k and v and the largest one where it is infinite, so that
 // what no query sees does no harm; where some query sees it, D carries it into the result.
 //   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
+//   measured  H100, 4,096 x 4,096 of 32 heads: 128: 4.06 ms (169 TFLOP/s of 5 products), causal 2.94; 64: 2.23 ms, causal 1.86
 //   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with row % 8): without padding
 //           and without conflicts
 #define BACK_STEP 32      // positions or queries of a stage
