@@ -79,10 +79,12 @@ static void attention(const char * name, enum gcuda_type type, int64_t dk, int64
     measure(&n, name, true, longest);
 }
 
-TEST(attention_of_one_query) { // less than a chunk on tensor cores; MLA is still on the plain path
+TEST(attention_of_one_query) { // less than a chunk on tensor cores; a cache in F32 takes the plain path
     attention("flash_attn_ext, f16, 32 heads of 128 on 8, 65536 positions, 1 query", GCUDA_TYPE_F16, SIZE(128, 32), SIZE(128, 32), SIZE(8, 2), 4,
         SIZE(65536, 700), 1, false, 0.0);
     attention("flash_attn_ext, f16, 16 heads of 576 and 512 on 1, 16384 positions, 1 query", GCUDA_TYPE_F16, SIZE(576, 96),
+        SIZE(512, 416), 1, 16, SIZE(16384, 321), 1, false, 0.0);
+    attention("flash_attn_ext, f32, 16 heads of 576 and 512 on 1, 16384 positions, 1 query", GCUDA_TYPE_F32, SIZE(576, 96),
         SIZE(512, 416), 1, 16, SIZE(16384, 321), 1, false, LONGEST_MS);
     attention("flash_attn_ext, q8_0, 32 heads of 128 on 8, 65536 positions, 1 query, alibi, sinks, softcap", GCUDA_TYPE_Q8_0,
         SIZE(128, 32), SIZE(128, 64), SIZE(8, 3), 4, SIZE(65536, 450), 1, true, 0.0);
