@@ -4499,8 +4499,8 @@ struct gcuda_flash_attn_case {
     bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
     bool is_precise;                 // GCUDA_PREC_F32
     bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
-    bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, strides at multiples of 16 bytes, and sizes
-                                     // up to 256 (BF16: 128)
+    bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
+                                     // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
@@ -7020,7 +7020,7 @@ static bool gcudai_file_map(const char * path, struct gcudai_mapping * map) {
     }
     if (is_ok && info.st_size > 0) {
 #if defined(MAP_NORESERVE)
-        const int flags = MAP_PRIVATE | MAP_NORESERVE; // nobody writes into most files: no memory is set aside for copies
+        const int flags = MAP_PRIVATE | MAP_NORESERVE; // pages are copied when written, which is rare: no memory is reserved for it
 #else
         const int flags = MAP_PRIVATE;
 #endif
@@ -37992,7 +37992,7 @@ static void gcudai_gguf_sift(const struct gcuda_gguf_context * g, uint32_t * ord
     order[root] = moved;
 }
 
-// Sorts the numbers 0 to n - 1 by name. Returns the second number of a name that is there twice, or n.
+// Sorts the numbers 0 to n - 1 by name. Returns the second number of a duplicate name, or n if names are unique.
 static size_t gcudai_gguf_sort(const struct gcuda_gguf_context * g, uint32_t * order, size_t n, gcudai_gguf_name name_of) {
     for (size_t i = 0; i < n; ++i) { order[i] = (uint32_t) i; }
     for (size_t i = n / 2; i-- > 0;) { gcudai_gguf_sift(g, order, i, n, name_of); }

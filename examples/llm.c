@@ -235,7 +235,7 @@ static void clear_bar(struct app * a) {
 static bool on_progress(void * user, float share) {
     struct app * a = (struct app *) user;
     const int percent = (int) (100.0f * share);
-    if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) { // at 0 nobody waits yet
+    if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) { // 0: the first chunk is not done yet
         a->last_percent = percent;
         fprintf(stderr, "\r%s %3d %% ", a->doing, percent);
         fflush(stderr);

@@ -223,7 +223,7 @@ LLM_API int32_t llm_seq_token(const struct llm_session * session, int32_t seq, i
 LLM_API gcuda_status llm_seq_keep_prefix(struct llm_session * session, int32_t seq, const int32_t * tokens, size_t n_tokens, size_t * n_kept);
 LLM_API gcuda_status llm_seq_truncate(struct llm_session * session, int32_t seq, int32_t length); // drops positions from length on
 LLM_API gcuda_status llm_seq_copy(struct llm_session * session, int32_t from, int32_t to);        // `to` is replaced
-// Drops n_drop positions after the first n_keep, and moves those behind them forward. UNSUPPORTED where positions are shared
+// Drops n_drop positions after the first n_keep, and moves the later ones forward. UNSUPPORTED where positions are shared
 // with another sequence, or layers with a window have a cache that does not hold all of them.
 LLM_API gcuda_status llm_seq_shift(struct llm_session * session, int32_t seq, int32_t n_keep, int32_t n_drop);
 LLM_API int32_t llm_n_ctx(const struct llm_session * session);
@@ -260,7 +260,7 @@ struct llm_sampler {
 // params NULL: zeros, which is greedy. Takes no memory. INVALID_ARGUMENT: NaN, a negative number, more than the maxima.
 LLM_API gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sampler_params * params);
 LLM_API void llm_sampler_accept(struct llm_sampler * sampler, int32_t token); // for the penalty; llm_sample does it too
-// Draws from the last logits of the sequence. INVALID_DATA: logits are NaN (with n_best: those that came), or all are -inf.
+// Draws from the last logits of the sequence. INVALID_DATA: logits are NaN (with n_best: among the n_best largest), or all are -inf.
 LLM_API gcuda_status llm_sample(struct llm_session * session, int32_t seq, struct llm_sampler * sampler, int32_t * token);
 
 #ifdef __cplusplus
@@ -369,7 +369,7 @@ enum llmi_uc {
     LLMI_UC_SYMBOL, // S
     LLMI_UC_CONTROL, // Cc, Cf, Co, Cs, less white space
     LLMI_UC_UNASSIGNED, // Cn
-    LLMI_UC_CASE_PAIRS // only in llmi_uc_runs: upper and lower in turn, upper first
+    LLMI_UC_CASE_PAIRS // only in llmi_uc_runs: upper and lower alternate, upper first
 };
 
 // first code point of a run << 4 | class
@@ -965,7 +965,7 @@ size_t llm_utf8_whole(const char * text, size_t n_bytes) {
 // >>pre   pre-tokenizers: expressions that split text into pieces
 // =====================================================================================================
 //
-// The expressions are those that the models were trained with. What they need is compiled here: alternatives, the first that
+// The regular expressions are the models' own (from training). What they need is compiled here: alternatives, the first that
 // matches wins; in each, items that are a set of characters, repeated; (?!\S); and \c, a letter of ours for an English
 // contraction in any case. Trying an alternative costs at most the length of the two runs that it begins with.
 
@@ -3367,7 +3367,7 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Memory for the largest graph, so that none of those that come takes any.
+// Memory for the largest graph, so that later graphs allocate nothing.
 static gcuda_status llmi_session_reserve(struct llm_session * s) {
     const struct llmi_graph_key largest = { s->params.n_chunk, { s->n_rows[0], s->n_rows[1] }, s->params.n_outputs, 0 };
     struct gcuda_tensor * result = NULL;
@@ -3780,7 +3780,7 @@ static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t lay
 
 static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cells, const int32_t * by, int32_t n) {
     struct llmi_build * b = &s->build;
-    s->result = NULL; // another graph is in its place
+    s->result = NULL; // its memory holds another graph
     gcuda_reset(b->ctx);
     memset(&b->key, 0, sizeof b->key);
     b->key.n_tokens = n;

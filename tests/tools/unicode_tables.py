@@ -39,7 +39,7 @@ CLASSES = [
     ("CONTROL", r"[\p{Cc}\p{Cf}\p{Co}\p{Cs}]", "Cc, Cf, Co, Cs, less white space"),
     ("UNASSIGNED", r"\p{Cn}", "Cn"),
 ]
-CASE_PAIRS = len(CLASSES)  # only in the table: code points of a run are upper and lower in turn, upper first
+CASE_PAIRS = len(CLASSES)  # only in the table: code points of a run are upper and lower alternate, upper first
 SPACE, UPPER, LOWER, ACCENT = (next(i for i, row in enumerate(CLASSES) if row[0] == n) for n in ("SPACE", "UPPER", "LOWER", "ACCENT"))
 
 
@@ -214,7 +214,7 @@ def render():
     out = [f"// Classes of Unicode code points (package regex {regex.__version__}), lower case and decompositions"
            f" (Unicode {unicodedata.unidata_version})", "// clang-format off", "enum llmi_uc {"]
     out += [f"    LLMI_UC_{name}, // {text}" for name, _, text in CLASSES]
-    out += ["    LLMI_UC_CASE_PAIRS // only in llmi_uc_runs: upper and lower in turn, upper first", "};", ""]
+    out += ["    LLMI_UC_CASE_PAIRS // only in llmi_uc_runs: upper and lower alternate, upper first", "};", ""]
     out += ["// first code point of a run << 4 | class"]
     out += table("uint32_t", "llmi_uc_runs", [f"0x{first << 4 | c:x}" for first, c in class_runs(found)])
     out += ["", "// every step-th code point from first to last has its lower case delta further on",
