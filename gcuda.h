@@ -143,6 +143,9 @@ ADDING AN OPERATION
     gcudai_unary_slope, until then refused by name; its function in f_unary of tests/ops-elementwise.h, and 7. Chains, cut
     rules and gcuda_unary take it from the list. A new gate: the same with GCUDA_GLU_OPS, GCUDAI_GLU and d_glus,
     gcudai_glu_act for its derivative and gcudai_cuda_gate_of if a unary kind times 1 is the same.
+    A new path of matrix products on CUDA: its name in enum gcuda_mul_mat_path; in gcuda_kernels.cu a struct mul_mat_path (takes,
+    scratch_bytes, launch, layout) and its place in mul_mat_path_of, which the compiler asks for; when it pays: rows of
+    gcudai_cuda_mm_rules.
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
@@ -29087,18 +29090,17 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 }
 
 // ---- products ----
-// The main device makes the second operand ready; every other device with rows waits for that event, gets the operand
-// (and the ids of mul_mat_id: it does its rows of every expert), multiplies, and sends its rows of the result; the main
-// stream waits for all of them. The host waits for nothing. Each
-// backend has its own streams, scratch and events for that (a side per device: a backend on it that nobody else sees),
-// so that any number of backends may use one weight at the same time. Where peer access is on, a product with few columns
-// reads and writes the main device's memory itself: a copy takes longer to begin than its bytes take.
+// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
+// the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
+// all of them. The host waits for nothing. Each backend has its own side per device, a backend there that nobody else sees, with streams,
+// scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
+// writes the main device's memory directly: a copy's latency exceeds its transfer time.
 
-struct gcudai_cuda_share { // what a device does
+struct gcudai_cuda_share { // a device's part of a product
     struct gcudai_cuda * cu; // the backend itself, or its side there
     struct gcudai_cuda_rows rows;
-    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y its slots
-    struct gcuda_array ids;         // of mul_mat_id; no data: of mul_mat
+    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
+    struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
     int32_t * bad_index;            // of the main device, which sees all ids
     void * b, * ids_copy, * y;      // scratch of a side
     bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
@@ -29106,12 +29108,12 @@ struct gcudai_cuda_share { // what a device does
     const struct gcudai_cuda_mm_choice * choice; // of all shares
 };
 
-// Columns that go to the other devices together.
+// Activation columns that are sent to the other devices together.
 struct gcudai_cuda_strip {
     int64_t size; // of all but the last; 0: no device takes strips
     int64_t first, end;
     bool is_last;
-    char * rounded;    // all columns as kernels on warp groups take them; NULL: they go as they are
+    char * rounded;    // all columns in the layout of WGMMA; NULL: they are sent as floats
     size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
 };
 
@@ -29202,7 +29204,7 @@ static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
     }
 }
 
-// Who has rows, and what each computes: a share's operands are still those of the main device.
+// The shares of all devices with rows. Their operands still are the main device's.
 static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
@@ -29228,16 +29230,15 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Bytes from row to row where copies between devices take all rows as one rectangle: evenly apart, and none overlaps the
-// next. 0: they do not.
+// Row pitch in bytes if one 2D copy between devices takes all rows: evenly strided, none overlaps the next. Else 0.
 static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
     const size_t row = gcuda_row_size(t->type, t->ne[0]), pitch = t->ne[1] > 1 ? t->nb[1] : t->nb[2];
     const bool is_even = t->ne[1] <= 1 || t->ne[2] <= 1 || t->nb[2] == (size_t) t->ne[1] * t->nb[1];
     return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
 }
 
-// Whether kernels of another device, with peer access to the backend's, reach a tensor's memory: what gcuda has allocated by
-// CUDA's own means they do; of the caller's memory and of his allocators' nobody knows.
+// Whether kernels of another device reach a tensor's memory through peer access: memory that gcuda allocated from CUDA. Of the caller's
+// memory and of his allocators' that is not known.
 static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) {
@@ -29254,7 +29255,7 @@ static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n
 
 #define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
 
-// Vector products store each element of the result once and read none.
+// Path VEC stores each element of the result once and reads none, so it may write to peer memory.
 static void gcudai_cuda_share_reach(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_tensor * node, bool is_packed) {
     const bool is_direct = s->cu != cu && s->choice->path == GCUDAI_CUDA_MM_VEC &&
@@ -29280,7 +29281,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// An operand becomes its copy in scratch memory of the side, packed. n_columns: of the product.
+// Replaces an operand by its packed copy in the side's scratch memory. n_columns: of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
     struct gcudai_cuda * side = s->cu;
@@ -29327,7 +29328,7 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// The operands to a side, and the product there, behind what the main stream has queued so far.
+// Copies the operands to a side and multiplies there, after what the main stream has queued so far.
 static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array * y = &s->args.y;
@@ -29345,7 +29346,7 @@ static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcud
     return gcudai_cuda_share_multiply(s);
 }
 
-// n columns of a side's rows of the result, from column c on, into the main device's. Of mul_mat_id: slots, all evenly apart.
+// Copies n columns of a side's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -29359,7 +29360,7 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// A stream of a side behind another of it.
+// Orders one stream of a side after another one of it.
 static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
     GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
@@ -29367,24 +29368,24 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
 }
 
 // ---- strips of columns ----
-// A side with access takes many columns in strips: while one is multiplied the next comes, and the one before goes. Kernels on warp
-// groups round their columns: the main device, which needs them too, does so for all, and half the bytes go. The stream of results is
-// behind all others in the end.
+// A side with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
+// back. WGMMA rounds its activations: the main device does that for all sides, which halves the bytes sent. The stream of results is
+// ordered after all others at the end.
 
-// A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
-// the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
+// A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
+// copies gain. Other paths take no strips: they would decode the weights once per strip.
 #define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
 #define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
-// Whether strips have their columns rounded: so for all shares of a product.
+// Whether strips are sent rounded; the same for all shares of a product.
 static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
            cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
 }
 
-// Columns of a strip of a side with access; 0: none are made. A rounded one may have all.
+// Columns of a strip of a side with peer access; 0: no strips. A rounded strip may be all columns.
 static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
@@ -29394,19 +29395,19 @@ static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct 
     return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, s) ? n : 0;
 }
 
-// Where strips begin: the last has what is left, less than two.
+// Advances to the next strip; the last one takes the rest, less than two strips.
 static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->first = c->end;
     c->is_last = n - c->first < 2 * c->size;
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Where a strip is in all rounded columns.
+// Offset of a strip in the rounded columns.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
 
-// Scratch of a side for all strips.
+// Allocates a side's scratch for all strips.
 static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array x = s->args.b, * y = &s->args.y;
@@ -29418,7 +29419,7 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
 }
 
-// The columns of a strip to a side, behind what the main device has recorded of it where they are rounded.
+// Copies the columns of a strip to a side; rounded ones after the event that the main device has recorded.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
@@ -29450,7 +29451,7 @@ static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const 
     return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
 }
 
-// A strip to a side, its product, and that back.
+// Copies a strip to a side, multiplies it, and copies the result back.
 static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
     const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
     struct gcudai_cuda * side = s->cu;
@@ -29468,7 +29469,7 @@ static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struc
     return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
 }
 
-// A side's rows of the result into the main device's, and the main stream behind the side.
+// Copies a side's rows of the result to the main device and orders the main stream after the side.
 static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
@@ -29479,8 +29480,7 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The side's stream behind what the main stream has queued, and what a share in strips wants. In a capture streams that are not
-// there are not made.
+// Orders the side's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
 static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     const int device = side->device->index;
@@ -29495,7 +29495,7 @@ static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcuda
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What the main device has to do for a strip.
+// Rounds the columns of a strip on the main device.
 static gcuda_status gcudai_cuda_strip_round(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
@@ -29509,7 +29509,7 @@ static gcuda_status gcudai_cuda_strip_round(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Those above, on the device of the share. ROUND and OWN are the main device's.
+// Steps of a share, on its device. ROUND and OWN are the main device's.
 enum gcudai_cuda_split_step {
     GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
@@ -29529,7 +29529,7 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
     }
 }
 
-// A step of all shares that have it.
+// Runs one step for all shares that have it.
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
@@ -29548,8 +29548,7 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// What all strips have in common: the fewest columns that a side wants, and room for them where they are rounded. own: the main
-// device's share.
+// Sets the size of strips, the least that a side wants, and allocates their rounded columns. own: the main device's share.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
     void * rounded = NULL;
@@ -29566,8 +29565,8 @@ static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All others begin before the main device multiplies, and it does before any ends. c: zero; its rounded columns are the caller's to
-// give back.
+// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller releases its
+// rounded columns.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
@@ -29608,8 +29607,8 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda 
     return choice;
 }
 
-// The product that p describes; id: that of mul_mat_id which it stands for, or NULL. Each row of the result is the same,
-// bit for bit, as without the split, but on tensor cores, where the numbers of rows and columns say how a sum is cut.
+// The product p; id: the product with experts that it stands for, or NULL. Rows have the same bits as without the split, except on tensor
+// cores, where the numbers of rows and columns decide how k is split.
 static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
     const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
@@ -31515,10 +31514,11 @@ static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, 
     return gcuda_launch_route(&args->route, stream);
 }
 
-// ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
-// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns; those with a few
-// more that go in tiles; and any number on warp groups, where the kernel that adds up parts of k has the steps. The last two have no
-// second product. The steps come in the epilogue's order.
+// ---- a product and its epilogue: bias, second product and gate, factor, scale, residual ----
+//   VEC     any epilogue, of mul_mat_id too; a second product of the same activations (gate and up) for few columns
+//   TILE    up to GCUDA_MUL_MAT_TILE_FUSED columns, no second product
+//   WGMMA   where k is split, in the kernel that adds the partial results; no second product
+// Nodes have to come in the epilogue's order.
 
 struct gcudai_cuda_sums {
     const struct gcudai_cuda_window * w;
@@ -31549,8 +31549,9 @@ static struct gcuda_mul_mat_job gcudai_cuda_products_job(const struct gcudai_cud
 static bool gcudai_cuda_products_take(const struct gcudai_cuda * cu, struct gcudai_cuda_products * p) {
     struct gcuda_mul_mat_job job = gcudai_cuda_products_job(p);
     job.device = &cu->kernels;
-    p->scratch_bytes = gcuda_mul_mat_takes(&job) ? gcuda_mul_mat_scratch_bytes(&job) : 0;
-    return gcuda_mul_mat_takes(&job);
+    const bool takes = gcuda_mul_mat_takes(&job);
+    p->scratch_bytes = takes ? gcuda_mul_mat_scratch_bytes(&job) : 0;
+    return takes;
 }
 
 static gcuda_status gcudai_cuda_run_products(const union gcudai_cuda_fused * args, gcuda_stream stream) {
@@ -31563,7 +31564,7 @@ static void ** gcudai_cuda_scratch_products(union gcudai_cuda_fused * args, size
     return &args->products.scratch;
 }
 
-// The product of the window's node i on its own path.
+// Arguments of product y, with the precision that was chosen for the window's node i.
 static void gcudai_cuda_product_args(const struct gcudai_cuda_window * w, const struct gcuda_tensor * y, int i, struct gcuda_mul_mat_args * p) {
     union gcudai_args op;
     gcudai_mul_mat_args(y, &op);
@@ -31572,7 +31573,7 @@ static void gcudai_cuda_product_args(const struct gcudai_cuda_window * w, const 
     p->prec = gcudai_cuda_choice(w, i)->prec;
 }
 
-// A product of few columns whose kernel takes an epilogue, a second matrix of weights too.
+// A product on path VEC that takes an epilogue.
 static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     if (i >= w->n || !gcudai_is_product(w->node[i]->op)) { return false; }
     const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
@@ -31597,7 +31598,7 @@ static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcud
     return is_so;
 }
 
-// Of the window's node i the operand beside value, which it is the only one to read; NULL: it is no such node.
+// The other operand of the window's node i, which alone reads `value`; NULL: node i is no such operation.
 static const struct gcuda_tensor * gcudai_cuda_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
     if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, value)) { return NULL; }
     const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[value]);
@@ -31615,7 +31616,7 @@ static const struct gcuda_tensor * gcudai_cuda_bias(const struct gcudai_cuda_win
                : NULL;
 }
 
-// A second product of the same columns behind the first, which may have its bias, and the gate that reads both.
+// A second product of the same activations after the first, each with a bias or without, and the gate that reads both.
 static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcuda_tensor * bias) {
     const struct gcudai_cuda_window * w = s->w;
     const int first = s->taken - 1, second = s->taken; // the value of the first; the second product
@@ -31650,7 +31651,7 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     return true;
 }
 
-// The gate that with 1 is this activation.
+// The gated activation that equals this activation for a gate of 1.
 static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
     switch (op) {
         case GCUDA_UNARY_OP_RELU: return GCUDA_GLU_OP_REGLU;
@@ -31692,7 +31693,7 @@ static bool gcudai_cuda_take_step(struct gcudai_cuda_sums * s) {
     return true;
 }
 
-// Columns and weights are read by all blocks, so nothing may be written there; what is read element by element may.
+// All thread blocks read activations and weights: the result must not overlap them. Operands read element by element may be in place.
 static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int n) {
     const struct gcuda_tensor * y = w->node[n - 1];
     bool may = gcudai_cuda_may_write(w, n, y, true);
@@ -31716,7 +31717,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     return rest;
 }
 
-// The last step taken is an addition that goes into the norm behind it, whose rows are not a few blocks' as tiles are.
+// The last node taken is an addition that can be fused with the norm after it, which has more thread blocks than tiles have.
 static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, s->taken - 1);
     union gcudai_cuda_fused args;
@@ -31774,7 +31775,10 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
     args->mul_mat_id.args.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
     args->mul_mat_id.args.max_shared = w->cu->max_shared;
     args->mul_mat_id.epilogue = s.e;
-    return s.taken;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
+    job.epilogue = &args->mul_mat_id.epilogue;
+    job.device = &w->cu->kernels;
+    return gcuda_mul_mat_takes(&job) ? s.taken : 0;
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * args, gcuda_stream stream) {
@@ -31792,7 +31796,7 @@ static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
     return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
 }
 
-// What product i writes neither lies where one of the products before it reads or writes, nor the other way round.
+// The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
 static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
     bool is_so = true;
@@ -31804,20 +31808,20 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     return is_so;
 }
 
-// Weights of product i lie like those of the one at node 0, and meet the same columns.
+// Product i has the weight layout and the activations of product 0.
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
            b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
 }
 
-// What follows product i may be a step of it; a gate would have been its and the product's before.
+// The node after product i may be its epilogue. A gate does not count: it would be that of product i and the product before.
 static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
     return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken.
+// Product i can join the group of product 0, and has no epilogue of its own.
 static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
     return !gcudai_cuda_has_steps(w, i) && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
 }
@@ -31864,15 +31868,15 @@ static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * arg
 }
 #endif
 
-// ---- products of the same many columns, rounded once for all of them ----
-// One at least takes WGMMA by itself. Others, with fewer rows, would have taken another path, one that rounds to
-// BF16 too and adds up in another order: those whose path is more precise stay apart.
+// ---- products of the same activations with large N, rounded once ----
+// At least one takes WGMMA by itself. The others may have fewer rows and another path that rounds to BF16 too, with another order of
+// accumulation; products on a more precise path do not join.
 
 static bool gcudai_cuda_rounds_to_bf16(enum gcudai_cuda_mm_path path) {
     return path == GCUDAI_CUDA_MM_WGMMA || path == GCUDAI_CUDA_MM_TILE || path == GCUDAI_CUDA_MM_CUBLAS_16;
 }
 
-// One matrix on one device, and one of columns.
+// One matrix of weights on one device, one matrix of activations.
 static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
@@ -31900,8 +31904,8 @@ static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, uni
     return n > 1 && is_large && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_WGMMA, n, &args->products) ? n : 0;
 }
 
-// ---- glu + mul_mat, with steps behind: a gate whose result is rounded for the product, and not written otherwise ----
-// The product's scratch has the columns. All of the gate's operands are read before the product begins, so its result may lie there.
+// ---- glu + mul_mat with an epilogue: the gate's result is written only in the product's layout ----
+// The product's scratch holds it. The gate reads all of its operands before the product begins, so the product may overwrite them.
 
 static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     const struct gcuda_tensor * glu = w->node[0];
@@ -31945,14 +31949,14 @@ static void ** gcudai_cuda_scratch_glu_mul_mat(union gcudai_cuda_fused * args, s
     return &args->glu_mul_mat.products.scratch;
 }
 
-// ---- products of the same columns in tiles, which are rounded once for all of them ----
-// Bits are those of each by itself. Where one is large enough for warp groups, these have been tried before.
+// ---- products of the same activations on path TILE, rounded once ----
+// Bits are those of single products. Groups with a product on WGMMA are matched before.
 
 static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
     return gcudai_cuda_is_whole(w, i) && gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_TILE;
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken, which few columns have.
+// Product i can join the group of product 0, and has no epilogue of its own, which only few columns take.
 static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) {
     const bool may_have_steps = w->node[0]->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
     return gcudai_cuda_is_tile_product(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i) &&
@@ -32141,9 +32145,9 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
 }
 
-// ---- norms that leave their result as products would round it ----
-// Where products alone read it that take it in one form: of one column, which each of their blocks would round again, or of many on
-// warp groups, which a launch of its own would round. It lies where the result would, so that memory is used as before.
+// ---- norms that write prequantized activations ----
+// If only products read the norm's result, and all in one layout: one column on VEC, which every thread block would round again, or any
+// number on WGMMA, which another launch would round. It is written in place of the result.
 
 enum { GCUDAI_CUDA_READERS = 16 }; // steps behind a norm that are searched for those who read it
 
@@ -32176,7 +32180,7 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
     s->is_rounded = is_rounded && job.args != NULL;
 }
 
-// How often the step's products read node `at` as their columns.
+// How often the step's products read node `at` as activations.
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
@@ -32185,7 +32189,7 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const 
     return n;
 }
 
-// The layout in which all who read the result of step i want it; form 0: there is none. What they write in their turn comes behind it.
+// The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
 static struct gcuda_activation_layout gcudai_cuda_layout_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
     const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
     struct gcuda_activation_layout layout, none;
@@ -32204,7 +32208,7 @@ static struct gcuda_activation_layout gcudai_cuda_layout_behind(const struct gcu
     return n_reads == n_uses ? layout : none;
 }
 
-// Whether the step's norm can leave its result in this layout where its node lies. Activations of many rows are written all over it while
+// Whether the step's norm can write its result in this layout into its node's memory. Rows of many columns are scattered over it, while
 // other rows are still to be read.
 static bool gcudai_cuda_has_room_for(
     const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, const struct gcuda_activation_layout * layout) {

@@ -1570,7 +1570,7 @@ struct d_vec_form {
     int of_odd, of_second, of_odd_lane;
 };
 
-// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_vec_form).
+// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_layout).
 static inline __host__ __device__ constexpr int d_vec_form_number(const d_vec_form & f) {
     return 1 | (int) f.order << 1 | (int) f.has_min << 3 | f.of_odd << 4 | f.of_second << 7 | f.of_odd_lane << 10 | f.zero << 13;
 }
@@ -13327,8 +13327,9 @@ static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, 
 
 // NULL: a job that no path takes.
 static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
-    static const mul_mat_path * const paths[GCUDA_MUL_MAT_PATHS] = { &mul_mat_plain_path, &gcuda_path_vec, &mul_mat_tile_path, &gcuda_path_gemm,
+    static const mul_mat_path * const paths[] = { &mul_mat_plain_path, &gcuda_path_vec, &mul_mat_tile_path, &gcuda_path_gemm,
         &gcuda_path_wgmma, &gcuda_path_int8 };
+    static_assert(sizeof(paths) / sizeof(paths[0]) == GCUDA_MUL_MAT_PATHS, "in the order of enum gcuda_mul_mat_path");
     const bool is_one = (job.args != nullptr) != (job.experts != nullptr), is_path = (int) job.path >= 0 && job.path < GCUDA_MUL_MAT_PATHS;
     const bool is_group = job.n_args != 0, may_be_group = job.args != nullptr && job.epilogue == nullptr;
     const bool may_be_stage = job.args != nullptr && job.path == GCUDA_MUL_MAT_WGMMA && !is_group;
