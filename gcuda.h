@@ -28220,58 +28220,58 @@ struct gcudai_cuda_mm_rule {
 };
 
 // clang-format off
-#define R(path, flag, other, types, min_columns, max_columns, max_pairs, min_rows, min_k, min_weights, max_weights, capability)          \
+#define GCUDAI_RULE(path, flag, other, types, min_columns, max_columns, max_pairs, min_rows, min_k, min_weights, max_weights, capability)          \
     { GCUDAI_CUDA_MM_##path, GCUDAI_CUDA_MM_##flag | GCUDAI_CUDA_MM_##other, GCUDAI_CUDA_MM_##types, min_columns, max_columns, max_pairs, \
         min_rows, min_k, min_weights, max_weights, capability }
 static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
     // Few columns. Blocks: more than 8 columns were compared with tiles on devices with wgmma only. Floats, 4096 x 14336 on an H100, 2 and
     // 8 columns: F16 42.0 and 43.3 us, cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, cuBLAS 45.3 and 45.9. With GCUDA_PREC_F32 cuBLAS would
     // get F32 copies of 16-bit weights.
-    //path       flags                        types         columns    pairs rows  k     weights                            capability
-    R(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0, 0,                                0),
-    R(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0, 0,                                0),
-    R(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0, 0,                                0),
-    R(VEC,        PREC_F32,   ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                0),
-    R(VEC,        ALWAYS,     ALWAYS,         F32,           1,    2,    0,    0,    0, 0, 0,                                0),
-    R(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    2,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
-    R(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    1,    0,    0,    0, 0, 0,                                0),
-    R(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
-    R(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                800),
-    R(VEC,        VECTORIZED, PREC_DEFAULT,   F32,           1,    8,    0,    0,    0, GCUDAI_CUDA_MM_HUGE, 0,              800),
+    //           path        flags                        types         columns    pairs rows  k     weights                            capability
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        PREC_F32,   ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         F32,           1,    2,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    2,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    1,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                800),
+    GCUDAI_RULE(VEC,        VECTORIZED, PREC_DEFAULT,   F32,           1,    8,    0,    0,    0, GCUDAI_CUDA_MM_HUGE, 0,              800),
     // Large N, 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us; 32 columns in tiles, the work of 17 to
     // 32 columns, 32.8, 34.1 and 40.9. Codebooks are decoded once per 256 columns, for cuBLAS once: up to 4096 columns WGMMA was faster.
     // Smaller products were not compared.
-    R(WGMMA,      HAS_WGMMA,  ALWAYS,         NO_CODEBOOK,   17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
-    R(WGMMA,      HAS_WGMMA,  ALWAYS,         CODEBOOK,      17,   4096, 0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
-    R(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  CODEBOOK,      17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
-    R(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  F32,           128,  0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         NO_CODEBOOK,   17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         CODEBOOK,      17,   4096, 0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  CODEBOOK,      17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  F32,           128,  0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
     // cuBLAS and tiles. Dequantizing to BF16 for cuBLAS pays from 129 columns on: 4096 x 14336, 128 columns on an H200: Q4_0 96 us, tiles
     // 81; Q8_0 103 and 90.
-    R(CUBLAS,     ALWAYS,     ALWAYS,         F32,           0,    0,    0,    0,    0, 0, 0,                                0),
-    R(CUBLAS_F32, OF_B,       ALWAYS,         F32,           16,   0,    0,    16,   0, 0, 0,                                0),
-    R(CUBLAS_F32, OF_B,       PREC_F32,       NOT_F32,       16,   0,    0,    16,   0, 0, 0,                                0),
-    R(TILE,       ALWAYS,     ALWAYS,         BLOCKS,        9,    128,  0,    16,   0, 0, 0,                                800),
-    R(CUBLAS_16,  ALWAYS,     ALWAYS,         HALF,          0,    0,    0,    16,   0, 0, 0,                                0),
-    R(CUBLAS_16,  ALWAYS,     ALWAYS,         BLOCKS,        9,    0,    0,    16,   0, 0, 0,                                0),
-    R(GEMM,       NO_CUBLAS,  OF_B,           FLOAT,         65,   0,    0,    16,   0, 0, 0,                                800),
-    R(GEMM,       NO_CUBLAS,  OF_B,           BLOCKS,        256,  0,    0,    16,   0, 0, 0,                                800),
-    R(TILE,       ALWAYS,     ALWAYS,         ANY,           9,    0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(CUBLAS,     ALWAYS,     ALWAYS,         F32,           0,    0,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       ALWAYS,         F32,           16,   0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       PREC_F32,       NOT_F32,       16,   0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         BLOCKS,        9,    128,  0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         HALF,          0,    0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         BLOCKS,        9,    0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           FLOAT,         65,   0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           BLOCKS,        256,  0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         ANY,           9,    0,    0,    16,   0, 0, 0,                                800),
     // Experts, pair by pair: a pair reads an expert once, a tile about twice, of floats less. 36 pairs for 32 experts of 1792 x 2048 take
     // 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0, lists 24.3, 37.6 and 34.0 (H200); with 48 pairs only Q6_K gains.
-    R(VEC,        EXPERTS,    ALWAYS,         ANY,           0,    0,    8,    0,    0, 0, 0,                                0),
-    R(VEC,        EXPERTS,    ALWAYS,         BLOCKS,        0,    9,    0,    0,    0, 0, 0,                                0),
-    R(VEC,        EXPERTS,    ALWAYS,         FLOAT,         0,    8,    96,   0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         ANY,           0,    0,    8,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         BLOCKS,        0,    9,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         FLOAT,         0,    8,    96,   0,    0, 0, 0,                                0),
     // Lists of pairs on integer tensor cores, measured at 1, 2, 4, 8 and 16 pairs per expert on an H100 (E = 128, m = 768 and E = 32,
     // m = 1792, k = 2048); Q5_K, IQ4_NL and IQ4_XS inferred. Building the lists does not pay for small experts.
-    R(INT8,       EXPERTS,    ALWAYS,         INT8_TO_8,     0,    64,   0,    256,  1024, 0, 0,                             800),
-    R(INT8,       EXPERTS,    ALWAYS,         INT8_TO_6,     0,    48,   0,    256,  1024, 0, 0,                             800),
-    R(INT8,       EXPERTS,    ALWAYS,         INT8_TO_4,     0,    32,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_8,     0,    64,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_6,     0,    48,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_4,     0,    32,   0,    256,  1024, 0, 0,                             800),
     // WGMMA against tiles, measured at 2, 4, 8, 16, 32 and 64 pairs per expert on an H200, the same experts.
-    R(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_4,  32,   0,    0,    256,  1024, 0, 0,                             0),
-    R(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_12, 96,   0,    0,    256,  1024, 0, 0,                             0),
-    R(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_24, 192,  0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_4,  32,   0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_12, 96,   0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_24, 192,  0,    0,    256,  1024, 0, 0,                             0),
 };
-#undef R
+#undef GCUDAI_RULE
 // clang-format on
 
 static bool gcudai_cuda_mm_is_within(int64_t n, int64_t min, int64_t max) { return n >= min && (max == 0 || n <= max); }
