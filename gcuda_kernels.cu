@@ -3,29 +3,38 @@
 //   nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu        for a shared library: and -Xcompiler -fPIC
 //
 // CONTENTS
-//   >>k-base      element access, indices, warp and block reductions, launch(): the only launch in the file
-//   >>k-quants    block formats: 32 elements at a time as integer codes and scales
-//   >>k-copy      copies and conversions between all types, rows by index
-//   >>k-elements  unary, binary, scale and their like, optimizer steps
-//   >>k-reduce    sums, argmax, cross entropy
-//   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
-//   >>k-norm      norms, soft_max, running sums and rotations along rows
-//   >>k-conv-packed  image and weights of a large convolution, as the products of parts 11 and 13 read them
-//   >>k-conv      convolution, pooling, resampling
-//   >>k-ssm       recurrences: state spaces, linear attention, triangular systems
-//   >>k-sort      orders of rows
-//   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
-//   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
-//   >>k-mul-mat-vec  products of block formats with up to 8 columns, on tensor cores 16
-//   >>k-mul-mat-vec-float  products of float weights with up to 8 columns
-//   >>k-sm90      what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
-//   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
-//   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
+//   >>k-base            element access, indices, warp and block reductions, launch(): the only launch in the file
+//   >>k-quants          decoders of the block formats, quantizers, prequantized activations
+//   >>k-copy            copies and conversions between all types, get_rows, set_rows
+//   >>k-elements        unary and binary operations, scale, optimizer steps
+//   >>k-reduce          sums, argmax, cross entropy
+//   >>k-rows            repeat, concat, pad, roll, masks, generators
+//   >>k-norm            norms, soft_max, cumsum, rope
+//   >>k-conv-packed     packed image and weights of large convolutions, shared by parts 11 and 13
+//   >>k-conv            convolution, pooling, resampling
+//   >>k-ssm             recurrences: state spaces, linear attention, triangular systems
+//   >>k-sort            argsort, top_k
+//   >>k-mul-mat         matrix products: the general kernel for every type, stride and size; code shared by all paths
+//   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
+//   >>k-mul-mat-vec     matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
+//   >>k-mul-mat-vec-float  matrix-vector products of float weights, up to 8 columns
+//   >>k-sm90            compute capability 9.0a only: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+//   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
+//   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
 //   >>k-attention attention in one pass
 //
-// Every operation has a form that is right for every stride and every size; packed rows, few columns and the like have
-// faster ones beside it. Kernels take plain structs by value, use no float atomics, and give the same bits on every run.
-// They work within 48 KiB of shared memory, or have a variant that does (launch_shared). Launchers only enqueue: they never allocate, wait or change the device.
+// Every operation has a general kernel that handles every stride and size. Packed rows, few columns and similar cases
+// have faster kernels. Kernels take plain structs by value, use no float atomics and are bitwise deterministic.
+// They need at most 48 KiB of shared memory or have a variant that does (launch_shared). Launchers only enqueue: they
+// never allocate, synchronize or change the device.
+//
+// The comment above a kernel is its contract:
+//   grid     what a block, a warp or a thread computes
+//   shared   shared memory in bytes or elements, and pipeline stages
+//   floor    bytes or operations that no implementation can avoid
+//   needs    preconditions: alignment, strides, aliasing; the launcher checks them. Absent: none
+//   arch     compute capability. Absent: every one that CUDA compiles for
+// y is the destination, x the source; ne are elements, nb strides in bytes, T the element type.
 #include <cuda_runtime.h> // first: the shared part of gcuda.h is compiled for the device here
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -43,13 +52,13 @@
 // >>k-base   element access, indices, warp and block reductions, launch(): the only launch in the file
 // =====================================================================================================
 
-// The file as a whole (0, the default), or one part of it: parts are compiled side by side and linked together.
+// 0 (default): the whole file. n: part n only; parts are compiled in parallel and linked together.
 #ifndef GCUDA_KERNEL_PART
 #define GCUDA_KERNEL_PART 0
 #endif
 #define GCUDAI_PART(n) (GCUDA_KERNEL_PART == 0 || GCUDA_KERNEL_PART == (n))
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 177 // a part, or one architecture alone, uses only some of what all share
+#pragma nv_diag_suppress 177 // one part, or one architecture, uses a subset of the shared helpers
 #endif
 
 #ifdef __CUDACC__
@@ -64,7 +73,7 @@
 #define NO_INLINE
 #endif
 
-// Of an argument whose address may be taken without a copy of it for every thread. Below 7.0 the compiler refuses the word.
+// For a kernel parameter whose address is taken: without it every thread copies the parameter. nvcc refuses it below 7.0.
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700)
 #define D_GRID_CONSTANT __grid_constant__
 #else
@@ -80,14 +89,14 @@
 #endif
 #endif
 
-#define GRID_LIMIT 65536 // blocks; kernels loop over what is left, so that no grid is ever too large
+#define GRID_LIMIT 65536 // blocks; kernels loop over the remainder, so no grid exceeds a device limit
 
-// Shared memory that every block may have, on every device and in every context (CUDA in Graphics gives no more).
+// Bytes of shared memory available to every block on every device and in every context (CUDA in Graphics has no more).
 #define SHARED_ALWAYS (48 * 1024)
-// What the static arrays of a kernel may take beside its dynamic shared memory: d_block_reduce and the like.
+// Bytes reserved for the static shared arrays of a kernel (d_block_reduce and others) next to its dynamic shared memory.
 #define SHARED_STATIC 1024
 
-// What it takes of something for another form to pay. The simulated device goes there with small tensors, or no test would.
+// A size from which a faster kernel pays. The simulated device scales it down so that small test tensors reach that kernel.
 static inline int64_t enough(int64_t n) {
 #if defined(GCUDAI_SIM)
     return (n >> 14) + 4;
@@ -96,7 +105,7 @@ static inline int64_t enough(int64_t n) {
 #endif
 }
 
-// The dynamic shared memory of a kernel as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
+// A kernel's dynamic shared memory as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
 #if defined(GCUDAI_SIM)
 #define DYNAMIC_SHARED(T, name) T * const name = (T *) sim_dynamic_shared()
 #else
@@ -104,33 +113,33 @@ extern __shared__ __align__(128) unsigned char d_dynamic_shared[];
 #define DYNAMIC_SHARED(T, name) T * const name = (T *) d_dynamic_shared
 #endif
 
-// Whether a kernel with this much dynamic shared memory may be chosen under the cap in its args (max_shared; 0 means
-// SHARED_ALWAYS). Whoever has a smaller variant asks before launch_shared, which refuses.
+// Whether n_bytes of dynamic shared memory fit under the cap max_shared of the args (0: SHARED_ALWAYS). A launcher with a
+// smaller variant asks before launch_shared, which returns UNSUPPORTED.
 static inline bool fits_shared(size_t n_bytes, size_t max_shared) {
     return n_bytes + SHARED_STATIC <= (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS);
 }
 
-// A question to the device. Launchers, and what says how much scratch they want, ask in the middle of deciding: a failure is noted
-// for the next launch, or for asked_bytes, and CUDA's last error stays for the host side to read.
+// Result of a device query. Launchers and scratch sizes query while they choose a kernel. A failure is stored for the next
+// launch or asked_bytes; CUDA's last error stays for the host side.
 static inline bool asked(cudaError_t err) {
     if (err != cudaSuccess) { gcuda_thread_launches()->failed_query = (int) err; }
     return err == cudaSuccess;
 }
-static inline bool has_failed_query(gcuda_launch_series * series) { // and forgets it: it is about to be reported
+static inline bool has_failed_query(gcuda_launch_series * series) { // clears it: the caller reports it
     const bool has_failed = series->failed_query != 0;
     series->failed_query = 0;
     return has_failed;
 }
-// Scratch that a launcher wants; SIZE_MAX when a question has failed meanwhile.
+// Scratch bytes of a launcher; SIZE_MAX when a device query failed.
 static inline size_t asked_bytes(size_t n_bytes) { return has_failed_query(gcuda_thread_launches()) ? SIZE_MAX : n_bytes; }
 static inline size_t add_bytes(size_t a, size_t b) { return a == SIZE_MAX || b == SIZE_MAX ? SIZE_MAX : a + b; }
-// What a launcher says that finds the device without something, or could not ask.
+// Status of a launcher when the device lacks a feature or the query for it failed.
 static inline gcuda_status device_lacks() {
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_UNSUPPORTED;
 }
 
-// The only launch. With n_bytes of dynamic shared memory, UNSUPPORTED when the cap does not allow them. Failure leaves
-// CUDA's last error for the host side to read.
+// The only launch in the file. UNSUPPORTED when the cap refuses n_bytes of dynamic shared memory. A failed launch leaves
+// CUDA's last error for the host side.
 template <typename... P, typename... A>
 static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -144,7 +153,7 @@ static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t 
     if (n_bytes > 0 && !fits_shared(n_bytes, max_shared)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    if (n_bytes + SHARED_STATIC > SHARED_ALWAYS && // else every device gives it without being asked
+    if (n_bytes + SHARED_STATIC > SHARED_ALWAYS && // every device grants less without the attribute
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes) != cudaSuccess) {
         return GCUDA_STATUS_FAILED;
     }
@@ -168,8 +177,8 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
     return launch_as(false, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
-// Of a kernel whose threads all call d_wait_before before anything else that matters: where the caller allows it
-// (struct gcuda_launch_series), its blocks start while the kernel before it ends.
+// PDL launch where the caller allows it (struct gcuda_launch_series): blocks start while the previous kernel ends. Every
+// thread of the kernel calls d_wait_before before it touches memory that an earlier kernel may read or write.
 template <typename... P, typename... A>
 static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -178,15 +187,15 @@ static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, di
     return launch_as(may_overlap, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
-// Whether the kernel that is launched next may read its weights, and they alone, before it waits. Read by the launcher, and
-// handed to the kernel: an ordinary launch has nothing before it that is still running, so that it does no harm there.
+// Whether the next kernel may read its weights, and only them, before its PDL wait. The launcher passes the answer to the
+// kernel. Harmless in an ordinary launch: no earlier kernel is still running.
 static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
-// The same of a kernel that is launched behind one of the same launcher, which calls d_start_next at once: where kernels do not overlap
-// otherwise, all that was there before is over by then.
+// Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_start_next).
+// Where other kernels do not overlap, everything before that launch has finished.
 static inline bool reads_weights_behind() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
 
-// All that kernels before this one have written is there. By every thread that reads or writes memory which they may have
-// written or may still read, and by one at least of every launch, or the end of this kernel would not be that of those.
+// PDL wait: afterwards all writes of earlier grids are visible. Every thread that touches memory an earlier grid may
+// write or read calls it. At least one thread of every launch calls it, or this grid could finish before earlier ones.
 static inline __device__ void d_wait_before() {
 #if defined(GCUDAI_SIM)
     sim_wait_before();
@@ -195,15 +204,15 @@ static inline __device__ void d_wait_before() {
 #endif
 }
 
-// The kernel behind this one may take the room that blocks of this one leave, once all of them have come here.
+// PDL trigger: the next kernel may occupy SMs that this grid leaves once all of its blocks have called it.
 static inline __device__ void d_start_next() {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// First of all in a kernel for launch_in_turn. In this order, so that what was there before is over when blocks of the next one start:
-// that may be the second kernel of a launcher, which takes this for granted (launch_behind).
+// First call of a kernel for launch_in_turn: PDL wait, then trigger. In this order earlier grids have finished when blocks
+// of the next kernel start. A launcher's second kernel depends on it (launch_behind).
 static inline __device__ void d_take_turn() {
     d_wait_before();
     d_start_next();
@@ -219,19 +228,19 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
-// Behind a launch of the same launcher whose blocks call d_start_next: what was there before that one is over when this kernel's
-// blocks start, on devices that let them start early, and d_wait_before waits for that one alone.
+// Dependent launch after another one of the same launcher whose blocks call d_start_next. Where PDL exists, everything
+// before that launch has finished when these blocks start; d_wait_before waits for that launch only.
 template <typename... P, typename... A>
 static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
     return launch_as(gcuda_has_overlap(), kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
-static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when that failed
+static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when the query failed
     int device = 0, n = 0;
     return asked(cudaGetDevice(&device)) && asked(cudaDeviceGetAttribute(&n, attribute, device)) ? n : 0;
 }
-static inline int64_t n_multiprocessors() { // at least 1: sizes are divided by it
+static inline int64_t n_multiprocessors() { // at least 1: callers divide by it
     const int n = device_attribute(cudaDevAttrMultiProcessorCount);
     return n > 0 ? n : 1;
 }
@@ -263,7 +272,7 @@ struct d_index {
     int64_t i0, i1, i2, i3;
 };
 
-// Position of element i in logical order.
+// Coordinates of element i in logical order.
 static inline __device__ d_index d_unravel(const int64_t * ne, int64_t i) {
     d_index x;
     x.i0 = i % ne[0];
@@ -282,7 +291,7 @@ static inline __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t 
 
 static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
 
-// Row r, counting dimensions 1, 2, 3: no division that is not needed, they cost as much as a row's arithmetic.
+// Coordinates of row r over dimensions 1, 2 and 3. It skips divisions where it can: one costs as much as a row's arithmetic.
 static inline __device__ d_index d_row_index(const int64_t * ne, int64_t r) {
     d_index x = { 0, r, 0, 0 };
     if (r >= ne[1]) {
@@ -315,7 +324,7 @@ static inline __device__ void d_store(gcuda_type type, char * p, float v) {
     }
 }
 
-// The same with the type known when compiling: T is float, __half, __nv_bfloat16.
+// Load and store with the type known at compile time: T is float, __half or __nv_bfloat16.
 static inline __device__ float d_f32(float v) { return v; }
 static inline __device__ float d_f32(__half v) { return __half2float(v); }
 static inline __device__ float d_f32(__nv_bfloat16 v) { return __bfloat162float(v); }
@@ -323,7 +332,7 @@ static inline __device__ void d_put(float * p, float v) { *p = v; }
 static inline __device__ void d_put(__half * p, float v) { *p = __float2half_rn(v); }
 static inline __device__ void d_put(__nv_bfloat16 * p, float v) { *p = __float2bfloat16_rn(v); }
 
-// f of a value of the type, for kernels that are compiled for each: with_float(type, [&](auto t) { decltype(t) ... })
+// Calls f with a value of the type, to instantiate a kernel per type: with_float(type, [&](auto t) { decltype(t) ... })
 template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     switch (type) {
         case GCUDA_TYPE_F32: return f(float());
@@ -333,18 +342,18 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     }
 }
 
-// ---- sixteen bytes of a row at once ----
+// ---- vectorized row access: 16 bytes per load and store ----
 template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
 };
 
-// Neighbouring elements, a power of two, that are moved in as few accesses as there can be.
+// N adjacent elements (a power of 2), moved in as few accesses as possible.
 template <typename T, int N> struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) d_pack {
     T v[N];
 };
 
-// As they lie: what is loaded is converted after other loads are under way too (at F16 that doubled the speed).
-// Elements [0, n), the end of a row; what is missing is 0.
+// Elements [0, n) at the end of a row, zero-padded to 16 bytes. They are returned unconverted: conversion after further
+// loads are in flight doubled the speed for F16.
 template <typename T> static inline __device__ uint4 d_load_raw(const T * p, int64_t n) {
     if (n >= d_wide<T>::N) {
         return *(const uint4 *) p;
@@ -382,7 +391,7 @@ static inline __device__ void d_store16(__nv_bfloat16 * p, const float * v) {
     *(uint4 *) p = w;
 }
 
-// Elements [0, n) of them; the others are not written.
+// Stores elements [0, n) of a vector and leaves the rest of the destination alone.
 template <typename T> static inline __device__ void d_store_wide(T * p, int64_t n, const float * v) {
     if (n >= d_wide<T>::N) {
         d_store16(p, v);
@@ -393,7 +402,7 @@ template <typename T> static inline __device__ void d_store_wide(T * p, int64_t 
     }
 }
 
-// The same, of what nobody needs in the cache afterwards.
+// Streaming variants of d_load_raw and d_store_wide (evict-first), for data that nothing reads again.
 template <typename T> static inline __device__ uint4 d_load_last(const T * p, int64_t n) {
     return n >= d_wide<T>::N ? __ldcs((const uint4 *) p) : d_load_raw(p, n);
 }
@@ -435,7 +444,7 @@ static inline gcuda_array packed_array(gcuda_type type, void * data, int64_t ne0
     return a;
 }
 
-// A packed array as rows of n elements; strides of dimensions of one element may have been anything.
+// A packed array viewed as rows of n elements. Strides of dimensions with one element are ignored.
 static inline gcuda_array as_rows(gcuda_array a, int64_t n) {
     const int64_t total = n_elements(a);
     a.nb[0] = gcuda_type_size(a.type);
@@ -446,28 +455,28 @@ static inline gcuda_array as_rows(gcuda_array a, int64_t n) {
     return a;
 }
 
-// Packed rows that all begin at multiples of 16 bytes.
+// Packed rows, each aligned to 16 bytes.
 static inline bool is_wide(const gcuda_array & a) {
     uintptr_t bits = (uintptr_t) a.data;
     for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
     return a.nb[0] == gcuda_type_size(a.type) && bits % 16 == 0;
 }
 
-// ---- tiles: stretches of rows that 2^shift threads share, so that short rows fill a block too ----
+// ---- tiles: segments of rows shared by 2^shift threads, so that short rows also fill a block ----
 #define TILE_BLOCK 256
 struct tiles {
     int64_t n, per_row, n_rows;
     int shift;
 };
 
-// Of rows of y, a thread taking n_parts parts of n_wide elements from each tile.
+// Tiles over the rows of y; a thread takes n_parts vectors of n_wide elements from each.
 static inline tiles tiles_of(const gcuda_array & y, int n_wide, int n_parts) {
     const int64_t n = (y.ne[0] + n_wide - 1) / n_wide;
     tiles t;
     t.shift = 0;
     while (t.shift < 8 && ((int64_t) n_parts << t.shift) < n) { ++t.shift; }
     const auto idle = [&](int shift) { return ((int64_t) n_parts << shift) - 1 - (n - 1) % ((int64_t) n_parts << shift); };
-    for (int shift = t.shift - 1; shift >= 5; --shift) { // shorter ones where that leaves fewer threads without work
+    for (int shift = t.shift - 1; shift >= 5; --shift) { // shorter tiles where they leave fewer threads idle
         t.shift = idle(shift) + n / 16 < idle(t.shift) ? shift : t.shift;
     }
     t.per_row = (n + ((int64_t) n_parts << t.shift) - 1) / ((int64_t) n_parts << t.shift);
@@ -482,12 +491,12 @@ static gcuda_status launch_tiles(void (*kernel)(P...), const tiles & t, gcuda_st
     return launch_in_turn(kernel, (t.n + per_block - 1) / per_block, dim3(TILE_BLOCK), stream, args..., t);
 }
 
-// All that a kernel reads and writes it does in there.
+// Loop over tiles. It holds the PDL wait: a kernel reads and writes memory only inside it.
 #define FOR_TILES(tile, t) \
     for (int64_t tile = (d_take_turn(), blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift)); tile < (t).n; \
          tile += gridDim.x * (int64_t) (TILE_BLOCK >> (t).shift))
 
-// The row of a tile, and in i0 this thread's first element; its next ones are d_tile_step apart.
+// Row of a tile, and in i0 the first element of this thread; the following ones are d_tile_step apart.
 static inline __device__ d_index d_tile_at(
     const tiles & t, const int64_t * ne, int64_t tile, int n_wide, int n_parts) {
     d_index x = { 0, 0, 0, 0 };
@@ -505,7 +514,7 @@ static inline __device__ float d_load_f64(gcuda_type type, const char * p) {
     return type == GCUDA_TYPE_F64 ? (float) *(const double *) p : d_load(type, p);
 }
 
-// The slope that ALiBi gives a head (Press et al. 2022, arXiv:2108.12409).
+// ALiBi slope of a head (Press et al. 2022, arXiv:2108.12409).
 static inline __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
     if (max_bias <= 0.0f) {
         return 1.0f;
@@ -531,13 +540,13 @@ template <typename OP, typename T> static inline __device__ T d_warp_reduce(T v)
     return v;
 }
 
-// The result on every thread, in an order that depends on the block size alone. All threads of the block take part; the
-// block is a multiple of 32 threads, at most 1024.
+// Block reduction with the result in every thread. The order depends on the block size alone. All threads take part; the
+// block is a multiple of 32 threads, at most 1024. Shared: 32 T.
 template <typename OP, typename T> static inline __device__ T d_block_reduce(T v, T neutral) {
     __shared__ T part[32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     v = d_warp_reduce<OP>(v);
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 0) {
         part[warp] = v;
     }
@@ -554,12 +563,12 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
 #define FOR_ROWS(r, n) for (int64_t r = blockIdx.x; r < (n); r += gridDim.x)
 #define FOR_ROW_ELEMENTS(i, n) for (int64_t i = threadIdx.x; i < (n); i += blockDim.x)
 
-// Rows of a warp or a block. Whole warps leave together: all threads of a warp have the same row.
+// Loop over rows owned by a warp (THREADS == 32) or a block. All threads of a warp have the same row and leave together.
 #define FOR_HELD_ROWS(r, n, THREADS)                                                                          \
     for (int64_t r = THREADS == 32 ? blockIdx.x * (int64_t) (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x; \
          r < (n); r += gridDim.x * (int64_t) (THREADS == 32 ? blockDim.x / 32 : 1))
 
-// Rounded once each, whatever stands around them: a fused kernel gives the bits of the kernels that it replaces.
+// Rounded individually, never contracted to FMA: a fused kernel gives the same bits as the kernels it replaces.
 #ifdef __CUDACC__
 static inline __device__ float d_mul_rn(float a, float b) { return __fmul_rn(a, b); }
 static inline __device__ float d_add_rn(float a, float b) { return __fadd_rn(a, b); }
@@ -570,16 +579,16 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
-// Integer sort key of a float: negative floats are complemented, both zeros have one key. NaN is 0, below all numbers.
+// Integer sort key of a float: negative floats are complemented, both zeros share a key. NaN is 0, below all numbers.
 static inline __device__ uint32_t d_sort_key(float x) {
     const uint32_t raw = __float_as_uint(x), bits = raw == 0x80000000u ? 0 : raw;
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
     return (bits & 0x7fffffffu) > 0x7f800000u ? 0 : key;
 }
-// The key for an ascending sort in either order; NaN comes last in both.
+// Key of an ascending sort in either order; NaN comes last in both.
 static inline __device__ uint32_t d_sort_place(uint32_t key, bool is_descending) { return is_descending ? ~key : key - 1; }
 
-// On the special-function unit, one instruction each; what is below 2^-126 counts as 0.
+// Special-function unit, one instruction each; denormals count as 0.
 static inline __device__ float d_exp2(float x) {
 #ifdef __CUDACC__
     float y;
@@ -600,23 +609,23 @@ static inline __device__ float d_reciprocal(float x) {
 }
 static inline __device__ float d_exp(float x) { return d_exp2(x * 1.44269504088896340736f); }
 
-// A maximum and the sum of exponentials below it, found together.
+// Running maximum and sum of exponentials of online softmax.
 struct d_soft_sum {
     float max, sum;
 };
 
-// ---- activations that several sections know ----
-// The exponential never overflows, and the tail towards 0 keeps its digits.
+// ---- activations used by several sections ----
+// Sigmoid: the exponential never overflows, and the tail towards 0 keeps its relative precision.
 static inline __device__ float d_sigmoid(float x) {
-    const float root = d_exp(-0.5f * fabsf(x)), e = d_mul_rn(root, root); // a product keeps what is below 2^-126
-    return (x < 0.0f ? e : 1.0f) * d_reciprocal(1.0f + e); // of 1 to 2
+    const float root = d_exp(-0.5f * fabsf(x)), e = d_mul_rn(root, root); // the product keeps values below 2^-126
+    return (x < 0.0f ? e : 1.0f) * d_reciprocal(1.0f + e); // argument in [1, 2]
 }
-// 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
+// 1/2 (1 + tanh(u)) is sigmoid(2 u), which keeps its digits where tanh is near -1.
 static inline __device__ float d_gelu_logit(float x) { return 2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x); }
 static inline __device__ float d_gelu(float x) { return x * d_sigmoid(d_gelu_logit(x)); }
-// 1 + erf(x / sqrt 2), where erfcf had the better part of GEGLU_ERF's time: erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z), z >= 0,
-// q fitted by weighted least squares to 1.2e-8. In F32 the error is 4e-7 of the result up to |x| = 1, 2e-6 up to 6, 8e-6 up to 13, where
-// the exponent's rounding is all of it.
+// 1 + erf(x / sqrt 2); erfcf took over half the time of GEGLU_ERF. erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z), z >= 0.
+// q is a weighted least-squares fit to 1.2e-8. Relative error in F32: 4e-7 for |x| <= 1, 2e-6 up to 6, 8e-6 up to 13,
+// where rounding of the exponent dominates.
 static inline __device__ float d_one_plus_erf(float x) {
     const float t = d_reciprocal(1.0f + 0.26516504294495532f * fabsf(x));
     float q = 0.061696778789691605f;
@@ -628,13 +637,13 @@ static inline __device__ float d_one_plus_erf(float x) {
     q = q * t + 0.2054305667254833f;
     q = q * t + 0.2106334796851444f;
     q = q * t + 0.21161441645659343f;
-    const float root = d_exp2(-0.36067376022224085184f * x * x), tail = root * t * q * root; // what is below 2^-126 stays
+    const float root = d_exp2(-0.36067376022224085184f * x * x), tail = root * t * q * root; // the product keeps values below 2^-126
     return x < 0.0f ? tail : 2.0f - tail;
 }
 static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * d_one_plus_erf(x); }
 
-// Applies a gate to N pairs of x and g; alpha and limit: see gcuda_glu_args. Gates share subexpressions, and the last one is the else
-// branch: add a new gate here before raising the count below.
+// Applies a gate to N pairs of x and g; alpha and limit: see gcuda_glu_args. Gates share subexpressions and the last gate
+// is the else branch: add a new gate here before raising the count below.
 static_assert(GCUDA_GLU_OP_COUNT == 6, "d_glus computes another gate as GEGLU_QUICK: give the new one its lines there");
 template <int N>
 static inline __device__ void d_glus(gcuda_glu_op op, float (&x)[N], const float (&g)[N], float alpha, float limit) {
@@ -668,9 +677,9 @@ static inline __device__ float d_glu(gcuda_glu_op op, float x, float g, float al
     return v[0];
 }
 
-// ---- what becomes of the sums of a product: an epilogue ----
-// What becomes of the sums v before the residual is added, where there is an epilogue. up: the sums with its second matrix. The rest is
-// asked for where it is there: bias(k), up_bias(k) and factor(k) of v[k].
+// ---- epilogue of a matrix product ----
+// Applies the epilogue to N accumulators v, up to the residual, which the caller adds. up: accumulators of the second
+// matrix. bias(k), up_bias(k) and factor(k) load an operand for v[k] and are called only where it exists.
 template <bool MAY_HAVE_UP, int N, typename BIAS, typename UP_BIAS, typename FACTOR>
 static inline __device__ void d_finish_sums(
     const gcuda_mul_mat_epilogue & e, float (&v)[N], const float (&up)[N], BIAS bias, UP_BIAS up_bias, FACTOR factor) {
@@ -694,7 +703,7 @@ static inline __device__ void d_finish_sums(
     }
 }
 
-// Whether an epilogue is one: F32, of sizes that repeat over y, of mul_mat_id biases for experts.
+// Whether an epilogue is valid: F32 operands that broadcast to y; in mul_mat_id biases have one row per expert.
 static inline bool epilogue_fits(const gcuda_mul_mat_epilogue & e, const gcuda_array & y, int64_t n_experts) {
     const gcuda_array * arrays[4] = { &e.bias, &e.up_bias, &e.factor, &e.residual };
     for (int k = 0; k < 4; ++k) {
@@ -714,13 +723,13 @@ static inline bool epilogue_fits(const gcuda_mul_mat_epilogue & e, const gcuda_a
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
-// The exponent that is taken out of a row of floats with this largest magnitude, for halves. Nothing is scaled where it lies within
-// 2^-6 .. 2^15: smaller elements keep enough of their digits. Rows with infinities or NaN are left as they are.
+// Exponent to remove from a row of floats with this maximum magnitude before conversion to F16. 0 for maxima in
+// 2^-6 .. 2^15, where smaller elements keep enough digits, and for rows with infinities or NaN.
 static inline __device__ int d_half_exponent(float max) {
     int exponent = 0;
     if (max > 0.0f && max < INFINITY && (max < 0.015625f || max > 32768.0f)) {
         (void) frexpf(max, &exponent);
-        exponent -= 14; // the largest becomes 2^13 .. 2^14
+        exponent -= 14; // the maximum becomes 2^13 .. 2^14
     }
     return exponent;
 }
@@ -732,7 +741,7 @@ static inline __device__ int d_half_exponent(float max) {
 #define D_ASYNC_COPIES 0
 #endif
 
-// A place in shared memory, as copies want it.
+// Address in shared memory in the form that cp.async takes.
 #if D_ASYNC_COPIES
 typedef uint32_t d_shared_at;
 static inline __device__ d_shared_at d_shared_at_of(char * p) { return (uint32_t) __cvta_generic_to_shared(p); }
@@ -746,15 +755,15 @@ static inline __device__ uint32_t d_shared_address(uint32_t at) { return at; }
 static inline __device__ uint32_t d_shared_address(const char * p) { return (uint32_t) __cvta_generic_to_shared(p); }
 #endif
 
-// 16 bytes from global to shared memory, both at multiples of 16; n of them are read, the others are zero. Where the device
-// has no asynchronous copies the lane does it.
+// cp.async of 16 bytes to shared memory, both sides aligned to 16; n bytes are read, the rest are zero. Without cp.async
+// the thread copies synchronously.
 static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, int n) {
 #if D_ASYNC_COPIES
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
 #elif defined(GCUDAI_SIM)
     sim_cp_async_16(to, from, n);
 #else
-    alignas(16) char v[16] = {}; // bytes: what is read later has many types
+    alignas(16) char v[16] = {}; // bytes: the reader may use any type
     if (n >= 16) {
         memcpy(v, __builtin_assume_aligned(from, 16), 16);
     } else {
@@ -764,7 +773,7 @@ static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, in
 #endif
 }
 static inline __device__ void d_copy_16(char * to, const char * from, int n) { d_copy_16_to(d_shared_at_of(to), from, n); }
-// 16 bytes, or 16 zeros: then `from` is not read.
+// Copies 16 bytes, or writes 16 zeros without reading `from`.
 static inline __device__ void d_copy_16_or_zero(d_shared_at to, const char * from, bool is_read) {
 #if D_ASYNC_COPIES
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, p;\n}" ::"r"(to), "l"(from),
@@ -781,7 +790,7 @@ static inline __device__ void d_copies_commit() {
     sim_cp_async_commit();
 #endif
 }
-// All copies of this lane but those of the last N commits have arrived.
+// Waits until at most N commit groups of this thread are pending.
 template <int N> static inline __device__ void d_copies_wait() {
 #if D_ASYNC_COPIES
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -790,7 +799,7 @@ template <int N> static inline __device__ void d_copies_wait() {
 #endif
 }
 
-// Brings bytes into the L2 cache, both numbers multiples of 16; nobody sees it, whoever writes them.
+// Prefetches n_bytes into L2; address and size are multiples of 16. It has no visible effect on memory.
 static inline __device__ void d_prefetch_l2(const char * p, int n_bytes) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n_bytes) : "memory");
@@ -806,7 +815,7 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
 }
 
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-// By shuffles, where dispatch does not come. Functions of their own: in their place they would be megabytes of code.
+// mma.sync emulated with shuffles, for architectures that dispatch never selects. Not inlined: inlining costs megabytes of code.
 static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -840,9 +849,10 @@ static __noinline__ __device__ void d_mma_tf32_shuffled(float * c, const uint32_
 }
 #endif
 
-// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
-// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
-// column g.
+// mma.sync m16n8k16, BF16: c += a b. With g = lane / 4 and t = lane % 4 (row, column):
+//   c   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+//   a   pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   b   pairs of k at 2t and 2t + 8 of column g
 static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -855,8 +865,9 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
 #endif
 }
 
-// c += a b for a 16 x 8 by 8 x 8 of TF32, the top 19 bits of a float. c lies as above; words of a are (g, t), (g + 8, t),
-// (g, t + 4), (g + 8, t + 4), of b k = t and t + 4 of column g.
+// mma.sync m16n8k8, TF32 (the top 19 bits of a float): c += a b. c as in d_mma.
+//   a   (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
+//   b   k = t and t + 4 of column g
 static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(GCUDAI_SIM)
     sim_mma_tf32(c, a, b, c);
@@ -869,7 +880,7 @@ static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// Floats as sums of two TF32 numbers, 21 bits together.
+// Floats split into two TF32 numbers, 21 bits together.
 template <int N> struct d_split_tf32 {
     uint32_t hi[N], lo[N];
 
@@ -878,15 +889,15 @@ template <int N> struct d_split_tf32 {
         lo[i] = __float_as_uint(v - __uint_as_float(hi[i]));
     }
 };
-// The same product of such sums; what both low parts give is below what is kept.
+// c += a b of split floats (3xTF32); lo * lo is below the precision kept.
 static inline __device__ void d_mma_split(float (&c)[4], const d_split_tf32<4> & a, const d_split_tf32<2> & b) {
     d_mma_tf32(c, a.lo, b.hi);
     d_mma_tf32(c, a.hi, b.lo);
     d_mma_tf32(c, a.hi, b.hi);
 }
 
-// Four bytes of a (0 .. 3) and b (4 .. 7), named by the nibbles of `order`, the lowest byte first; a nibble with 8 added gives
-// eight times the top bit of the byte instead, which __byte_perm does not.
+// PRMT: selects four bytes of a (0 .. 3) and b (4 .. 7) by the nibbles of `order`, lowest byte first. Bit 3 of a nibble
+// replicates the byte's sign bit instead, which __byte_perm does not offer.
 static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t order) {
 #if defined(GCUDAI_SIM)
     return sim_prmt(a, b, order);
@@ -903,9 +914,9 @@ static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t ord
 #define D_TENSOR_CORES 0
 #endif
 
-// ---- a warp's product of 16 x 8 words of A with 8 x 8 of B: 16 halfs or 8 TF32 numbers deep ----
-// Lane l has rows l/4 and l/4 + 8 of A at words l%4 and l%4 + 4, column l/4 of B likewise, and of the result rows l/4 and
-// l/4 + 8 at columns 2 (l%4) and the next.
+// ---- mma.sync on words: 16 x 8 words of A by 8 x 8 of B; depth 16 for F16, 8 for TF32 ----
+// With g = lane / 4 and t = lane % 4: A has rows g and g + 8 at words t and t + 4, B has column g at the same words. C has
+// rows g and g + 8 at columns 2 t and 2 t + 1.
 static inline __device__ float d_low(uint32_t w) {
     const uint16_t h = (uint16_t) w;
     __half v;
@@ -916,13 +927,13 @@ template <bool IS_F16> static inline __device__ float d_word_product(uint32_t a,
     return IS_F16 ? d_low(a) * d_low(b) + d_low(a >> 16) * d_low(b >> 16) : __uint_as_float(a) * __uint_as_float(b);
 }
 
-// What older devices do without the instructions: word by word from the lanes that have it. Rolled: in the tiles of a convolution it
-// would be millions of instructions.
+// d_mma_words emulated with shuffles for architectures without the instruction. Not unrolled: the tiles of a convolution
+// would take millions of instructions.
 template <bool IS_F16> static inline __device__ void d_mma_words_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
     NO_UNROLL for (int k = 0; k < 4; ++k) {
         for (int i = 0; i < 4; ++i) {
-            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
+            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 for odd i, word +4 for i >= 2
             for (int j = 0; j < 2; ++j) {
                 c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
             }
@@ -951,7 +962,7 @@ template <bool IS_F16> static inline __device__ void d_mma_words(float * c, cons
 #elif defined(GCUDAI_SIM)
     IS_F16 ? sim_mma_f16(c, a, b, c) : sim_mma_tf32(c, a, b, c);
 #elif __CUDA_ARCH__ >= 750
-    if (IS_F16) { // 8 deep each
+    if (IS_F16) { // two instructions of depth 8
         d_mma_f16_of_8(c, a, b[0]);
         d_mma_f16_of_8(c, a + 2, b[1]);
     } else {
@@ -962,7 +973,7 @@ template <bool IS_F16> static inline __device__ void d_mma_words(float * c, cons
 #endif
 }
 
-static inline __device__ uint32_t d_tf32(float v) { // to nearest, halves away from zero
+static inline __device__ uint32_t d_tf32(float v) { // round to nearest, ties away from zero
 #if D_TENSOR_CORES
     uint32_t w;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(w) : "f"(v));
@@ -979,8 +990,8 @@ static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
     return w;
 }
 
-// Four matrices of 8 x 8 halfs from shared memory: lane l gives row l % 8 of matrix l / 8, and gets of each matrix the two
-// halfs at 2 (l % 4) of row l / 4.
+// ldmatrix.x4: four 8 x 8 matrices of halves from shared memory. Lane l passes the address of row l % 8 of matrix l / 8
+// and receives from each matrix the two halves at column 2 (l % 4) of row l / 4. Rows are aligned to 16 bytes.
 static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -996,7 +1007,7 @@ static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
 #endif
 }
 static inline __device__ void d_matrices(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
-// The same with each matrix transposed.
+// ldmatrix.x4.trans: each matrix transposed.
 static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
 #if defined(GCUDAI_SIM)
     sim_ldmatrix<4, true>(v, row);
@@ -1032,7 +1043,7 @@ static inline __device__ void d_shared_put_u16(d_shared_at at, uint32_t v) {
     *(uint16_t *) at = (uint16_t) v;
 #endif
 }
-// The compiler forgets how the place was computed, and does not compute it anew for each access.
+// Hides from the compiler how the address was computed, so that it is not recomputed for each access.
 static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
 #if D_ASYNC_COPIES
     asm volatile("" : "+r"(at));
@@ -1040,7 +1051,7 @@ static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
     return at;
 }
 
-// Of an 8 x 8 matrix of halfs whose pair (row lane / 4, columns 2 (lane % 4)) is given, the same pair of the transposed matrix.
+// movmatrix.trans: transposes an 8 x 8 matrix of halves held as pairs (row lane / 4, columns 2 (lane % 4) and the next).
 static inline __device__ uint32_t d_transposed(uint32_t pair) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     uint32_t d;
@@ -1053,7 +1064,7 @@ static inline __device__ uint32_t d_transposed(uint32_t pair) {
 #endif
 }
 
-// (a & mask) | bits in one instruction: a compiler that knows both as constants takes two.
+// (a & mask) | bits as one LOP3: with both constant the compiler emits two instructions.
 static inline __device__ uint32_t d_and_or(uint32_t a, uint32_t mask, uint32_t bits) {
 #ifdef __CUDACC__
     uint32_t d;
@@ -1064,7 +1075,7 @@ static inline __device__ uint32_t d_and_or(uint32_t a, uint32_t mask, uint32_t b
 #endif
 }
 
-// The same by shuffles, of one half of the depth, for code that was not compiled for tensor cores.
+// d_mma_s8_half emulated with shuffles, for code compiled without tensor cores.
 static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -1077,9 +1088,10 @@ static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32
     }
 }
 
-// Products of bytes by a warp, 32 deep, d = a b + c. With g = lane / 4 and t = lane % 4, d and c are (g, 2t), (g, 2t + 1),
-// (g + 8, 2t), (g + 8, 2t + 1); words of a are of rows g, g + 8, g, g + 8, words of b of column g: four bytes at k = 4t in
-// a[0], a[1] and b[0], four at k = 4t + 16 in the others.
+// mma.sync m16n8k32, S8: d = a b + c. With g = lane / 4 and t = lane % 4 (row, column):
+//   c, d   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+//   a      words of rows g, g + 8, g, g + 8; b: words of column g
+// a[0], a[1] and b[0] are the four bytes at k = 4t; a[2], a[3] and b[1] those at k = 4t + 16.
 static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const int (&c)[4]) {
 #if defined(GCUDAI_SIM)
     sim_mma_s8(d, a, b, c);
@@ -1093,7 +1105,7 @@ static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], cons
     d_mma_s8_shuffled(d, a[2], a[3], b[1]);
 #endif
 }
-// 16 deep: the first half of that.
+// mma.sync m16n8k16, S8: the first half of d_mma_s8's depth.
 static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
 #if defined(GCUDAI_SIM)
     const uint32_t a[4] = { a0, a1, 0, 0 }, both[2] = { b, 0 };
@@ -1109,14 +1121,14 @@ static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a
 }
 
 // =====================================================================================================
-// >>k-quants   block formats: 32 elements at a time as integer codes and scales
+// >>k-quants   decoders of the block formats, quantizers, prequantized activations
 // =====================================================================================================
-// A group is 32 consecutive elements of a block; a block has n / 32 of them. Every format decodes to the same form:
+// A group is 32 consecutive elements; a block of n elements has n / 32 groups. Every format decodes a group to
 //
 //     element j = scale[j / 16] * (code j - zero) - min[j / 16]
 //
-// with the codes as bytes, four to a word, element 0 lowest. The products are exact where those of the formula are, so the
-// values are those of the CPU. zero is a constant of the format; dot products take it out of the loop.
+// with the codes as bytes, four per word, element 0 in the lowest. Products are exact where those of the format's formula
+// are, so values equal the CPU's. zero is a constant of the format; dot products move it out of the loop.
 
 struct d_group {
     uint32_t q[8];
@@ -1125,7 +1137,7 @@ struct d_group {
 
 static inline __device__ float d_half(gcuda_fp16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
-// A word that lies at a multiple of 4, 2 or 1 bytes.
+// A 32-bit word aligned to 4, 2 or 1 bytes.
 static inline __device__ uint32_t d_word4(const void * p) { return *(const uint32_t *) p; }
 static inline __device__ uint32_t d_word2(const void * p) {
     const uint16_t * h = (const uint16_t *) p;
@@ -1139,7 +1151,7 @@ static inline __device__ uint32_t d_word1(const void * p) {
 // Bit i of four becomes bit 0 of byte i.
 static inline __device__ uint32_t d_spread_bits(uint32_t bits) { return (bits & 15u) * 0x00204081u & 0x01010101u; }
 
-// Bytes 1 .. 127 negated where the bit of `signs` is set.
+// Negates bytes 1 .. 127 where the bit of `signs` is set.
 static inline __device__ uint32_t d_negate_bytes(uint32_t bytes, uint32_t signs) {
     const uint32_t ones = d_spread_bits(signs);
     return (bytes ^ ones * 255u) + ones;
@@ -1150,7 +1162,7 @@ static inline __device__ uint32_t d_table_word(const int8_t * table, int k) {
            (uint32_t) (uint8_t) table[4 * k + 2] << 16 | (uint32_t) (uint8_t) table[4 * k + 3] << 24;
 }
 
-// Eight nibbles through a table of 16 bytes: the low ones of each byte, then the high ones.
+// Looks eight nibbles up in a table of 16 bytes: *low gets the low nibble of each byte, *high the high one.
 static inline __device__ void d_lookup_words(
     uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3, uint32_t nibbles, uint32_t * low, uint32_t * high) {
     const uint32_t s = nibbles & 0x77777777u, upper = (nibbles & 0x88888888u) >> 1 | 0x32103210u;
@@ -1174,7 +1186,7 @@ static inline __device__ void d_set_scale(d_group & o, float scale, float min) {
     d_set_scales(o, scale, scale, min, min);
 }
 
-// What formats share; n is the number of elements of a block.
+// Members common to all formats; N is the number of elements per block.
 template <gcuda_type TYPE, typename BLOCK, int N, int ZERO, bool HAS_MIN> struct d_format_of {
     typedef uint32_t entry_type;
     static constexpr int n_entries = 0; // of a codebook, see D_CODEBOOK
@@ -1281,7 +1293,7 @@ template <> struct d_format<GCUDA_TYPE_Q3_K> : d_format_of<GCUDA_TYPE_Q3_K, gcud
     }
 };
 
-// The pair of 6-bit scale and min of group g in the 12 bytes of Q4_K and Q5_K.
+// The 6-bit scale and min of group g in the 12 scale bytes of Q4_K and Q5_K.
 static inline __device__ void d_k_scale(const uint8_t * p, gcuda_fp16_t d, gcuda_fp16_t dmin, int g, d_group & o) {
     const int j = g % 4;
     const uint32_t a = p[j], b = p[j + 4], c = p[j + 8];
@@ -1311,7 +1323,7 @@ template <> struct d_format<GCUDA_TYPE_Q5_K> : d_format_of<GCUDA_TYPE_Q5_K, gcud
 template <> struct d_format<GCUDA_TYPE_Q6_K> : d_format_of<GCUDA_TYPE_Q6_K, gcuda_block_q6_k, 256, 32, false> {
     static inline __device__ void decode(const block * b, int g, d_group & o) {
         const float d = d_half(b->d);
-        const int part = g / 4, k4 = g % 4; // k4: which 32 of the half's 128 elements
+        const int part = g / 4, k4 = g % 4; // k4: which 32 of the 128 elements of a half
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t lo = d_word2(b->ql + 64 * part + 32 * (k4 % 2) + 4 * k) >> 4 * (k4 / 2) & 0x0f0f0f0fu;
             o.q[k] = lo | (d_word2(b->qh + 32 * part + 4 * k) >> 2 * k4 & 0x03030303u) << 4;
@@ -1338,7 +1350,7 @@ template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, 
 };
 
 // ---- blocks of 256 with codebooks ----
-// entry(i) is what an entry of the codebook stands for; decode_with takes it from wherever the caller keeps entries.
+// entry(i) decodes entry i of the codebook. decode_with takes a caller's lookup instead, for example in shared memory.
 #define D_CODEBOOK(BLOCK, T, N, ENTRY)                                                                  \
     typedef T entry_type;                                                                               \
     static constexpr int n_entries = N;                                                                 \
@@ -1346,7 +1358,7 @@ template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, 
     static inline __device__ void decode(const BLOCK * b, int g, d_group & o) {                         \
         decode_with(b, g, o, [](uint32_t i) { return entry(i); });                                      \
     }
-// Of signed formats put_with gives magnitudes and signs of eight or four elements at a time: put(k, entry, signs).
+// Signed formats: put_with passes magnitudes and signs of eight or four elements at a time to put(k, entry, signs).
 #define D_SIGNED_CODEBOOK(PUT)                                                                                       \
     template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {   \
         put_with(b, g, o, entry, [&](int k, entry_type e, uint32_t signs) { PUT(k, e, signs, o.q); });                \
@@ -1371,7 +1383,7 @@ template <> struct d_format<GCUDA_TYPE_IQ2_XXS> : d_format_of<GCUDA_TYPE_IQ2_XXS
     }
 };
 
-// Scales of 16 elements each, in nibbles
+// Two scales of 16 elements each, packed in nibbles.
 static inline __device__ void d_iq2_scales(gcuda_fp16_t d, uint32_t nibbles, d_group & o) {
     d_set_scales(o, d_half(d) * (0.5f + (float) (nibbles & 15u)) * 0.25f,
         d_half(d) * (0.5f + (float) (nibbles >> 4)) * 0.25f, 0.0f, 0.0f);
@@ -1432,7 +1444,7 @@ template <> struct d_format<GCUDA_TYPE_IQ3_S> : d_format_of<GCUDA_TYPE_IQ3_S, gc
     }
 };
 
-// Digits 0 1 2 stand for -1 0 1, moved by an eighth up or down: in eighths 8 digit - 8 +- 1, or 8 digit + (2 or 0) - 9.
+// Digits 0 1 2 stand for -1 0 1 plus or minus an eighth. In eighths: 8 digit - 8 +- 1, or 8 digit + (2 or 0) - 9.
 static inline __device__ uint64_t d_iq1_entry(uint32_t code) { return 8u * gcudai_spread_2(gcudai_grid_iq1s[code]); }
 
 static inline __device__ void d_put_iq1(uint64_t eighths, bool is_down, uint32_t * q) {
@@ -1469,7 +1481,7 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
     }
 };
 
-// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
+// ---- codebooks as nibbles: an entry of eight 2-bit digits becomes eight nibbles whose upper bits select the table half ----
 static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
     digits = (digits | digits << 8) & 0x00ff00ffu;
     digits = (digits | digits << 4) & 0x0f0f0f0fu;
@@ -1481,18 +1493,18 @@ static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
     bits = (bits | bits << 6) & 0x03030303u;
     return (bits | bits << 3) & 0x11111111u;
 }
-// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
+// Seven bits to nibbles; the eighth is their parity. A nibble of the product counts the bits below it.
 static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
     bits = d_bits_to_nibbles(bits);
     return bits | (bits * 0x11111111u & 0x10000000u);
 }
-// Digits 0 1 2 as 8 25 43, with 4 added negative.
+// Digits 0 1 2 become 8 25 43; with 4 added, their negatives.
 static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
     q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
 }
 static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
-// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
+// Digits 0 1 2 become 0 8 16; with 4 added, those plus 2 (the shift up, see d_put_iq1).
 static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
     q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
@@ -1501,7 +1513,7 @@ static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_
     d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
 }
 
-// ---- all of them ----
+// ---- lists of block types ----
 // clang-format off
 #define D_WEIGHT_TYPES(X)                                                                                   \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)     \
@@ -1509,7 +1521,7 @@ static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_
 #define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
 // clang-format on
 
-// f(d_format<type>()) for a block type, or for one that weights have; UNSUPPORTED for others.
+// Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
 template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     switch (type) {
@@ -1518,7 +1530,7 @@ template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     }
 }
 template <typename F> static gcuda_status with_weight_format(gcuda_type type, F f) {
-    (void) f; // every type may be left out
+    (void) f; // every type may be compiled out
     switch (type) {
         D_WEIGHT_TYPES(X)
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -1526,7 +1538,7 @@ template <typename F> static gcuda_status with_weight_format(gcuda_type type, F 
 }
 #undef X
 
-// Code of element j, zero taken off.
+// Code of element j minus zero.
 template <typename FORMAT> static inline __device__ int d_code(const d_group & g, int j) {
     return (int) (int8_t) (g.q[j / 4] >> 8 * (j % 4)) - FORMAT::zero;
 }
@@ -1535,34 +1547,34 @@ template <typename FORMAT> static inline __device__ float d_value(int code, floa
     return FORMAT::has_min ? scale * (float) code - min : scale * (float) code;
 }
 
-// Four elements, moved at once.
+// Four elements moved in one access.
 template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four {
     T v[4];
 };
 
-// Element i of a row.
+// Element i of a quantized row.
 template <typename FORMAT> static inline __device__ float d_element(const char * row, int64_t i) {
     d_group g;
     const int j = (int) (i % 32);
     FORMAT::decode((const typename FORMAT::block *) row + i / FORMAT::n, (int) (i % FORMAT::n) / 32, g);
-    uint32_t word = 0; // no dynamic index into registers
+    uint32_t word = 0; // avoids a dynamic index into registers
     UNROLL for (int k = 0; k < 8; ++k) { word = j / 4 == k ? g.q[k] : word; }
     return d_value<FORMAT>((int) (int8_t) (word >> 8 * (j % 4)) - FORMAT::zero, j < 16 ? g.scale[0] : g.scale[1],
         j < 16 ? g.min[0] : g.min[1]);
 }
 
-// ---- columns as bytes, for products with up to 8 of them (>>k-mul-mat-vec), which go through them in steps ----
+// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec): int8, walked in steps of VEC_STEP elements ----
 #define VEC_STEP 2048
 
-// Where a lane's 64 elements lie in a step, and in which order a group's bytes are dotted.
+// Which 64 elements of a step belong to a lane, and the order of a group's bytes in the dot product.
 enum d_vec_order {
-    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes as they are
-    D_INTERLEAVED,  // the same groups; of each eight bytes four are of the first half, four of the second, in turn
-    D_TWO_APART     // groups g and g + 2 of each four
+    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes in element order
+    D_INTERLEAVED, // the same groups; each eight bytes alternate between the first and the second half of the group
+    D_TWO_APART // groups g and g + 2 of each four
 };
 
-// How a column is made ready for a format. Piece i of a lane, 16 elements, meets codes that are 2^k times too large, where
-// k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
+// Activation layout for a weight format. A lane has four pieces of 16 elements. Piece i meets weight codes 2^k times too
+// large, where k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
 struct d_vec_form {
     d_vec_order order;
     int zero;
@@ -1570,7 +1582,7 @@ struct d_vec_form {
     int of_odd, of_second, of_odd_lane;
 };
 
-// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_vec_form).
+// A layout encoded as a nonzero number, as host code and other parts store it (gcuda_mul_mat_vec_form).
 static inline __host__ __device__ constexpr int d_vec_form_number(const d_vec_form & f) {
     return 1 | (int) f.order << 1 | (int) f.has_min << 3 | f.of_odd << 4 | f.of_second << 7 | f.of_odd_lane << 10 | f.zero << 13;
 }
@@ -1578,15 +1590,15 @@ static inline __host__ __device__ constexpr d_vec_form d_vec_form_of_number(int 
     return { (d_vec_order) (n >> 1 & 3), n >> 13, (n >> 3 & 1) != 0, n >> 4 & 7, n >> 7 & 7, n >> 10 & 7 };
 }
 
-// A column's bytes lie as [step][4][32] pieces of 16, behind those of all steps the pieces' scales in the same order.
+// An activation column is int8 pieces of 16 elements in the order [step][4][32], then the pieces' scales in that order.
 #define VEC_STEP_BYTES (VEC_STEP + VEC_STEP / 16 * 8)
 static inline __host__ __device__ int64_t vec_steps(int64_t k) { return (k + VEC_STEP - 1) / VEC_STEP; }
 
-// The larger of two magnitudes as bits: they have the order of floats, and NaN comes last, which fmaxf would drop.
+// Maximum of two magnitudes as bits: they order like floats, and NaN comes last, which fmaxf would drop.
 static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
 
-// 4 N elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum,
-// if it is wanted. All lanes of the warp take part.
+// Quantizes 4 N elements v per lane to int8. n_lanes adjacent lanes form a piece with one scale *d and, where wanted, the
+// sum of its bytes. All lanes of the warp take part.
 template <int N>
 static inline __device__ void d_vec_bytes(float4 (&v)[N], int n_lanes, bool wants_sum, float * d, int * sum, uint32_t (&bytes)[N]) {
     const int low = 0x7fffffff;
@@ -1600,15 +1612,15 @@ static inline __device__ void d_vec_bytes(float4 (&v)[N], int n_lanes, bool want
     float inverse;
     if (max >= 1e-30f && max <= 1e30f) {
         inverse = 127.0f * d_reciprocal(max);
-    } else { // zeros; what has no inverse, or one that is lost in the rounding, is moved to where it has
-        const bool is_finite = max <= 3.4028235e38f; // else bytes 0, and a scale that makes NaN of them
+    } else { // zero, or an inverse that overflows or rounds to 0: lift the values first
+        const bool is_finite = max <= 3.4028235e38f; // otherwise bytes are 0 and the scale makes them NaN
         const float lift = !is_finite ? 0.0f : max < 1e-30f ? 1208925819614629174706176.0f : 1.0f / 1208925819614629174706176.0f;
         UNROLL for (int k = 0; k < N; ++k) {
             v[k] = is_finite ? make_float4(v[k].x * lift, v[k].y * lift, v[k].z * lift, v[k].w * lift) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
         inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
     }
-    UNROLL for (int k = 0; k < N; ++k) { // the last byte of 1.5 * 2^23 + n is that of n
+    UNROLL for (int k = 0; k < N; ++k) { // the last byte of 1.5 * 2^23 + n is the last byte of n
         const int a = __float_as_int(v[k].x * inverse + 12582912.0f), b = __float_as_int(v[k].y * inverse + 12582912.0f);
         const int c = __float_as_int(v[k].z * inverse + 12582912.0f), e = __float_as_int(v[k].w * inverse + 12582912.0f);
         bytes[k] = __byte_perm(__byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
@@ -1627,14 +1639,14 @@ static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_
 
 static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
 
-// Which four elements of 128 lane i takes, counted in fours.
+// Index, in quads of 4, of the elements that lane i takes from 128.
 static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
 
-#define D_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
+#define D_BIAS 12582912 // 1.5 * 2^23: adding an integer below 2^22 to the bits adds it to the float
 static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
 
-// Where piece i, of 16 elements, of part w lies, and its scale with what is kept beside it: the scaled sum of its bytes for mins or, as
-// bits, what the dot products with its bytes begin with.
+// Position of piece i (16 elements) of part w, and its scale with a companion value. The companion is the scaled byte sum
+// for formats with mins, otherwise the bits of the start value of the dot product.
 static inline __device__ int d_vec_piece_at(int piece, int w) { return piece % 4 * 32 + piece / 4 + 2 * w; }
 static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, float d, int sum) {
     const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
@@ -1642,19 +1654,19 @@ static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, flo
     return make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
 }
 
-// Where the first of two quads begins that a lane rounds together, among 256 elements, and how far the second is from it: half of a piece.
-// In interleaved forms they are 16 elements apart, and odd lanes have the second first, so that one load of a warp asks for all of a line
-// at once: all blocks want the same lines.
+// First of the two quads that a lane quantizes (half a piece) among 256 elements, and the distance to the second. In
+// interleaved layouts the quads are 16 elements apart and odd lanes swap them: one load of a warp then covers whole
+// cache lines, which all blocks request.
 static inline __device__ int d_vec_eight(int lane, d_vec_order order) {
     return order == D_INTERLEAVED ? lane / 4 * 32 + lane % 4 * 4 + lane % 2 * 16 : 8 * lane;
 }
 static inline __device__ int d_vec_second_quad(int lane, d_vec_order order) { return order != D_INTERLEAVED ? 4 : lane % 2 == 0 ? 16 : -16; }
 
-// N parts, w and on, 128 elements each, of a step: those of d_vec_quad(lane), or with two quads a lane those of d_vec_eight; pieces of 16,
-// of which piece i goes to lane i / 4, its place i % 4.
+// Quantizes parts w .. w + N - 1 of a step, 128 elements each. The quads are those of d_vec_quad(lane) for N = 1 and of
+// d_vec_eight for N = 2. Piece i of 16 elements goes to lane i / 4, position i % 4.
 template <int N>
 static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
-    constexpr int LANES = 4 / N; // of a piece
+    constexpr int LANES = 4 / N; // lanes per piece
     float d;
     int sum;
     uint32_t bytes[N];
@@ -1663,7 +1675,7 @@ static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, co
     const int at = d_vec_piece_at(piece, w + lane / (8 * LANES));
     if constexpr (N == 2) {
         uint2 words = make_uint2(bytes[0], bytes[1]);
-        if (f.order == D_INTERLEAVED) { // the two of odd lanes are the other way round
+        if (f.order == D_INTERLEAVED) { // odd lanes have their two quads swapped
             words = make_uint2(__byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x5140 : 0x1504),
                 __byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x7362 : 0x3726));
         }
@@ -1671,7 +1683,7 @@ static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, co
     } else {
         int word = lane % 4;
         if (f.order == D_INTERLEAVED) {
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes[0], 2); // those 16 elements away
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes[0], 2); // the quad 16 elements away
             bytes[0] = word < 2 ? __byte_perm(bytes[0], other, 0x5140) : __byte_perm(other, bytes[0], 0x7362);
             word = 2 * (word % 2) + word / 2;
         }
@@ -1684,23 +1696,23 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane,
     d_vec_quantize<1>(one, w, lane, f, xq, xs);
 }
 
-// ---- columns that products on warp groups have rounded already ----
-// As k_wg_columns leaves them for weights in blocks: BF16 as [tile][step of 64 elements of k][column][128 bytes], zeros behind the last
-// column. Their form as a number is the columns of a tile, which is even, as no form of bytes is; k a multiple of 256.
-#define WG_K 64 // elements of k in a step: 128 bytes of a column, the width of the swizzle
-// Columns, and pieces of 2048 elements of them, are counted in 31 bits.
+// ---- activations packed for wgmma (packed B) ----
+// Written by k_wg_columns for quantized weights: BF16 as [tile][step of 64 elements of k][column][128 bytes], zero-padded to
+// whole tiles. The layout number is the columns per tile: even, unlike every int8 layout. k is a multiple of 256.
+#define WG_K 64 // elements of k per step: 128 bytes of a column, the width of the swizzle
+// Columns and their pieces of 2048 elements are counted in 31 bits.
 static inline bool is_wg_form(int form, int64_t k, int64_t n) {
     return (form == 64 || form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 && (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
 }
-static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) { return (n + form - 1) & ~(int64_t) (form - 1); } // a power of 2
+static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) { return (n + form - 1) & ~(int64_t) (form - 1); } // form: a power of 2
 
 static inline __device__ char * d_wg_column(char * image, int64_t k, int form, uint32_t c) {
     const uint32_t in_tile = c & (uint32_t) (form - 1);
     return image + ((int64_t) (c - in_tile) * k + (int64_t) in_tile * WG_K) * 2;
 }
 
-// Elements k .. k + 127 of column c, a warp's, four a lane: element 4 of lane 8 t + s is where lane t of a quad has it in instruction s
-// (d_wg_put has more at once). A lane gets two words of the image from the two that have them.
+// A warp stores elements k .. k + 127 of column c, four per lane. Element 4 of lane 8 t + s goes where lane t of a quad reads
+// it in instruction s. Each lane gathers its two words from two other lanes. d_wg_put stores more at once.
 static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c, int k, const float4 & v) {
     const int lane = (int) threadIdx.x % 32, from = lane / 4 + 16 * (lane % 2), piece = lane % 16 / 2 ^ (int) (c % 8);
     const uint32_t low = d_bf16_pair(v.x, v.y), high = d_bf16_pair(v.z, v.w);
@@ -1711,7 +1723,7 @@ static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c,
 }
 
 #if GCUDAI_PART(8) || GCUDAI_PART(10)
-// ---- quantizers of blocks: those of the CPU (>>impl-blocks) ----
+// ---- quantizers: shared with the CPU (>>impl-blocks) ----
 // clang-format off
 #define D_QUANTIZED_TYPES(X)                                                                                      \
     X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q8_1, q8_1) X(IQ4_NL, iq4_nl)         \
@@ -1726,7 +1738,7 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize(const float 
 D_QUANTIZED_TYPES(X)
 #undef X
 
-// By all threads of a block, before the first of its blocks is made.
+// Called by all threads of a block before d_quantize.
 template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) {
     if (TYPE == GCUDA_TYPE_IQ4_NL || TYPE == GCUDA_TYPE_IQ4_XS) { gcudai_iq4nl_begin(); }
 }
