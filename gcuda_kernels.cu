@@ -1746,12 +1746,12 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) 
 
 #if GCUDAI_PART(8)
 // =====================================================================================================
-// >>k-copy   copies and conversions between all types, rows by index
+// >>k-copy   copies and conversions between all types, get_rows, set_rows
 // =====================================================================================================
-// Elements move in units: a group of 32 where a side has blocks to be decoded, a block where one is made, one element
-// otherwise. A map says where unit u comes from and goes to.
+// Elements move in units: a group of 32 where one side is decoded from blocks, a whole block where one is quantized,
+// otherwise a single element. A map gives source and destination of unit u.
 
-// Where unit u, in logical order, lies: row and number in it. Rows hold whole units, or all elements are packed.
+// Row of unit u in logical order; *u becomes its index in that row. Rows hold whole units, or the array is packed.
 static inline __device__ char * d_unit_row(const gcuda_array & a, int64_t * u, int64_t unit) {
     const int64_t n0 = a.ne[0] / unit, r = *u / (n0 > 0 ? n0 : 1);
     if (n0 * unit != a.ne[0]) {
@@ -1761,22 +1761,22 @@ static inline __device__ char * d_unit_row(const gcuda_array & a, int64_t * u, i
     return d_row(a, r);
 }
 
-// Where group u of the blocks of a lies: block and number of the group in it.
+// Block that holds group u of a row.
 template <typename FORMAT> static inline __device__ const typename FORMAT::block * d_group_at(const char * row, int64_t u) {
     return (const typename FORMAT::block *) row + u / (FORMAT::n / 32);
 }
 
 struct d_target {
     const char * x; // row of the source, NULL: zeros
-    int64_t i;      // unit of that row
-    char * y;       // first element of the unit, NULL: nothing to do
+    int64_t i; // unit in that row
+    char * y; // first element of the unit, NULL: skip
 };
 
-// Of a copy: the k-th element of x becomes the k-th of y.
+// Map of a copy: element k of x becomes element k of y.
 struct d_map_cpy {
     static const bool HAS_ROWS = true;
     gcuda_array x, y;
-    int64_t y_bytes; // of a unit
+    int64_t y_bytes; // per unit
 
     inline __device__ d_target at(int64_t u, int64_t unit) const {
         int64_t iy = u;
@@ -1788,13 +1788,13 @@ struct d_map_cpy {
         return t;
     }
     inline __device__ bool is_f64() const { return y.type == GCUDA_TYPE_F64; }
-    // of equal shapes
+    // x and y have equal shapes
     inline __device__ d_target row(const d_index & i) const {
         return { d_at(x, 0, i.i1, i.i2, i.i3), 0, d_at(y, 0, i.i1, i.i2, i.i3) };
     }
 };
 
-// Of get_rows.
+// Map of get_rows.
 struct d_map_get {
     gcuda_get_rows_args p;
 
@@ -1822,13 +1822,13 @@ struct d_map_get {
     }
 };
 
-// Of set_rows.
+// Map of set_rows.
 static inline __device__ int64_t d_index_of(const gcuda_array & ids, int64_t i0, int64_t i1, int64_t i2) {
     const char * p = d_at(ids, i0, i1, i2, 0);
     return ids.type == GCUDA_TYPE_I64 ? *(const int64_t *) p : (int64_t) *(const int32_t *) p;
 }
 
-// Where row r goes, or -1.
+// Destination row of row r; -1 if out of range or if a later row has the same destination.
 static inline __device__ int64_t d_set_row_of(const gcuda_get_rows_args & p, int64_t r, int64_t j1, int64_t j2) {
     const int64_t to = d_index_of(p.ids, r, j1, j2);
     bool is_last = to >= 0 && to < p.y.ne[1];
@@ -1840,8 +1840,8 @@ static inline __device__ int64_t d_set_row_of(const gcuda_get_rows_args & p, int
 template <bool MAY_LOOK> struct d_map_set {
     static const bool HAS_ROWS = true;
     gcuda_get_rows_args p;
-    int64_t y_bytes; // of a unit
-    int64_t looks;   // itself: nothing is in scratch. A word, or the simulated device takes what pads it for an address
+    int64_t y_bytes; // per unit
+    int64_t looks; // computes destinations instead of reading scratch. 64 bits: the simulated device takes padding for an address
 
     inline __device__ int64_t to(int64_t r, int64_t j1, int64_t j2) const {
         if (MAY_LOOK && looks) { return d_set_row_of(p, r, j1, j2); }
@@ -1864,13 +1864,13 @@ template <bool MAY_LOOK> struct d_map_set {
     }
 };
 
-// Of what makes blocks other than by whole rows: a copy, set_rows, or the sum of blocks and b. One kernel for all of them: the
-// quantizers are up to 175 KB of code each.
+// Map of everything that quantizes other than by whole rows: copy, set_rows, and the sum of blocks and b. One kernel serves
+// all three: a quantizer is up to 175 KB of code.
 struct d_map_blocks {
     static const bool HAS_ROWS = false;
     d_map_cpy cpy;
-    d_map_set<true> set; // instead, where it has a y
-    gcuda_array b;       // F32, of the shape of cpy.x: data is NULL where nothing is added
+    d_map_set<true> set; // used instead of cpy where it has a y
+    gcuda_array b; // F32, shape of cpy.x; data NULL: nothing is added
 
     inline __device__ d_target at(int64_t u, int64_t unit) const { return set.p.y.data != nullptr ? set.at(u, unit) : cpy.at(u, unit); }
 };
@@ -1889,7 +1889,7 @@ static const d_map_blocks & blocks_of(const d_map_blocks & map) { return map; }
 // ---- blocks to floats ----
 static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
 
-// Four results, in one store where the address allows it.
+// Four results, in one store where alignment allows.
 template <typename T> static inline __device__ void d_put4(char * y, const float * v) {
     d_four<T> four;
     UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
@@ -1900,11 +1900,12 @@ template <typename T> static inline __device__ void d_put4(char * y, const float
     }
 }
 
-// A warp decodes 32 groups, a lane each, and writes them out together: eight lanes to a group.
-//   floor   blocks read once, 32 * sizeof(T) bytes written per group     shared  9.5 KiB
+// Quantized to float. A warp decodes 32 groups, one per lane, to shared memory and stores them with eight lanes per group.
+//   shared  9.5 KiB
+//   floor   blocks read once, 32 * sizeof(T) bytes written per group
 template <typename FORMAT, typename T, typename MAP>
 static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_t n_groups) {
-    __shared__ uint32_t codes[4][32][9]; // 9: lanes hit different banks
+    __shared__ uint32_t codes[4][32][9]; // 9: avoids bank conflicts
     __shared__ float scales[4][32][4];
     __shared__ char * ys[4][32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -1934,7 +1935,7 @@ static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_
                 UNROLL for (int j = 0; j < 4; ++j) {
                     v[j] = d_value<FORMAT>((int) (int8_t) (q >> 8 * j) - FORMAT::zero, scale, min);
                 }
-                if (sizeof(T) == 4 && map.is_f64()) { // by the kernel of F32: kernels of their own would be a third of a megabyte
+                if (sizeof(T) == 4 && map.is_f64()) { // F64 shares the F32 kernel: separate kernels cost 340 KB of code
                     d_put4<double>(ys[warp][at] + 4 * word * sizeof(double), v);
                 } else {
                     d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
@@ -1954,7 +1955,7 @@ static gcuda_status dequantize(gcuda_type type, const MAP & map, int64_t n_eleme
 }
 
 // ---- floats to blocks ----
-// Group i of a row, which is the u-th of all groups, and what is added to it. Rounded like the sum of the decoded row.
+// Decodes group i of a row, group u overall, and adds b. Rounded like the sum of decoded floats.
 template <typename FORMAT>
 static inline __device__ void d_add_group(const char * row, int64_t i, const gcuda_array & b, int64_t u, float * x) {
     const char * from = d_unit_row(b, &u, 32) + u * 32 * (int64_t) b.nb[0];
@@ -1965,7 +1966,7 @@ static inline __device__ void d_add_group(const char * row, int64_t i, const gcu
     }
 }
 
-// A warp writes n blocks to where ys say, NULL: nowhere.
+// A warp stores n blocks to the addresses ys; NULL: skipped.
 template <typename block> static inline __device__ void d_write_blocks(const char * blocks, int n, char * const * ys, int lane) {
     constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
     for (int i = lane; i < n * words; i += 32) {
@@ -1977,8 +1978,9 @@ template <typename block> static inline __device__ void d_write_blocks(const cha
     }
 }
 
-// Blocks of 32, a lane makes one: a warp reads the elements of 32 blocks together and writes the blocks together.
-//   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
+// Float to blocks of 32. A warp loads the elements of 32 blocks, quantizes one block per lane and stores them coalesced.
+//   shared  22 KiB
+//   floor   n * sizeof(x) bytes read, blocks written once
 template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     typedef typename d_format<TYPE>::block block;
@@ -2017,8 +2019,7 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks m
     }
 }
 
-// Rows of packed, aligned elements: 32 neighbouring blocks of a row are 1,024 neighbouring elements, and are read and
-// written sixteen bytes at a time; in shared memory too, where eight lanes that hit different banks go together.
+// Stages 1,024 elements of a row (32 blocks) in shared memory by 16-byte accesses without bank conflicts.
 template <typename X> static inline __device__ void d_stage_elements(const X * x, int n, int lane, float (*to)[36]) {
     const int N = d_wide<X>::N, PARTS = 32 / N;
     uint4 raw[PARTS];
@@ -2034,6 +2035,10 @@ template <typename X> static inline __device__ void d_stage_elements(const X * x
     }
 }
 
+// Float to blocks of 32, row by row. A warp quantizes 1,024 elements of a row, one block per lane.
+//   shared  18 KiB for the elements and 128 blocks
+//   floor   x read once, blocks written once
+//   needs   x F32, F16 or BF16, packed rows aligned to 16 bytes
 template <gcuda_type TYPE, typename MAP>
 static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, const gcuda_array x, int64_t per_row, int64_t n_groups) {
     typedef typename d_format<TYPE>::block block;
@@ -2043,7 +2048,7 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     d_quantize_begin<TYPE>();
     for (int64_t group = blockIdx.x * (int64_t) 4 + warp; group < n_groups; group += gridDim.x * (int64_t) 4) {
-        const int64_t row = per_row < n_groups ? group / per_row : 0, first = (group - row * per_row) * 1024; // often one row
+        const int64_t row = per_row < n_groups ? group / per_row : 0, first = (group - row * per_row) * 1024; // often a single row
         const d_target t = map.row(per_row < n_groups ? d_row_index(x.ne, row) : d_index{ 0, 0, 0, 0 });
         const int n = (int) (x.ne[0] - first < 1024 ? x.ne[0] - first : 1024), n_bytes = n / 32 * (int) sizeof(block);
         char * y = t.y + first / 32 * (int64_t) sizeof(block);
@@ -2076,8 +2081,8 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     }
 }
 
-// ---- K formats: a lane makes a sub-block, a warp two or four blocks ----
-template <gcuda_type TYPE> // elements of a sub-block, 0 of other formats
+// ---- K-quants: a lane quantizes a sub-block, a warp two or four blocks ----
+template <gcuda_type TYPE> // elements per sub-block, 0 for other formats
 static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q5_K ? 32
                                : TYPE == GCUDA_TYPE_Q2_K || TYPE == GCUDA_TYPE_Q3_K || TYPE == GCUDA_TYPE_Q6_K ? 16 : 0;
 
@@ -2088,8 +2093,8 @@ static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q
 X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k)
 #undef X
 
-// The codes q, as they are stored, and scales of the lane's sub-block, and with the first of a block its factors; scales and
-// mins are shared by the warp, those of the block's sub-blocks from `first`.
+// Searches scale, min and codes q of the lane's sub-block; the first lane of a block also stores the block's factors. scales
+// and mins are shared by the warp; those of the block's sub-blocks start at `first`.
 template <gcuda_type TYPE>
 static inline __device__ void d_make_affine(const float * x, float * scales, float * mins, int lane, gcudai_k_block * t, float * q) {
     const gcudai_affine_format f = gcudai_affine_format_of(TYPE);
@@ -2141,13 +2146,13 @@ static inline __device__ void d_make_q6_k(const float * x, float * scales, int l
     if (g == 0) { t->d = has_values ? gcudai_fp32_to_fp16(1.0f / is) : 0; }
 }
 
-// The elements of a warp's blocks, the u-th and those behind it, a row of `to` to a lane. xs and ys: where the blocks come from
-// and go, NULL: nowhere.
+// Stages the elements of a warp's blocks, from block u on, one row of `to` per lane. xs and ys: source and destination of each
+// block, NULL: skipped.
 template <gcuda_type TYPE, int LEN>
 static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_type, int64_t x_size, bool is_wide, int64_t u, int lane,
     const char * const * xs, char * const * ys, float (*to)[LEN + 4]) {
     constexpr int BLOCKS = LEN / 8;
-    if (map.b.data != nullptr) { // a lane decodes 32
+    if (map.b.data != nullptr) { // a lane decodes 32 elements
         if (lane < BLOCKS * 8 && ys[lane / 8] != nullptr) {
             const int64_t from = u + lane / 8;
             const d_target t = map.at(from, 256);
@@ -2172,18 +2177,19 @@ static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_t
     __syncwarp();
 }
 
-// `rounds` times, a lane makes a sub-block. It asks where a block of the warp lies once for all rounds, 32 blocks at most.
-//   floor   instructions, not bytes, the search's tries for each element. A try of a scale and a min is 17: difference, product,
-//           clamp, two for the nearest code, six for three sums and six for the error (five in Q2_K); of a scale, 10. So 21 * 17
-//           in Q4_K, 16 * 17 in Q5_K, 16 * 16 in Q2_K, 19 * 10 in Q6_K: 0.4 to 0.7 ms for 8192 x 8192 where 132 processors issue
-//           four at 1.98 GHz and the bytes take 0.08. The sums' order is the host's, so a sub-block is one lane's
+// Float to K-quant blocks. In each of `rounds` rounds a lane quantizes one sub-block. A warp maps its blocks once for all
+// rounds, 32 at most. One lane owns a sub-block because its sums keep the CPU's order.
 //   shared  17 to 30 KiB
-template <gcuda_type TYPE> // codes of one try, elements and weights in registers
+//   floor   instructions: the search's tries per element. A try of scale and min costs 17: difference, product, clamp, two
+//           to round, six for three sums, six for the error (five in Q2_K). A try of a scale alone costs 10.
+//           Q4_K 21 * 17, Q5_K 16 * 17, Q2_K 16 * 16, Q6_K 19 * 10: 0.4 to 0.7 ms for 8192 x 8192 on 132 SMs that issue
+//           four instructions per cycle at 1.98 GHz; the bytes take 0.08 ms
+template <gcuda_type TYPE> // registers hold the codes of one try, elements and weights
 static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
     typedef typename d_format<TYPE>::block block;
-    constexpr int LEN = k_sub_len<TYPE>, SUBS = 256 / LEN, BLOCKS = 32 / SUBS; // of a warp
-    alignas(16) __shared__ float elements[4][32][LEN + 4];                     // eight lanes that read sixteen bytes each hit different banks
+    constexpr int LEN = k_sub_len<TYPE>, SUBS = 256 / LEN, BLOCKS = 32 / SUBS; // per warp
+    alignas(16) __shared__ float elements[4][32][LEN + 4]; // eight lanes that read 16 bytes each hit different banks
     __shared__ gcudai_k_block parts[4][BLOCKS];
     alignas(16) __shared__ char blocks[4][BLOCKS * sizeof(block)];
     __shared__ float scales[4][32], mins[4][32];
@@ -2221,8 +2227,10 @@ static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     }
 }
 
-// Other blocks of 256 are made by a thread each: Q8_K, IQ4_XS.
-template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
+// Float to Q8_K and IQ4_XS. A thread quantizes one block of 256.
+//   floor   x read once, blocks written once
+// Four blocks per SM: without the limit the compiler takes 80 to 255 registers.
+template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     d_quantize_begin<TYPE>();
     FOR_ELEMENTS(u, n_blocks) {
@@ -2239,7 +2247,7 @@ static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_bloc
     }
 }
 
-// Enough of a row for a warp.
+// Rows long enough for a warp per 1,024 elements.
 static bool can_quantize_rows(const gcuda_array & x) { return is_float(x.type) && is_wide(x) && x.ne[0] >= 1024; }
 
 template <gcuda_type TYPE, typename MAP>
@@ -2255,8 +2263,8 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     if constexpr (d_format<TYPE>::n == 32) {
         return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     } else if constexpr (k_sub_len<TYPE> > 0) {
-        constexpr int at_once = k_sub_len<TYPE> / 8; // blocks of a warp
-        // rounds of a warp: one, until there are four such warps for each that runs
+        constexpr int at_once = k_sub_len<TYPE> / 8; // blocks per warp
+        // one round per warp until there are four warps for each resident one
         const int64_t many = n / (n_multiprocessors() * 16 * 4 * at_once);
         const int rounds = (int) (many < 1 ? 1 : many < 32 / at_once ? many : 32 / at_once);
         const int64_t per_block = 4 * at_once * rounds;
@@ -2266,7 +2274,7 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     }
 }
 
-// has_rows: map.row gives rows of x, and what they become.
+// has_rows: map.row maps rows of x to rows of the destination.
 template <typename MAP>
 static gcuda_status quantize(gcuda_type type, const gcuda_array & x, const MAP & map, bool has_rows, gcuda_stream stream) {
     const int64_t n = n_elements(x) / gcuda_blck_size(type);
@@ -2280,7 +2288,7 @@ static gcuda_status quantize(gcuda_type type, const gcuda_array & x, const MAP &
 }
 
 // ---- plain elements ----
-// As on the CPU: to odd, so that rounding once more is rounding once. See gcudai_f32_odd and gcudai_f64_odd.
+// Round to odd, as on the CPU: a second rounding then equals a single one. See gcudai_f32_odd and gcudai_f64_odd.
 static inline __device__ float d_f32_odd(double v) {
     const float f = (float) v;
     const uint32_t bits = __float_as_uint(f);
@@ -2302,7 +2310,7 @@ static inline __device__ double d_number(gcuda_type type, const char * p) {
     }
 }
 
-// To integers: towards zero, saturating, NaN becomes 0.
+// To integer: toward zero, saturating, NaN becomes 0.
 static inline __device__ int64_t d_saturated(double v, double limit) {
     if (v != v) {
         return 0;
@@ -2322,7 +2330,7 @@ static inline __device__ void d_put_number(gcuda_type type, char * p, double v) 
     }
 }
 
-// A plain element to another type; equal types keep every bit.
+// Converts one plain element; equal types keep every bit.
 static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda_type y_type, char * y) {
     const bool x_float = x_type == GCUDA_TYPE_F32 || x_type == GCUDA_TYPE_F16 || x_type == GCUDA_TYPE_BF16;
     const bool y_float = y_type == GCUDA_TYPE_F32 || y_type == GCUDA_TYPE_F16 || y_type == GCUDA_TYPE_BF16;
@@ -2335,7 +2343,7 @@ static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda
     }
 }
 
-// One kernel stands for all: they are compiled together.
+// Does nothing; its attributes tell which architectures the file was compiled for.
 static __global__ void k_nothing(int unused) { (void) unused; }
 
 int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
@@ -2352,7 +2360,7 @@ struct gcuda_launch_series * gcuda_thread_launches(void) {
 }
 
 bool gcuda_has_overlap(void) {
-    int binary_cc = 0, ptx_cc = 0; // the code that runs comes of PTX for ptx_cc, whoever compiled it
+    int binary_cc = 0, ptx_cc = 0; // the running code comes from PTX for ptx_cc, also after JIT
     return asked((cudaError_t) gcuda_kernels_compiled_for(&binary_cc, &ptx_cc)) && ptx_cc >= 900 && capability_major() >= 9;
 }
 
@@ -2365,13 +2373,12 @@ const char * gcuda_kernels_archs(void) {
 }
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
-//   floor   x read once, y written once
-// A copy as loops over units, the dimensions in the order of the destination's strides, merged where both sides allow.
+// A strided copy as nested loops over units. Dimensions are in the order of y's strides and merged where both sides allow.
 struct d_walk {
     const char * x;
     char * y;
-    int64_t ne[4], xs[4], ys[4]; // units; bytes
-    int64_t n;                   // units in all
+    int64_t ne[4], xs[4], ys[4]; // ne in units; strides in bytes
+    int64_t n; // total units
 };
 
 static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char ** x, char ** y) {
@@ -2385,12 +2392,15 @@ static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char 
     *y = w.y + at.i0 * w.ys[0] + at.i1 * w.ys[1] + at.i2 * w.ys[2] + at.i3 * w.ys[3];
 }
 
-// Four units a thread, all read before the first is written.
+// Vectors of four floats convert element by element, other units keep their bits.
 template <typename X, typename Y> static inline __device__ void d_convert_unit(const X & x, Y & y) { y = x; }
 template <typename X, typename Y> static inline __device__ void d_convert_unit(const d_four<X> & x, d_four<Y> & y) {
     UNROLL for (int k = 0; k < 4; ++k) { d_put(&y.v[k], d_f32(x.v[k])); }
 }
 
+// Strided copy with conversion X to Y. A thread moves four units, all loaded before the first store.
+//   floor   x read once, y written once
+//   needs   both sides aligned to a unit; x and y do not overlap
 template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_walk(const d_walk w) {
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         X v[4];
@@ -2412,8 +2422,8 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
     }
 }
 
-// Numbers of other than one of the pairs above: by way of I32 where that holds all that can come of them, else of F64.
-// One kernel each for all pairs: the types are the same for all threads, and asked for once in four units.
+// Other pairs of types convert through a stage: I32 where it holds every possible value, otherwise F64. One kernel per stage
+// serves all pairs; the type is uniform and is tested once per four units.
 template <typename STAGE> static inline __device__ STAGE d_staged(gcuda_type x_type, gcuda_type y_type, const char * p);
 template <> inline __device__ double d_staged(gcuda_type x_type, gcuda_type y_type, const char * p) {
     return x_type == GCUDA_TYPE_I64 && y_type == GCUDA_TYPE_F64 ? (double) *(const int64_t *) p : d_number(x_type, p);
@@ -2434,7 +2444,7 @@ static inline __device__ void d_put_staged(gcuda_type type, char * p, int32_t v)
         case GCUDA_TYPE_I16: *(int16_t *) p = (int16_t) max(-32768, min(v, 32767)); break;
         case GCUDA_TYPE_I32: *(int32_t *) p = v; break;
         case GCUDA_TYPE_F32: *(float *) p = (float) v; break;
-        default: { // to odd like d_f64_odd, where F32 has not all digits
+        default: { // to odd, like d_f64_odd, where F32 lacks digits
             const bool is_exact = (v >= -(1 << 24) && v <= 1 << 24) || (v & 255) == 0;
             d_store(type, p, (float) (is_exact ? v : (v | 256) & ~255));
             break;
@@ -2466,7 +2476,9 @@ template <typename STAGE, typename F> static inline __device__ void d_with_plain
     }
 }
 
-// A unit is 16 bytes of the stage.
+// Strided copy between number types through STAGE. A unit is 16 bytes of the stage; a thread moves four units.
+//   floor   x read once, y written once
+//   needs   both sides dense along dimension 0 and aligned to a unit
 template <typename STAGE>
 static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcuda_type x_type, gcuda_type y_type) {
     const int N = 16 / (int) sizeof(STAGE);
@@ -2494,7 +2506,7 @@ static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcud
     }
 }
 
-// In the source dimension 1 is the dense one: squares of 32 x 32 through shared memory.
+// Conversion of one element; integers of equal size keep their bits.
 template <typename X, typename Y> static inline __device__ Y d_converted(X v) {
     Y y;
     d_put(&y, d_f32(v));
@@ -2505,6 +2517,9 @@ template <> inline __device__ uint16_t d_converted(uint16_t v) { return v; }
 template <> inline __device__ uint32_t d_converted(uint32_t v) { return v; }
 template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
 
+// Transposing copy where x is dense along dimension 1. A block moves tiles of 32 x 32 elements through shared memory.
+//   shared  32 * 33 * sizeof(Y) bytes
+//   floor   x read once, y written once
 template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_tile(const d_walk w) {
     __shared__ Y tile[32][33];
     const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
@@ -2530,9 +2545,7 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
     }
 }
 
-// The same with words of four bytes on both sides, for elements of SIZE bytes: a thread turns squares of 4 / SIZE x
-// 4 / SIZE elements. A tile is 32 words wide and as many elements high; two for elements of four bytes, whose rows would
-// be short otherwise.
+// Transposes a square of 4 / SIZE by 4 / SIZE elements of SIZE bytes in registers.
 template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
     if (SIZE == 2) {
         const uint32_t lo = __byte_perm(w[0], w[1], 0x5410), hi = __byte_perm(w[0], w[1], 0x7632);
@@ -2549,12 +2562,17 @@ template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
 }
 
 template <int SIZE> struct d_turned {
-    static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // of a word; of a tile's row; elements
+    static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // elements per word; words per tile row; elements per side
 };
 
+// Transposing copy in 32-bit words on both sides, for elements of SIZE bytes. A block moves square tiles of 32 words a side,
+// 64 for 4-byte elements, whose rows would otherwise be short.
+//   shared  SIDE * (WORDS + 1) words, at most 17 KiB
+//   floor   x read once, y written once
+//   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_turn)
 template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(const d_walk w) {
     typedef d_turned<SIZE> T;
-    const int ROWS = 256 / T::WORDS; // at once
+    const int ROWS = 256 / T::WORDS; // per pass
     __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
     const int64_t t0 = (w.ne[0] + T::SIDE - 1) / T::SIDE, t1 = (w.ne[1] + T::SIDE - 1) / T::SIDE;
     const int i = (int) threadIdx.x % T::WORDS, j = (int) threadIdx.x / T::WORDS;
@@ -2585,7 +2603,9 @@ template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(con
     }
 }
 
-// Elements of blocks, one at a time; also shapes that differ with neither side packed.
+// Copy of equal types without conversion: quantized blocks, and shapes that differ with neither side packed. A thread moves a
+// word of an element or block.
+//   floor   x read once, y written once
 template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, const gcuda_array y, int64_t blck, int64_t words) {
     const int64_t n = d_n(y) / blck * words;
     FOR_ELEMENTS(i, n) {
@@ -2597,6 +2617,8 @@ template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, 
     }
 }
 
+// General copy with conversion of plain elements, any strides and shapes. A thread converts one element.
+//   floor   x read once, y written once
 static __global__ void k_cpy_plain(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
         d_convert(p.x.type, d_at(p.x, d_unravel(p.x.ne, i)), p.y.type, d_at(p.y, d_unravel(p.y.ne, i)));
@@ -2609,7 +2631,7 @@ template <typename WORD> static gcuda_status cpy_words(const gcuda_cpy_args & p,
 }
 
 static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
-    switch (gcuda_type_size(p.y.type) & (~gcuda_type_size(p.y.type) + 1)) { // the largest power of two that divides it
+    switch (gcuda_type_size(p.y.type) & (~gcuda_type_size(p.y.type) + 1)) { // largest power of two that divides the size
         case 1: return cpy_words<uint8_t>(p, stream);
         case 2: return cpy_words<uint16_t>(p, stream);
         case 4: return cpy_words<uint32_t>(p, stream);
@@ -2627,7 +2649,7 @@ static void walk_swap(d_walk & w, int d, int e) {
     w.ys[e] = ys;
 }
 
-// False: the shapes differ, and neither side is packed.
+// False: shapes differ and neither side is packed.
 static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
     const gcuda_array * shape = &p.y;
     d_walk w = {};
@@ -2655,7 +2677,7 @@ static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
     for (int d = 1; d < 4; ++d) {
         for (int e = d; e > 0 && (w.ne[e - 1] == 1 || (w.ne[e] != 1 && w.ys[e - 1] > w.ys[e])); --e) { walk_swap(w, e - 1, e); }
     }
-    for (int d = 1, n = 1; d < 4; ++d) { // merge into dimension n - 1
+    for (int d = 1, n = 1; d < 4; ++d) { // merges dimension d into n - 1
         if (w.ne[d] == 1 || (w.xs[d] == w.xs[n - 1] * w.ne[n - 1] && w.ys[d] == w.ys[n - 1] * w.ne[n - 1])) {
             w.ne[n - 1] *= w.ne[d];
             w.ne[d] = 1;
@@ -2668,7 +2690,7 @@ static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
     return true;
 }
 
-// Bytes, a power of two up to 16, that rows of both sides can be moved by.
+// Largest access size in bytes, a power of two up to 16, that rows of both sides are aligned to.
 static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
     uint64_t all = (uint64_t) row_bytes | (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | 16u;
     for (int d = 1; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
@@ -2679,7 +2701,7 @@ template <typename X, typename Y> static gcuda_status cpy_walk(const d_walk & w,
     return launch(k_cpy_walk<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
 }
 
-// Rows dense on both sides, one type: as few and wide words as there can be.
+// Rows dense on both sides, equal types: the largest words that alignment allows.
 static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
     const int64_t word = walk_word(w, w.ne[0] * size);
     w.n = w.n * size / word;
@@ -2701,7 +2723,7 @@ template <typename X, typename Y> static gcuda_status cpy_tile(d_walk w, int den
     return launch(k_cpy_tile<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
 }
 
-// Both sides are dense along one of the first two dimensions, in whole words.
+// Whether both sides are dense along one of the first two dimensions, in whole words.
 template <int SIZE> static bool can_turn(const d_walk & w) {
     uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
     for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
@@ -2729,7 +2751,7 @@ static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcu
     }
 }
 
-// Rows dense on both sides become rows of units of n elements. False: they are not whole, or not aligned to a unit.
+// Regroups rows that are dense on both sides into units of n elements. False: rows are not whole units or not aligned to one.
 static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
     const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
     bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
@@ -2745,7 +2767,7 @@ static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
     return fits;
 }
 
-// Floats of different types, rows dense or the source transposed.
+// Float conversions; rows dense, or the source transposed.
 template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 0) {
         return cpy_tile<X, Y>(w, dense, stream);
@@ -2782,7 +2804,7 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
     return p.x.type == p.y.type ? cpy_same(p, stream) : launch_elements(k_cpy_plain, p.y, stream, p);
 }
 
-// As one row where both sides are packed.
+// Packed arrays are quantized as a single row.
 static gcuda_status cpy_quantize(const gcuda_cpy_args & p, d_map_cpy map, gcuda_stream stream) {
     bool same = true;
     for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
@@ -2798,7 +2820,7 @@ size_t gcuda_cpy_scratch_bytes(const gcuda_cpy_args * args) {
     return by_way_of_f32 ? (size_t) n_elements(args->y) * sizeof(float) : 0;
 }
 
-// Blocks become others by way of F32 in scratch, of the shape of y: so its rows are quantized as such.
+// Block format to block format through F32 scratch of the shape of y, whose rows are quantized as such.
 static gcuda_status cpy_blocks(const gcuda_cpy_args & p, gcuda_stream stream) {
     const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.y.ne[0], p.y.ne[1], p.y.ne[2], p.y.ne[3]);
     const gcuda_cpy_args from = { p.x, t, nullptr }, to = { t, p.y, nullptr };
@@ -2833,11 +2855,13 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
     return cpy_plain(p, stream);
 }
 
-// ---- blocks and floats, added ----
-// Small ones group by group, or, where the result is blocks, block by block: one launch.
+// ---- sum of quantized and float arrays ----
+// Small sums take one launch: by group, or by block where the result is quantized.
 #define ADD_BLOCKS_SMALL 65536 // elements
 static bool is_small_sum(const gcuda_binary_args & p) { return n_elements(p.a) <= ADD_BLOCKS_SMALL; }
 
+// y = decoded x + b, small sums with a float result. A thread adds one group of 32.
+//   floor   x and b read once, y written once
 template <typename FORMAT> static __global__ void __launch_bounds__(128) k_add_groups(const d_map_cpy map, const gcuda_array b, int64_t n_groups) {
     FOR_ELEMENTS(u, n_groups) {
         const d_target t = map.at(u, 32);
@@ -2863,7 +2887,7 @@ size_t gcuda_add_scratch_bytes(const gcuda_binary_args * args) {
     return gcuda_is_quantized(args->a.type) && !is_small_sum(*args) ? (size_t) n_elements(args->a) * sizeof(float) : 0;
 }
 
-// Large ones by way of F32 in scratch.
+// Large sums go through F32 scratch.
 gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_stream stream) {
     const gcuda_binary_args & p = *args;
     if (is_small_sum(p)) { return add_small(p, stream); }
@@ -2876,8 +2900,8 @@ gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_st
 }
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
-// An index out of range gives a row of zeros and sets the flag.
-//   floor   one row read and written for each index
+// General get_rows for plain types. A thread converts one element. An index out of range gives zeros and sets bad_index.
+//   floor   one row read and written per index
 static __global__ void k_get_rows(const d_map_get map) {
     const gcuda_get_rows_args & p = map.p;
     FOR_ELEMENTS(u, d_n(p.y)) {
@@ -2890,11 +2914,14 @@ static __global__ void k_get_rows(const d_map_get map) {
     }
 }
 
-// Whole rows, written sixteen bytes at a time; like: the array whose rows are counted.
-template <typename Y> struct d_row_parts { // elements a time, and how many times a thread
+template <typename Y> struct d_row_parts { // elements per store, and stores per thread
     static const int N = d_wide<Y>::N, PARTS = N == 4 ? 4 : 2;
 };
 
+// Vectorized row copy with conversion, for get_rows and set_rows: 16-byte stores, PARTS per thread. `like` is the array whose
+// rows are counted.
+//   floor   each row read once and written once
+//   needs   packed rows aligned to 16 bytes on both sides
 template <typename X, typename Y, typename MAP>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_rows_wide(const MAP map, const gcuda_array like, const tiles t) {
     const int N = d_row_parts<Y>::N, PARTS = d_row_parts<Y>::PARTS;
@@ -2938,25 +2965,29 @@ gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_strea
     }
     if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && is_wide(args->x) && is_wide(args->y)) {
         return args->x.type == GCUDA_TYPE_I32
-                   ? rows_wide<float, float>(map, args->y, stream) // the bits as they are
+                   ? rows_wide<float, float>(map, args->y, stream) // moves the bits of I32
                    : with_float(args->x.type, [&](auto t) { return rows_wide<decltype(t), float>(map, args->y, stream); });
     }
     return launch_elements(k_get_rows, args->y, stream, map);
 }
 
 // >>op:get_rows_back ----------------------------------------------------------------------------------
-// Rows that go to one place make a chain: a warp for each index looks for the next equal one, and whether there is an
-// earlier one; who has none starts the chain of its place. Then a block owns 256 elements of a row of the result and adds
-// its chain up in order, in double.
-//   floor   gradient read once, result written once; indices n / 32 times, from L2
+// Scatter-add in index order, accumulated in double. Kernels by size:
+//   few indices, small y   k_get_rows_back_few: one launch
+//   up to 1,024 indices    linked list per row of y: k_get_rows_back_none, _chain, then k_get_rows_back
+//   more indices           counting sort by row of y: k_gather_clear, _count, _start, _place, _sort, _sum
 static inline __device__ int32_t d_index_i32(const gcuda_array & ids, int64_t i) {
     return *(const int32_t *) ((const char *) ids.data + i * (int64_t) ids.nb[0]);
 }
 
+// Clears the list heads, one per thread.
 static __global__ void __launch_bounds__(256) k_get_rows_back_none(int64_t * first, int64_t n) {
     FOR_ELEMENTS(i, n) { first[i] = -1; }
 }
 
+// Builds the lists. A warp per index finds the next equal index, and writes the head if no earlier one is equal. Indices out of
+// range set bad_index.
+//   floor   indices read n / 32 times, from L2
 static __global__ void __launch_bounds__(256) k_get_rows_back_chain(const gcuda_get_rows_args p, int64_t * first, int64_t * next) {
     const int64_t n = p.ids.ne[0], n_warps = (int64_t) gridDim.x * blockDim.x / 32;
     const int lane = (int) threadIdx.x % 32;
@@ -2986,6 +3017,8 @@ static __global__ void __launch_bounds__(256) k_get_rows_back_chain(const gcuda_
     }
 }
 
+// Adds the lists up. A block owns 256 elements of a row of y and adds its list in order.
+//   floor   gradient read once, y written once
 static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_rows_args p, const int64_t * first, const int64_t * next) {
     const int64_t n_parts = (p.y.ne[0] + 255) / 256;
     for (int64_t item = blockIdx.x; item < n_parts * p.y.ne[1]; item += gridDim.x) {
@@ -3000,12 +3033,11 @@ static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_ro
     }
 }
 
-// Many indices: counted, gathered by the place they go to, and brought in order within it. Where the indices of a place lie
-// among those of others differs from run to run, their order does not. A block owns 1,024 or 4,096 elements of a row of the result.
-//   floor   gradient read once, result written once
+// Counting sort of indices by destination row. Where a row's segment starts varies between runs (atomicAdd), the order inside
+// it does not.
 #define ROWS_BACK_FEW 1024
 struct d_gathered {
-    int32_t * count, * start, * total, * slot, * order, * sorted; // of rows of y; one; of indices
+    int32_t * count, * start, * total, * slot, * order, * sorted; // count, start: per row of y; total: one; the others: per index
     int64_t n, n_rows;
 };
 static d_gathered gathered_of(const gcuda_get_rows_args & p) {
@@ -3022,10 +3054,12 @@ static d_gathered gathered_of(const gcuda_get_rows_args & p) {
 }
 static bool is_gathered(const gcuda_get_rows_args & p) { return p.ids.ne[0] > ROWS_BACK_FEW && p.ids.ne[0] < INT32_MAX; }
 
+// Clears the counters, one per thread.
 static __global__ void __launch_bounds__(256) k_gather_clear(const d_gathered g) {
     FOR_ELEMENTS(i, g.n_rows) { g.count[i] = 0; }
     if (blockIdx.x == 0 && threadIdx.x == 0) { *g.total = 0; }
 }
+// Counts the indices of each row of y. A thread takes one index and keeps its arrival number in slot.
 static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_rows_args p, const d_gathered g) {
     FOR_ELEMENTS(r, g.n) {
         const int32_t to = d_index_i32(p.ids, r);
@@ -3034,6 +3068,7 @@ static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_row
         if (!is_in && p.bad_index != nullptr) { *p.bad_index = 1; }
     }
 }
+// Allocates a segment per row of y: a warp scans 32 counts and adds their sum to the total.
 static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g) {
     const int lane = (int) threadIdx.x % 32;
     for (int64_t first = blockIdx.x * (int64_t) 256 + threadIdx.x - lane; first < g.n_rows; first += gridDim.x * (int64_t) 256) {
@@ -3048,12 +3083,14 @@ static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g)
         if (first + lane < g.n_rows) { g.start[first + lane] = base + sum - own; }
     }
 }
+// Stores each index in its row's segment, in order of arrival. A thread takes one index.
 static __global__ void __launch_bounds__(256) k_gather_place(const gcuda_get_rows_args p, const d_gathered g) {
     FOR_ELEMENTS(r, g.n) {
         if (g.slot[r] >= 0) { g.order[g.start[d_index_i32(p.ids, r)] + g.slot[r]] = (int32_t) r; }
     }
 }
-static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) { // a warp to an index
+// Sorts each segment by rank. A warp per index counts the smaller indices of its segment.
+static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) {
     const int lane = (int) threadIdx.x % 32;
     for (int64_t r = (blockIdx.x * (int64_t) 256 + threadIdx.x) / 32; r < g.n; r += gridDim.x * (int64_t) 8) {
         const int32_t to = d_index_i32(p.ids, r);
@@ -3065,8 +3102,11 @@ static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows
     }
 }
 
-// WIDE: vectors of four elements. Most rows of the result have few of the gradient: GATHER_PARTS places of two are read together.
+// Loads in flight per thread: vectors of the row, two rows at a time, since most rows of y have few rows of the gradient.
 #define GATHER_PARTS 4
+// Adds each segment in order. A block owns GATHER_PARTS * 256 vectors of a row of y: 1,024 elements, 4,096 if WIDE.
+//   floor   gradient read once, y written once
+//   needs   WIDE: ne0 a multiple of 4, packed rows aligned to 16 bytes
 template <typename T, bool WIDE>
 static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g, int64_t n_parts) {
     const int AHEAD = 2, V = WIDE ? 4 : 1;
@@ -3115,13 +3155,15 @@ static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_
     });
 }
 
-// Little of both: one launch, whose threads look through all indices. The sums are the same, in the same order.
+// Few indices and a small y: one launch in which every thread scans all indices. Same sums in the same order.
 #define ROWS_BACK_ONE 32
-#define ROWS_BACK_SMALL 65536 // elements of the result
+#define ROWS_BACK_SMALL 65536 // elements of y
 static bool get_rows_back_at_once(const gcuda_get_rows_args & p) {
     return p.ids.ne[0] <= ROWS_BACK_ONE && n_elements(p.y) > 0 && n_elements(p.y) <= ROWS_BACK_SMALL;
 }
 
+// y[row] = sum of the gradient rows with that index, in double. A thread owns an element of y and scans all indices.
+//   floor   gradient and indices read, y written once
 static __global__ void __launch_bounds__(256) k_get_rows_back_few(const gcuda_get_rows_args p) {
     FOR_ELEMENTS(u, d_n(p.y)) {
         const int64_t row = u / p.y.ne[0], i = u - row * p.y.ne[0];
@@ -3153,10 +3195,14 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
-// Of equal indices the last row stays. Who goes where, or -1, is in scratch: where indices are few a warp for each looks
-// whether a later one is equal; where they are many they go through a hash table, one to a batch, that keeps the last.
-//   floor   x read once, its rows of y written once; few indices n / 64 times, from L2
+// The last of equal indices wins. Destinations (-1: skip) are computed into scratch first. Kernels by number of indices:
+//   up to 8, small x   k_set_rows_few: one launch without scratch
+//   up to 1,024        k_set_rows_index compares each index with all later ones
+//   more               hash table per batch: k_set_rows_clear, _enter, _last
+// Then k_rows_wide or k_set_rows moves the rows, or a quantizer does.
 #define SET_ROWS_FEW 1024
+// Destination of each index, -1 if out of range (sets bad_index) or repeated later. A warp takes one index.
+//   floor   indices read n / 64 times, from L2
 static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
     const int64_t n = d_n(p.ids), n_warps = (int64_t) gridDim.x * blockDim.x / 32;
     const int lane = (int) threadIdx.x % 32;
@@ -3179,31 +3225,33 @@ static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
     }
 }
 
-// A slot holds a row of y in its upper half and the number of its last index in the lower one; all ones: free. The lower
-// half only grows, and where a row of y stands does not matter, so every run leaves the same.
+// Open-addressing hash table. A slot holds a row of y in its upper half and the last index for it in the lower one; all ones:
+// free. The lower half only grows and slot positions do not matter, so the result is deterministic.
 struct d_last_table {
     unsigned long long * slots;
-    int64_t per_batch; // a power of two
-    int shift;         // of a hash
+    int64_t per_batch; // slots, a power of two
+    int shift; // of the hash value
 };
 
-static int64_t set_rows_slots(const gcuda_get_rows_args & p) { // of a batch; 0: no table
+static int64_t set_rows_slots(const gcuda_get_rows_args & p) { // per batch; 0: no table
     int64_t n = 2;
     while (n < 2 * p.ids.ne[0]) { n *= 2; }
     return p.ids.ne[0] <= SET_ROWS_FEW || p.ids.ne[0] > INT32_MAX / 2 || p.y.ne[1] >= (int64_t) UINT32_MAX ? 0 : n;
 }
 
-// The slot of a row of y: its own or a free one.
+// Linear probing from the slot of row `to` until is_done accepts a slot.
 template <typename F> static inline __device__ void d_probe(const d_last_table & t, int64_t batch, uint32_t to, F is_done) {
     const uint32_t mask = (uint32_t) (t.per_batch - 1);
     uint32_t at = (to * 2654435769u) >> t.shift; // Knuth's multiplicative hash
     while (!is_done(t.slots + batch * t.per_batch + at)) { at = (at + 1) & mask; }
 }
 
+// Frees all slots, one per thread.
 static __global__ void __launch_bounds__(256) k_set_rows_clear(const d_last_table t, int64_t n) {
     FOR_ELEMENTS(i, n) { t.slots[i] = ~0ull; }
 }
 
+// Enters each index into its batch's table; atomicMax keeps the last. A thread takes one index; bad ones set bad_index.
 static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_rows_args p, const d_last_table t) {
     FOR_ELEMENTS(i, d_n(p.ids)) {
         const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
@@ -3223,6 +3271,7 @@ static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_r
     }
 }
 
+// Writes each index's destination to scratch, -1 unless the table names it as the last. A thread takes one index.
 static __global__ void __launch_bounds__(256) k_set_rows_last(const gcuda_get_rows_args p, const d_last_table t) {
     FOR_ELEMENTS(i, d_n(p.ids)) {
         const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
@@ -3252,12 +3301,13 @@ static gcuda_status set_rows_index(const gcuda_get_rows_args & p, gcuda_stream s
     return st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_last, (n + 255) / 256, 256, stream, p, t) : st;
 }
 
-// Few small rows, as a cache takes them token by token: one launch, whose threads look themselves whether a later row goes where
-// theirs goes.
+// Few small rows, such as a KV cache written token by token: one launch whose threads scan the later indices themselves.
 #define SET_ROWS_ONE 8
 #define SET_ROWS_SMALL 65536 // elements
 static bool set_rows_at_once(const gcuda_get_rows_args & p) { return p.ids.ne[0] <= SET_ROWS_ONE && n_elements(p.x) <= SET_ROWS_SMALL; }
 
+// General set_rows for plain types. A thread converts one element; destinations come from scratch.
+//   floor   x read once, its rows of y written once
 static __global__ void k_set_rows(const d_map_set<false> map) {
     const gcuda_get_rows_args & p = map.p;
     FOR_ELEMENTS(u, d_n(p.x)) {
@@ -3268,6 +3318,8 @@ static __global__ void k_set_rows(const d_map_set<false> map) {
     }
 }
 
+// set_rows for few indices: a thread converts one element and scans the later indices of its batch.
+//   floor   x read once, its rows of y written once
 static __global__ void __launch_bounds__(256) k_set_rows_few(const gcuda_get_rows_args p) {
     FOR_ELEMENTS(u, d_n(p.x)) {
         const d_index i = d_unravel(p.x.ne, u);
