@@ -5534,12 +5534,12 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
 
 #if GCUDAI_PART(10)
 // =====================================================================================================
-// >>k-norm   norms, soft_max, running sums and rotations along rows
+// >>k-norm   norms, soft_max, cumsum, rope
 // =====================================================================================================
 
-// ---- rows held in registers: each element is read once ----
-// THREADS threads have a row: some lanes of a warp, a warp, or a whole block. A thread holds PARTS times sixteen bytes, or as
-// many elements where rows are not made of aligned sixteens.
+// ---- rows in registers: each element is read once ----
+// THREADS threads own a row: some lanes of a warp, a whole warp, or a block. A thread holds PARTS 16-byte vectors, or PARTS
+// elements where rows are not made of aligned vectors.
 template <typename T, bool WIDE> struct d_word {
     typedef T type;
 };
@@ -5553,7 +5553,7 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
     float v[PARTS][N];
 
     static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
-    // As they lie, so that other loads are under way before the first is used; 0 behind the end.
+    // Loads without converting, so that further loads are in flight before the first use; 0 past the end.
     template <bool LAST = false> static inline __device__ void fetch(const char * row, int n, word * w) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             const word * x = (const word *) ((const T *) row + place(k));
@@ -5586,13 +5586,13 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
             }
         }
     }
-    // f(element) for all that are held
+    // f(element) for all elements in registers
     template <typename F> inline __device__ void all(F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             UNROLL for (int j = 0; j < N; ++j) { f(v[k][j]); }
         }
     }
-    // f(element, its place) for all that are in the row
+    // f(element, index) for all elements of the row
     template <typename F> inline __device__ void each(int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
@@ -5600,7 +5600,7 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
             }
         }
     }
-    // f(element, that of another row at the same place)
+    // f(element, element of the other row at the same index)
     template <typename F> inline __device__ void each_with(const d_held & other, int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
@@ -5623,7 +5623,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
     return d_row_reduce<THREADS, d_max_op>(v, -INFINITY);
 }
 
-// f(row, its length) for the rows of these threads; lanes without a row have a length of 0, so that warps stay together.
+// Calls f(row, length) for the rows of these threads. Lanes without a row get length 0, so that warps stay converged.
 template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
     d_take_turn();
     const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
@@ -5633,16 +5633,16 @@ template <int THREADS, typename F> static inline __device__ void d_held_rows(int
     }
 }
 
-// What a kernel for rows of a length and alignment is compiled for: with_held<T>(n, is_wide, [&](auto h) { typedef
+// Instantiates a kernel for a row length and alignment: with_held<T>(n, is_wide, [&](auto h) { typedef
 // typename decltype(h)::template row<T> ... })
 template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
-    static const int LEAST = 1024 / BLOCK; // blocks on a multiprocessor: some load while others compute
+    static const int LEAST = 1024 / BLOCK; // blocks per SM: some load while others compute
     static const bool WIDE = IS_WIDE;
     template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {};
 };
-#define HELD_MOST 16384 // elements of a row
-// LANES: that short rows take, at least.
+#define HELD_MOST 16384 // elements per row
+// LANES: fewest lanes for a short row.
 template <typename T, int LANES = 8, typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
     const int64_t m = n / d_wide<T>::N;
     if (is_wide_row && n % d_wide<T>::N == 0) {
@@ -5652,7 +5652,7 @@ template <typename T, int LANES = 8, typename F> static gcuda_status with_held(i
                : m <= 512                   ? f(held<128, 4, true>())
                : m <= 1024                  ? f(held<256, 4, true>())
                : m <= 2048                  ? f(held<512, 4, true>())
-                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // of F32
+                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // F32
     }
     return n <= 128    ? f(held<8, 16, false>())
            : n <= 512  ? f(held<32, 16, false>())
@@ -5668,7 +5668,7 @@ static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gc
     return launch_in_turn(kernel, (n + at_once - 1) / at_once, dim3((unsigned) (at_once * threads)), stream, args...);
 }
 
-// ---- rows too long to hold: parts of them, which leave what they find in scratch for a second pass ----
+// ---- rows too long for registers: two passes over parts, with partial results in scratch ----
 #define PART_BYTES 16384
 #define TURNS_FROM_BYTES ((int64_t) 48 << 20)
 #define TURNS_CACHED_BYTES ((int64_t) 24 << 20)
@@ -5676,23 +5676,23 @@ template <typename T, bool WIDE> struct part_of {
     typedef held<PART_BYTES / 16 / (WIDE ? 4 : (int) sizeof(T)), WIDE ? 4 : 16, WIDE> type;
 };
 
-// What a pass over n parts of rows leaves in scratch: eight bytes of each part, and behind them, where the second pass goes along with
-// the first (k_turns), how many parts it has left out, and which.
+// Scratch of a two-pass kernel: one 8-byte result per part. Interleaved passes (k_turns) add the number of parts left
+// unfinished and a list of them.
 struct d_turns {
-    int64_t n, first; // the first parts are found by a launch before
+    int64_t n, first; // parts [0, first) are reduced by an earlier launch
     unsigned long long * found;
-    unsigned * n_left, * left; // NULL: not in turns
+    unsigned * n_left, * left; // NULL: passes are not interleaved
 };
 static size_t turns_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
 
-// In turns where the cache holds rows, but not all of them. Parts have n_bytes; at_once blocks of a multiprocessor are under way.
+// Interleaves the passes where L2 holds some of the rows but not all. n_bytes: bytes per part; at_once: blocks per SM.
 static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
     d_turns q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
 #if defined(GCUDAI_SIM)
     (void) at_once;
-    const int64_t under_way = -per_row / 2; // blocks run one behind the other there: half of the parts have their turn too soon
+    const int64_t under_way = -per_row / 2; // blocks run sequentially there: half of the parts are tried too early
 #else
-    const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks find, and some take longer
+    const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks reduce, and some are slower
 #endif
     const int64_t first = per_row + under_way;
     const bool is_much = n * n_bytes > enough(TURNS_FROM_BYTES) && 2 * n >= 3 * first;
@@ -5706,7 +5706,7 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
     return q;
 }
 
-// What no part leaves, as its NaN are others: not found yet.
+// Sentinel for a result that is not written yet. No result equals it: NaN are stored as others.
 #define NOT_FOUND (~0ull)
 template <typename F> static inline __device__ void d_leave_found(void * scratch, int64_t b, F found) {
     static_assert(sizeof(F) == sizeof(unsigned long long), "one store, which is seen as a whole");
@@ -5728,7 +5728,7 @@ static int64_t n_parts(const gcuda_array & x) {
 }
 static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : turns_bytes(n_parts(x) * n_rows(x)); }
 
-// Part b of all: its row, where it begins and how long it is. No memory has 2^32 parts, and 32 bits divide in fewer steps.
+// Part b: row, start and length. 32 bits suffice for the part number, and 32-bit division is cheaper.
 struct d_part {
     int64_t row, i0, n_parts;
     int n;
@@ -5746,20 +5746,26 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
     return d_row(a, q.row) + q.i0 * (int64_t) a.nb[0];
 }
 
-// OP::find and OP::finish do a part; finish<true> may find that something is missing, and then says false, on all threads. The other
-// waits for the launch before when its elements, which no pass writes before they are finished, are under way.
+// Two-pass reduction of long rows, one pass per launch. OP::find reduces part b into scratch, OP::finish combines the parts
+// of the row and writes part b of y.
+//   grid    a block owns a part of PART_BYTES; the second pass runs backward, since the last parts read are in L2
+//   shared  that of d_block_reduce
+//   floor   x read twice, y written once; finish<true> returns false on all threads if a result is missing
+// The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
     if (!IS_LAST) { d_start_next(); }
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
-            (void) OP::template finish<false>(p, n_blocks - 1 - turn); // what was read last is in the cache
+            (void) OP::template finish<false>(p, n_blocks - 1 - turn); // the last parts read are still in L2
         } else {
             OP::find(p, turn);
         }
     }
 }
 
+// First launch of interleaved passes: reduces parts [0, first), marks the other results missing and clears n_left.
+//   floor   parts read once
 template <typename OP, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_turns(const P p, const d_turns q) {
     FOR_ROWS(b, q.first) { OP::find(p, b); }
@@ -5767,9 +5773,9 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_tu
     if (blockIdx.x == 0 && threadIdx.x == 0) { *q.n_left = 0; }
 }
 
-// Rows are finished soon after they were found, while the cache has them: one part is found and one that lies some way behind is
-// finished, in turns. No block waits: where something of the row is missing the part is left to the launch behind this one. The
-// result does not depend on that.
+// Interleaved passes: even turns reduce a part, odd turns finish one that lies `first` parts earlier, while L2 holds its row.
+// No block waits: if a result of the row is missing, the part goes to the list for k_behind_turns. The result is the same.
+//   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(const P p, const d_turns q) {
     const unsigned n_find = (unsigned) (q.n - q.first);
@@ -5784,12 +5790,14 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(con
     }
 }
 
+// Last launch of interleaved passes: finishes the parts that k_turns left.
+//   floor   listed parts read and written once
 template <typename OP, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_behind_turns(const P p, const d_turns q) {
     FOR_ROWS(i, (int64_t) *q.n_left) { (void) OP::template finish<false>(p, (int64_t) q.left[i]); }
 }
 
-// Of n parts of n_bytes, per_row of them in a row.
+// Runs OP over n parts of n_bytes, per_row of them in each row.
 template <typename OP, typename P>
 static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t n_bytes, void * scratch, gcuda_stream stream) {
     const int threads = OP::H::BLOCK;
@@ -5810,8 +5818,7 @@ template <typename OP, typename P> static gcuda_status two_passes(const P & p, g
 }
 
 // >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
-//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
-// x == y is safe: a thread overwrites only what it alone has read. The variance is that of x less its mean.
+// The variance is that of x minus its mean, computed in a second pass over registers.
 enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
 
 template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
@@ -5823,16 +5830,16 @@ template <int KIND> static inline __device__ double d_norm_scale(double squares,
     return 1.0 / (KIND == NORM_L2 && length < (double) eps ? (double) eps : length);
 }
 
-// Squares of elements above 1.8e19 overflow F32, squares of elements below 2e-19 lose digits. A sum of squares that is infinite or below
-// SQUARES_LEAST is recomputed from the elements times a power of two. A subnormal square is rounded by at most 2^-150: relative to
-// SQUARES_LEAST 2^-50 per element.
+// Squares of elements above 1.8e19 overflow F32; squares of elements below 2e-19 lose digits. A sum of squares that is
+// infinite or below SQUARES_LEAST is recomputed from elements scaled by a power of two. A subnormal square is rounded by at
+// most 2^-150, which is 2^-50 of SQUARES_LEAST per element.
 #define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
 template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
     const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
     return !(m >= SQUARES_LEAST && m <= F32_MOST); // also true for NaN: inf - inf in the mean of elements whose sum overflows
 }
 
-// The power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and for infinity.
+// Power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and infinity.
 static inline __device__ float d_unit(float largest) {
     if (!(largest > 0.0f && largest <= F32_MOST)) { return 1.0f; }
     const int e = ilogbf(largest);
@@ -5846,7 +5853,7 @@ template <int KIND> static inline __device__ float d_norm_unit(float largest, fl
     return unit;
 }
 
-template <typename ROW> static inline __device__ float d_largest(ROW & x) { // of the elements in a thread's registers
+template <typename ROW> static inline __device__ float d_largest(ROW & x) { // over the elements in a thread's registers
     float largest = 0.0f;
     x.all([&](float v) { largest = fmaxf(largest, fabsf(v)); });
     return largest;
@@ -5864,7 +5871,7 @@ static inline __device__ float d_norm_squares(ROW & x, int n, int64_t n_row, flo
     return d_row_sum<THREADS>(sum);
 }
 
-// The factor of (x - mean). Scales x in place first if the squares leave the range of F32. Rows that share a warp take the branch
+// Factor of (x - mean). Scales x in place first if its squares leave the range of F32. Rows that share a warp branch
 // together; a row that needs no scale is multiplied by 1, which changes no bit.
 template <int KIND, int THREADS, typename ROW>
 static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float eps, float * mean) {
@@ -5878,6 +5885,10 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
     return d_norm_scale<KIND>(squares, n_row, eps);
 }
 
+// Norm of rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_block_reduce, for rows wider than a warp
+//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
+//   needs   packed rows; H::WIDE: aligned to 16 bytes, ne0 a multiple of a vector. y may be x
 template <int KIND, typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const gcuda_norm_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
@@ -5893,11 +5904,11 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const g
 struct d_two_sums {
     double x, y;
 };
-static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_sum
+static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // two-value d_block_sum
     __shared__ double part[2][32];
     const int lane = (int) threadIdx.x % 32;
     v = { d_warp_reduce<d_sum_op>(v.x), d_warp_reduce<d_sum_op>(v.y) };
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 0) {
         part[0][threadIdx.x / 32] = v.x;
         part[1][threadIdx.x / 32] = v.y;
@@ -5907,12 +5918,12 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
     return { d_warp_reduce<d_sum_op>(has ? part[0][lane] : 0.0), d_warp_reduce<d_sum_op>(has ? part[1][lane] : 0.0) };
 }
 
-// Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
-// leave the range of F32, a part stores minus the root of their mean instead of the sum. Of elements below 1 it stores both times
-// SMALL_PART, for in F32 they may be subnormal and have few digits.
+// Long rows. Each part stores its mean and its sum of squared deviations; finish combines them in double. If the squares
+// leave the range of F32, a part stores the negated root of their mean instead of the sum. For elements below 1 both values
+// are scaled by SMALL_PART, since in F32 they may be subnormal.
 #define SMALL_PART 1.2676506002282294e30f // 2^100
 #define SMALL_PART_ROOT 9007199254740992.0f // 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
-static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // of elements times unit
+static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // elements are scaled by unit
     const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
     const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
     return is_small ? make_float2(mean * (SMALL_PART / unit), -up) : make_float2(mean / unit, -root / unit);
@@ -5928,7 +5939,7 @@ static inline __device__ d_norm_found d_norm_found_of(const float2 & part, doubl
 
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
+    static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is NORM_MEAN
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -5947,7 +5958,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
-        const int64_t most = PART_BYTES / (int) sizeof(T); // elements of a part
+        const int64_t most = PART_BYTES / (int) sizeof(T); // elements per part
         const unsigned long long * found = (const unsigned long long *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
@@ -5972,8 +5983,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
             const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            const double length = 1.0 / right; // below F32 where one element of a long row is the least subnormal number
-            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of the order of 1
+            const double length = 1.0 / right; // below F32 if one element of a long row is the smallest subnormal
+            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of order 1
             shift = (float) ((first + mean) * (double) unit);
             scale = (float) (right / (double) unit);
         }
@@ -5984,7 +5995,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
     }
 };
 
-// Rows are packed and of the type of x, as the arguments' comment says.
+// Rows are packed and y has the type of x (see gcuda_norm_args).
 template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_stream stream) {
     const int64_t n = p.x.ne[0];
     if (n == 0) {
@@ -6017,8 +6028,8 @@ gcuda_status gcuda_launch_l2_norm(const gcuda_norm_args * args, gcuda_stream str
     return norm<NORM_L2>(*args, stream);
 }
 
-// ---- rms_norm of x, or of x + add, times w, plus b: rows as above, each read once ----
-// Row r of like's, counted over its dimensions, where a is repeated. Divisions only where they are needed, and once in the code.
+// ---- fused rms_norm(x + add) * w + b: rows in registers ----
+// Row of a that broadcasts to row r of `like`. Divides only where needed.
 static inline __device__ const char * d_repeated_row(const gcuda_array & a, const gcuda_array & like, int64_t r) {
     const char * row = (const char *) a.data;
     NO_UNROLL for (int d = 1; r > 0 && d < 4; ++d) {
@@ -6031,15 +6042,20 @@ static inline __device__ const char * d_repeated_row(const gcuda_array & a, cons
 
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
 
-// A row as a column for products. Columns behind the last are rows without elements, and so zeros.
+// Stores a row as a column of packed B for wgmma. Rows past the last have no elements and store zeros.
 template <typename ROW> static inline __device__ void d_norm_wg_column(const ROW & x, const gcuda_norm_mul_args & p, int64_t c) {
     char * column = d_wg_column((char *) p.y.data, p.x.ne[0], p.form, (uint32_t) c);
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
-        const int first = ROW::place(k) - 4 * (int) (threadIdx.x % 32); // of the warp
+        const int first = ROW::place(k) - 4 * (int) (threadIdx.x % 32); // first element of the warp
         if (first < (int) p.x.ne[0]) { d_wg_put_four(column, p.form, (uint32_t) c, first, make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3])); }
     }
 }
 
+// y = rms_norm(x + add) * w + b; add, sum (= x + add) and b are optional. H::THREADS threads own a row. With p.form, y is
+// packed B for wgmma, zero-padded to whole tiles.
+//   shared  that of d_block_reduce, for rows wider than a warp
+//   floor   x, add read; y, sum written once; w and b from L2
+//   needs   F32, packed rows; H::WIDE: x, y and sum aligned to 16 bytes. y and sum may be x
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
     constexpr bool MAY_ROUND = H::WIDE && H::THREADS >= 32;
     const int64_t n_all = d_rows(p.y);
@@ -6070,7 +6086,7 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     });
 }
 
-// A row of n elements as one column of bytes. Whole warps: steps are multiples of what they take.
+// Stores a row of n elements as one prequantized activation column. Whole warps take part: steps are multiples of a warp's share.
 template <typename ROW, int THREADS> static inline __device__ void d_norm_column(const ROW & x, int n, const d_vec_form & f, char * y) {
     const int steps = (int) vec_steps(n), n_quads = steps * (VEC_STEP / 4), lane = (int) (threadIdx.x % 32);
     int4 * xq = (int4 *) y;
@@ -6081,7 +6097,7 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     };
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         float4 v = make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3]);
-        if (f.order == D_INTERLEAVED) { // lanes take each other's fours
+        if (f.order == D_INTERLEAVED) { // lanes exchange their quads
             const int from = d_swap_bits_1_2(lane);
             v.x = __shfl_sync(0xffffffffu, v.x, from), v.y = __shfl_sync(0xffffffffu, v.y, from);
             v.z = __shfl_sync(0xffffffffu, v.z, from), v.w = __shfl_sync(0xffffffffu, v.w, from);
@@ -6091,9 +6107,11 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-// One row, as a decoder has of each token: what it takes from the end of the kernel before to its own counts. So nothing is left to
-// be looked up, and w and b are asked for before that end. The result may be a column of bytes: it has the place of what was read,
-// all of which has come when the block meets for its sum.
+// k_norm_mul for a single row, as in decoding. Everything is addressed directly, and with is_early w and b are loaded before
+// the PDL wait. With p.form, y is a prequantized activation column.
+//   shared  that of d_block_reduce
+//   floor   latency: one pass over x, w, add and b
+//   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
     typedef typename H::template row<float> row;
     const int n = (int) p.x.ne[0];
@@ -6122,8 +6140,8 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     }
 }
 
-// Everything that k_norm_mul_row reads and writes, in pieces of sixteen bytes; shorter rows have lanes of a warp. A sum that is w
-// or b as well has to be written before those are read.
+// Whether k_norm_mul_row applies: all operands vectorized; shorter rows use lanes of a warp. If sum aliases w or b, it must be
+// written before they are read, which this kernel does not do.
 static bool is_norm_mul_row(const gcuda_norm_mul_args & p) {
     const gcuda_array * all[6] = { &p.x, &p.y, &p.w, &p.add, &p.sum, &p.b };
     const bool has_both = p.sum.data != nullptr && (p.sum.data == p.w.data || p.sum.data == p.b.data);
@@ -6160,7 +6178,6 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
 }
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
-//   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 struct d_back_scale {
     float k, scale;
 };
@@ -6168,7 +6185,7 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
     d_back_scale s = { xd / (xx + (float) n * eps), 1.0f / sqrtf(xx / (float) n + eps) };
     return s;
 }
-// As d_norm_is_beyond, for both sums and their quotient. A row with xd = 0 counts as beyond: its products may have underflowed.
+// Like d_norm_is_beyond, for both sums and their quotient. A row with xd = 0 counts: its products may have underflowed.
 static inline __device__ bool d_back_is_beyond(float xx, float xd, float k, int64_t n, float eps) {
     const float m = xx + (float) n * eps;
     const bool is_within = m >= SQUARES_LEAST && m <= F32_MOST && fabsf(xd) >= SQUARES_LEAST;
@@ -6179,12 +6196,16 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
     *xx = *xd = 0.0f;
     for (int k = 0; k < x.PARTS; ++k) {
         for (int j = 0; j < x.N; ++j) {
-            *xx += x.v[k][j] * x.v[k][j]; // 0 beyond the row
+            *xx += x.v[k][j] * x.v[k][j]; // 0 past the end of the row
             *xd += x.v[k][j] * dy.v[k][j];
         }
     }
 }
 
+// Gradient of rms_norm for rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_block_reduce, for rows wider than a warp
+//   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
+//   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
@@ -6218,6 +6239,9 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
     });
 }
 
+// Gradient of rms_norm for other rows. A block owns a row and reads it twice, with sums in double.
+//   shared  that of d_block_reduce
+//   floor   dy and x read twice, dx written once
 static __global__ void __launch_bounds__(1024) k_rms_norm_back(const gcuda_rms_norm_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
         const char * x = d_row(p.x, r), * dy = d_row(p.dy, r);
@@ -6256,7 +6280,9 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
 }
 
 // >>op:group_norm -------------------------------------------------------------------------------------
-// Full groups of contiguous images are rows of their own. Others: a block per group, rows of channels in order.
+// Full groups of contiguous images are rows of norm; k_group_norm handles the others. A block owns a group and reads it three
+// times, with sums in double.
+//   shared  that of d_block_reduce
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_norm_args p) {
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
@@ -6285,7 +6311,7 @@ static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_no
     }
 }
 
-// Elements of a group if groups are rows, else 0.
+// Elements per group if groups are rows, else 0.
 static int64_t group_row(const gcuda_group_norm_args & p) {
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const bool is_row = n_elements(p.x) > 0 && p.x.ne[2] % per_group == 0 && is_packed(p.x) && is_packed(p.y);
@@ -6305,7 +6331,7 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group, n = p.x.ne[0] * p.x.ne[1] * per_group;
     if (group_row(p) > 0) {
-        gcuda_norm_args rows = {}; // what lies beside eps too: a kernel's arguments are looked through for pointers in the simulation
+        gcuda_norm_args rows = {}; // zeroed including padding: the simulator scans kernel arguments for pointers
         rows.x = as_rows(p.x, n);
         rows.y = as_rows(p.y, n);
         rows.eps = p.eps;
@@ -6316,15 +6342,14 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
 }
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-// w = x scale + slope mask, with the head's ALiBi slope (d_slope). A row that is masked altogether gives zeros.
-//   floor   x read, y written, the mask read once a head group: 2 * n * sizeof(T) bytes
-// What a row needs besides x and y.
+// Logits are x scale + slope mask, with the head's ALiBi slope (d_slope). A fully masked row gives zeros.
+// Operands of a row besides x and y.
 struct d_soft_max_row {
     d_index at;
     const char * mask; // or NULL
-    float slope, sink; // -inf: none
+    float slope, sink; // sink: -inf: none
 };
-// Heads that share a mask come behind each other: it is read from memory once.
+// Heads that share a mask are adjacent in the order of rows, so that it is read from memory once.
 static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, int64_t r) {
     d_soft_max_row row = { d_row_index(p.x.ne, r), nullptr, 1.0f, -INFINITY };
     d_index & i = row.at;
@@ -6359,7 +6384,7 @@ static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, con
     }
 }
 
-// Elements of x as logits, from i0 of its row on; -inf behind the end.
+// Converts elements of a row from i0 on to logits; -inf past the end.
 template <typename ROW>
 static inline __device__ void d_logits(
     const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, const typename ROW::word * words, ROW & x) {
@@ -6381,12 +6406,12 @@ static inline __device__ void d_logits(
 static inline __device__ float d_soft_base(float max) { return max == -INFINITY ? 0.0f : max; }
 static inline __device__ float d_soft_scale(float sum) { return sum > 0.0f ? 1.0f / sum : sum; }
 
-// Lanes' maximum and their sum of exponentials below it, for the whole block: what a lane's exponentials are to be multiplied
-// with comes back in `factor`, the maximum and sum of all on every thread.
+// Combines each warp's maximum and sum of exponentials over the block. Returns the block's maximum and sum on every thread;
+// *factor rescales the exponentials of a lane's own warp.
 static inline __device__ d_soft_sum d_soft_block(float max, float sum, float sink, float * factor) {
     __shared__ float2 part[32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 0) { part[warp] = make_float2(max, sum); }
     __syncthreads();
     const float2 own = lane < (int) blockDim.x / 32 ? part[lane] : make_float2(-INFINITY, 0.0f);
@@ -6395,7 +6420,7 @@ static inline __device__ d_soft_sum d_soft_block(float max, float sum, float sin
     return { all, d_warp_reduce<d_sum_op>(own.y * d_exp(own.x - base)) + d_exp(sink - base) };
 }
 
-// The exponentials of a row or part of it, below the maximum of these lanes.
+// Exponentials relative to the maximum of these lanes, for a row or a part of it.
 template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_lanes(ROW & x, float sink) {
     const int LANES = THREADS < 32 ? THREADS : 32;
     float max = sink, sum = 0.0f;
@@ -6406,6 +6431,10 @@ template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_
     return { max, d_row_sum<LANES>(sum) };
 }
 
+// Softmax of rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_soft_block, for rows wider than a warp
+//   floor   x read, y written: 2 * n * sizeof(T) bytes; the mask once per group of heads
+//   needs   packed rows; H::WIDE: aligned to 16 bytes, mask to a vector. y may be x
 template <typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(const gcuda_soft_max_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
@@ -6427,7 +6456,7 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(con
     });
 }
 
-// Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
+// Long rows: online softmax. Each part stores its maximum and sum of exponentials; finish combines them.
 template <typename T, typename HELD> struct d_soft_max_parts {
     typedef HELD H;
     static const bool TAKES_TURNS = false;
@@ -6453,7 +6482,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
         d_wait_before();
-        float max = row.sink, sum = 0.0f; // each warp for itself
+        float max = row.sink, sum = 0.0f; // computed by each warp separately
         for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { max = fmaxf(max, found[i].x); }
         max = d_warp_reduce<d_max_op>(max);
         const float base = d_soft_base(max);
@@ -6468,7 +6497,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
 
 size_t gcuda_soft_max_scratch_bytes(const gcuda_soft_max_args * args) { return part_bytes(args->x); }
 
-// Whether all rows begin at multiples of this many bytes, a power of two.
+// Whether all rows are aligned to n_bytes, a power of two.
 static bool is_aligned(const gcuda_array & a, size_t n_bytes) {
     uintptr_t bits = (uintptr_t) a.data;
     for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
@@ -6490,7 +6519,7 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
             return wide ? two_passes<d_soft_max_parts<T, typename part_of<T, true>::type>>(p, stream)
                         : two_passes<d_soft_max_parts<T, typename part_of<T, false>::type>>(p, stream);
         }
-        if constexpr (sizeof(T) == 4) { // of 512 threads a fifth would have nothing in rows like these, and all wait for each other
+        if constexpr (sizeof(T) == 4) { // with 512 threads a fifth would be idle in such rows, and all wait at the barrier
             typedef held<384, 9, true> H;
             if (wide && n > 512 * 4 * d_wide<T>::N && n <= H::THREADS * 9 * d_wide<T>::N) {
                 return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
@@ -6502,13 +6531,12 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
     });
 }
 
-// ---- expert routing: probabilities, the largest of them, their weights ----
-// A warp has a token. Sums have the order that soft_max and sum_rows have, so that bits are those of the nodes one by one.
-//   floor   logits read, ids and weights written
+// ---- expert routing: gate probabilities, top-k, weights ----
+// Sums keep the order of soft_max and sum_rows, so that bits equal those of the separate nodes.
 #define ROUTE_MOST 512 // experts
 #define ROUTE_USED 32
 
-// Over the chosen ones' weights: lane l has elements N l .. N l + N - 1; those behind the end are `neutral`.
+// Softmax over the chosen experts' weights; lane l has elements N l .. N l + N - 1 of n.
 template <int N> static inline __device__ void d_route_soft_max(float (&w)[N], int n) {
     const int first = N * (int) (threadIdx.x % 32);
     float max = -INFINITY, sum = 0.0f;
@@ -6521,7 +6549,7 @@ template <int N> static inline __device__ void d_route_soft_max(float (&w)[N], i
     }
     if (N == 4 && n % 4 == 0) {
         sum = d_warp_reduce<d_sum_op>(sum);
-    } else { // soft_max has eight lanes for such a row
+    } else { // soft_max uses eight lanes for such a row
         sum = 0.0f;
         for (int i = (int) threadIdx.x % 8; i < ROUTE_USED; i += 8) {
             float own = 0.0f;
@@ -6560,7 +6588,7 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
     }
 }
 
-// The largest that has not been taken, of equal ones the first: its place; on all lanes its value without the bias.
+// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
 template <typename H>
 static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
     typedef typename H::template row<float> row;
@@ -6591,7 +6619,9 @@ static inline __device__ int d_route_next(const gcuda_route_args & p, const type
     return chosen;
 }
 
-// N: 4 where rows of weights begin at multiples of 16 bytes, as soft_max and sum_rows then take them.
+// Expert routing. A warp owns a token. N = 4 where rows of weights are aligned to 16 bytes, as soft_max and sum_rows vectorize.
+//   floor   logits read, ids and weights written; used * n / 32 comparisons per lane
+//   needs   F32 logits, dense rows; at most ROUTE_MOST experts, ROUTE_USED of them chosen
 template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
     const int n = (int) p.logits.ne[0], used = (int) p.weights.ne[0], lane = (int) threadIdx.x % 32;
     d_take_turn();
@@ -6626,7 +6656,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
     }
     return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held<float, 32>(n, p.is_wide, [&](auto h) {
         typedef decltype(h) H;
-        if constexpr (H::THREADS <= 32) { // fewer lanes than a warp: all of it has the same row
+        if constexpr (H::THREADS <= 32) { // with fewer lanes per row, all of the warp has the same row
             return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
@@ -6635,7 +6665,10 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
+// dx = scale y (dy - sum(y dy)) for rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
+//   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
@@ -6653,6 +6686,9 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
     });
 }
 
+// Gradient of soft_max for other rows. A block owns a row and reads it twice, with the sum in double.
+//   shared  that of d_block_reduce
+//   floor   dy and y read twice, dx written once
 static __global__ void __launch_bounds__(1024) k_soft_max_back(const gcuda_soft_max_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
         const char * y = d_row(p.y, r), * dy = d_row(p.dy, r);
@@ -6684,14 +6720,14 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
 }
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
-// A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
-// the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
-// device they are cut into parts, whose sums a launch before leaves in scratch. A stretch one of whose sums is not finite in F32 is
-// summed again in double.
+// A block scans a row, or a part of it, in segments of four 16-byte vectors per thread. Scans within vectors, warps and the
+// block are in F32; the carry is in double, since rows may have millions of elements. Where rows are too few to fill the
+// device, they are cut into parts, and a first pass stores the parts' sums in scratch. A segment whose sum is not finite in
+// F32 is scanned again in double.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 #define SCAN_THREADS 256
 
-// Inclusive within the warp.
+// Inclusive scan within the warp.
 template <typename F> static inline __device__ F d_warp_scan(F v) {
     for (int d = 1; d < 32; d *= 2) {
         const F before = __shfl_up_sync(0xffffffffu, v, d);
@@ -6705,7 +6741,7 @@ template <typename F> static inline __device__ F d_warp_before(F inclusive) {
     return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
-template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
+template <typename T, bool WIDE> struct d_stretch { // segment of SCAN_THREADS threads
     static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
     float v[4][N];
 
@@ -6741,7 +6777,7 @@ template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
     }
 };
 
-// Rows in n_parts parts of `part` elements, whole stretches but for the last, as k_pass and k_turns have them.
+// Rows as n_parts parts of `part` elements, whole segments except the last, for k_pass and k_turns.
 struct d_scan {
     gcuda_reduce_args p;
     int64_t n_parts, part;
@@ -6769,7 +6805,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             sum += (double) own;
         }
         sum = d_block_sum(sum);
-        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // the same on all threads
+        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // uniform: sum is equal on all threads
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
     }
 
@@ -6780,10 +6816,10 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         return d_block_sum(sum);
     }
 
-    // Recomputes and stores a stretch of n elements in double, after a sum in F32 was not finite. All threads of the block call it and
-    // get the sum up to the end of the stretch.
+    // Recomputes and stores a segment of n elements in double, after a sum in F32 was not finite. All threads of the block call it
+    // and get the sum up to the end of the segment.
     static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
-        __shared__ double sums[SCAN_THREADS / 32]; // of the warps
+        __shared__ double sums[SCAN_THREADS / 32]; // per warp
         const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
         stretch s;
         s.load(q.p.x, x, n);
@@ -6791,7 +6827,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             double own = 0.0;
             for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
             const double scan = d_warp_scan(own);
-            __syncthreads(); // the last use of sums is over
+            __syncthreads(); // sums may still be read
             if (lane == 31) { sums[warp] = scan; }
             __syncthreads();
             double left = before;
@@ -6807,7 +6843,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
-        __shared__ float sums[32]; // of the warps of four rounds, then of all before them
+        __shared__ float sums[32]; // first the sums of the warps in four rounds, then their exclusive scan
         __shared__ float total;
         const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
         const int64_t row = q.n_parts > 1 ? (uint32_t) b / (uint32_t) q.n_parts : b;
@@ -6822,7 +6858,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
                 if (!MAY_MISS) { d_wait_before(); }
-                bool is_missing = false; // not even of this part, which is overwritten if y is x
+                bool is_missing = false; // includes this part, which is overwritten if y is x
                 const int64_t begin = row * q.n_parts;
                 const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
                 FOR_ROW_ELEMENTS(k, b - begin + 1) {
@@ -6851,12 +6887,12 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
                 const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
                 for (int j = 0; j < stretch::N; ++j) {
                     const float within = left + s.v[k][j];
-                    lost = fmaf(within, 0.0f, lost); // NaN from an infinite sum on, and from NaN
+                    lost = fmaf(within, 0.0f, lost); // NaN from the first infinite or NaN sum on
                     s.v[k][j] = (float) (before + (double) within);
                 }
             }
             const double all = (double) total;
-            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; nothing of the stretch is in y, which may be x
+            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; y, which may be x, holds nothing of the segment yet
                 before = finish_double(q, x, y, n, before);
             } else {
                 s.template store<MAY_MISS>(q.p.y, y, n);
@@ -6870,10 +6906,10 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
 };
 
 #define SCAN_PART 16384
-static int64_t scan_part(const gcuda_array & x) { // a multiple of every stretch, or the whole row
+static int64_t scan_part(const gcuda_array & x) { // a multiple of every segment, or the whole row
     const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
-    const bool may_take_turns = n * (int64_t) sizeof(float) > TURNS_FROM_BYTES && row <= 768 * stretch; // then they are short
-    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few want more blocks
+    const bool may_take_turns = n * (int64_t) sizeof(float) > TURNS_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
+    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
     return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
@@ -6899,19 +6935,17 @@ gcuda_status gcuda_launch_cumsum(const gcuda_reduce_args * args, gcuda_stream st
 }
 
 // >>op:rope  >>op:rope_back ---------------------------------------------------------------------------
-// A block takes a token and up to ROPE_HEADS of its heads; a thread works out the angle of its pair once for all of
-// them. Angles are in double until they are less than a turn: positions reach millions.
-//   floor   x read, y written: 2 * n * sizeof(T) bytes
+// Angles stay in double until reduced to less than a turn: positions reach millions.
 #define ROPE_HEADS 32
 
 struct d_rope_plan {
     int64_t n_pairs, n_groups;
-    double step, ramp_low, ramp_step; // step: of the frequencies' logarithm to base 2
+    double step, ramp_low, ramp_step; // step: of the frequencies' base-2 logarithm
     float magnitude;
-    int n_sections; // all sections
+    int n_sections; // sum of all sections
 };
 
-// Position plane of pair j and the power of its frequency.
+// Position plane of pair j, and the power of its frequency.
 static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t * power) {
     const int s0 = p.sections[0], s1 = p.sections[1], s2 = p.sections[2], q = (int) (j % plan.n_sections);
     if (p.mode == GCUDA_ROPE_TYPE_IMROPE) {
@@ -6924,7 +6958,7 @@ static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan 
     return plane;
 }
 
-// What a pair has at all tokens: turns a position, times 2 pi, and where its positions begin.
+// Per-pair constants: radians per position, and the offset of its positions.
 struct d_rope_pair {
     double freq;
     int64_t plane;
@@ -6946,7 +6980,7 @@ static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_
     return { freq, at };
 }
 
-// Sine and cosine of a part of a turn, from -1/2 to 1/2.
+// Sine and cosine of `turn` turns, -1/2 to 1/2.
 static inline __device__ void d_sine(float turn, float * sine, float * cosine) {
 #ifdef __CUDACC__
     sincospif(2.0f * turn, sine, cosine);
@@ -6968,19 +7002,21 @@ static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_pl
     return d_rope_turn(p, plan, d_rope_pair_of(p, plan, j), token);
 }
 
-// The same in every kernel that rotates, to the bit.
+// Used by every kernel that rotates, so that their bits agree.
 static inline __device__ void d_rotate(float * a, float * b, float cosine, float sine) {
     const float u = *a, v = *b;
     *a = fmaf(u, cosine, -d_mul_rn(v, sine));
     *b = fmaf(u, sine, d_mul_rn(v, cosine));
 }
 
-// Rows of aligned sixteens. A block has heads of n_each tokens behind each other, a thread one pair's frequency. For some tokens at a
-// time the threads work out the turns of all pairs, while the rows that they then share are under way: of ROPE_AHEAD rows at once a
-// thread has sixteen bytes of either half of what is turned, so that lanes beside each other read and write whole sectors. These are
-// W pairs: one element each where a pair's second is n_pairs behind its first, both where they are neighbours.
+// RoPE on aligned rows. A block has ROPE_HEADS heads of n_each consecutive tokens. For some tokens at a time its threads
+// compute the rotations of all pairs in shared memory, while the first rows are in flight. Then a thread rotates W pairs per
+// row, ROPE_AHEAD rows at a time: 16 bytes from either half of the rotated elements, so that adjacent lanes share sectors.
+//   shared  4 KiB of rotations
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+//   needs   packed rows aligned to 16 bytes, n_pairs <= 256 and a multiple of W, ne0 a multiple of W. y may be x
 #define ROPE_AHEAD 4
-#define ROPE_TURNS 512 // in shared memory; pairs are no more than threads
+#define ROPE_TURNS 512 // rotations in shared memory; n_pairs never exceeds the threads
 template <typename T, bool IS_ADJACENT>
 static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     const gcuda_rope_args p, const d_rope_plan plan, int64_t n_blocks, int64_t n_each) {
@@ -6992,13 +7028,13 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     __shared__ float4 both[ROPE_TURNS / 2];
     float2 * turns = (float2 *) both; // [token][pair]
     d_rope_pair pair = { 0.0, 0 };
-    bool has_pair = false; // found when the first rows are under way
+    bool has_pair = false; // computed once the first rows are in flight
     d_take_turn();
     FOR_ROWS(b, n_blocks * plan.n_groups) {
         const int64_t s = plan.n_groups > 1 ? b / plan.n_groups : b, h0 = (b - s * plan.n_groups) * ROPE_HEADS;
         const int64_t end = s * n_each + n_each < n_all ? s * n_each + n_each : n_all;
         const int n_heads = (int) (h0 + ROPE_HEADS < p.x.ne[1] ? ROPE_HEADS : p.x.ne[1] - h0), n_most = ROPE_TURNS / n_pairs;
-        const uint32_t inverse = (1u << 20) / (uint32_t) n_heads + 1; // rows are less than 2^12: their token without a division
+        const uint32_t inverse = (1u << 20) / (uint32_t) n_heads + 1; // rows are below 2^12: token of a row without a division
         for (int64_t at = s * n_each, n_tokens = 0; at < end; at += n_tokens) {
             const int64_t i3 = at < p.x.ne[2] ? 0 : at / p.x.ne[2], i2 = at - i3 * p.x.ne[2];
             n_tokens = end - at < p.x.ne[2] - i2 ? end - at : p.x.ne[2] - i2;
@@ -7021,7 +7057,7 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
             fetch(own_row);
             if (!has_pair) { pair = d_rope_pair_of(p, plan, own_pair); }
             has_pair = true;
-            __syncthreads(); // the last use of turns is over
+            __syncthreads(); // turns may still be read
             for (int t = own_token; own_token < tokens_at_once && t < n_tokens; t += tokens_at_once) {
                 turns[t * n_pairs + own_pair] = d_rope_turn(p, plan, pair, i2 + t);
             }
@@ -7060,6 +7096,9 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     }
 }
 
+// General RoPE. A block has a token and up to ROPE_HEADS heads; a thread computes the rotation of its pair once for all of them.
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+//   needs   y may be x: a thread overwrites only what it alone reads
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
     const bool is_adjacent = p.mode == GCUDA_ROPE_TYPE_NORMAL;
     const int64_t apart = is_adjacent ? 1 : plan.n_pairs, n_rest = p.x.ne[0] - 2 * plan.n_pairs;
@@ -7090,7 +7129,7 @@ template <typename T> static __global__ void k_rope(const gcuda_rope_args p, con
     }
 }
 
-// First and last pair of YaRN's ramp, in float: n_ctx_orig 0 gives infinities.
+// First or last pair of YaRN's ramp. In float: n_ctx_orig 0 gives infinities.
 static float rope_corr(const gcuda_rope_args & p, float beta) {
     return (float) p.n_dims * logf((float) p.n_ctx_orig / (beta * 6.28318530717958648f)) / (2.0f * logf(p.freq_base));
 }
@@ -7116,7 +7155,7 @@ static d_rope_plan rope_plan(const gcuda_rope_args & p) {
 gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream) {
     const d_rope_plan plan = rope_plan(*args);
     const gcuda_array & x = args->x;
-    int width = 32; // threads along the pairs; the rest of 256 along the heads
+    int width = 32; // threads along the pairs; the others of 256 along the heads
     while (width < 256 && width < plan.n_pairs) { width *= 2; }
     return with_float(x.type, [&](auto v) {
         typedef decltype(v) T;
@@ -7135,12 +7174,12 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
     return gcuda_launch_rope(args, stream);
 }
-// ---- rope of keys that go where indices say, the heads of a token behind each other, in the type of y; rope of queries beside it ----
-// One kernel for all types: its quantizers are most of its code.
-#define ROPE_SET_PIECE 1024 // elements that a block of threads has at once
+// ---- fused rope and set_rows of keys, in the cache's type, with rope of queries in the same launch ----
+// A single kernel serves all cache types: the quantizers are most of its code.
+#define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
 
-// Of equal indices the last token stays: each block looks whether a later one is equal.
+// Destination row of a token, -1 to skip. The last of equal indices wins: each block scans the later ones.
 static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t token) {
     const char * at = (const char *) p.ids.data;
     const bool is_long = p.ids.type == GCUDA_TYPE_I64;
@@ -7158,7 +7197,7 @@ static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t toke
     return is_later ? -1 : to;
 }
 
-// What caches are made of besides floats: blocks of 32.
+// Quantized cache types: blocks of 32.
 #define D_CACHE_TYPES(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL)
 static bool is_cache_type(gcuda_type type) {
     switch (type) {
@@ -7171,7 +7210,7 @@ static bool is_cache_type(gcuda_type type) {
 }
 
 static inline __device__ void d_quantize_as(gcuda_type type, const float * x, void * y) {
-    (void) x, (void) y; // every type may be left out
+    (void) x, (void) y; // every type may be compiled out
     switch (type) {
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
         D_CACHE_TYPES(X)
@@ -7180,15 +7219,15 @@ static inline __device__ void d_quantize_as(gcuda_type type, const float * x, vo
     }
 }
 
-// How the heads of a token are shared out.
+// Distribution of a token's heads over blocks.
 struct d_rope_share {
-    int n_once; // heads that a block of threads has at once: whole blocks where y has blocks
-    int n_each; // in all, so that where there are many it works out turns less often
-    int unit;   // elements of a block of y; 1: it has none
-    int64_t n_keys, n_groups; // groups of n_each heads of a token: of keys, and with those of queries
+    int n_once; // heads processed at once: whole quantized blocks
+    int n_each; // heads per thread block; more of them amortize the rotations
+    int unit; // elements per quantized block of y; 1: y is not quantized
+    int64_t n_keys, n_groups; // groups of n_each heads per token: of keys; of keys and queries
 };
 
-// Heads of a token: [0, n) lie at x, and go to y.
+// Heads [0, n) of a token: source x, destination y.
 struct d_rope_heads {
     const char * x;
     char * y;
@@ -7204,7 +7243,7 @@ static inline __device__ d_rope_heads d_rope_heads_of(const gcuda_array & x, int
     return { d_at(x, 0, h0, token, 0), nullptr, (int64_t) x.nb[0], (int64_t) x.nb[1], 0, 0, (int) n };
 }
 
-// n elements in shared memory, rows of 32, become blocks of y. By all threads: elements may be written anew behind it.
+// Quantizes n elements in shared memory, rows of 32, to blocks of y. All threads call it; afterwards x may be overwritten.
 static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x)[36], int n, char * blocks, char * to) {
     const int tid = (int) threadIdx.x, size = (int) y.nb[0];
     __syncthreads();
@@ -7217,16 +7256,18 @@ static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x
     NO_UNROLL for (int i = tid; i < n / 32 * size / 2; i += ROPE_SET_THREADS) { ((uint16_t *) to)[i] = ((const uint16_t *) blocks)[i]; }
 }
 
-// A block takes a token and some of its heads, of keys or of queries. Its threads work out the turns of all pairs once, while the first
-// elements are under way.
-//   floor   x and q read, rows of y and q_y written        shared  10 KiB        q == q_y is safe: a thread overwrites only what it alone reads
+// RoPE of keys, stored in rows `ids` of the cache y, and of queries. A block has a token and n_each heads of keys or queries.
+// Its threads compute the rotations of all pairs once, while the first elements are in flight.
+//   shared  10 KiB
+//   floor   x and q read, rows of y and q_y written
+//   needs   F32 inputs, one position plane, at most ROPE_SET_PIECE elements per head. q_y may be q
 static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan, const d_rope_share share) {
     alignas(16) __shared__ float elements[ROPE_SET_PIECE / 32][36];
-    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // the largest
+    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // Q8_0 is the largest
     __shared__ float2 turns[ROPE_SET_PIECE / 2];
     const bool is_adjacent = p.rope.mode == GCUDA_ROPE_TYPE_NORMAL;
     gcuda_rope_args one_plane = p.rope;
-    one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // as it is: the compiler is to know that there are no sections
+    one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // tells the compiler that there are no sections
     const int tid = (int) threadIdx.x, n_pairs = (int) plan.n_pairs, apart = is_adjacent ? 1 : n_pairs;
     const int ne0 = (int) p.rope.x.ne[0], n_rest = ne0 - 2 * n_pairs;
     d_take_turn();
@@ -7235,7 +7276,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
         const int64_t token = b / share.n_groups, group = b - token * share.n_groups;
         const bool is_key = group < share.n_keys, is_staged = is_key && share.unit > 1;
         const int64_t first = (is_key ? group : group - share.n_keys) * share.n_each, row = is_key ? d_rope_row(p, token) : 0;
-        if (row < 0) { continue; } // the whole block
+        if (row < 0) { continue; } // uniform over the block
         NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
             d_rope_heads heads = d_rope_heads_of(is_key ? p.rope.x : p.q, first + at, token, share.n_once);
             if (heads.n <= 0) { break; }
@@ -7251,7 +7292,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
                 }
             };
             float u[2], v[2];
-            UNROLL for (int k = 0; k < 2; ++k) { // pairs are ROPE_SET_PIECE / 2 at most
+            UNROLL for (int k = 0; k < 2; ++k) { // at most ROPE_SET_PIECE / 2 pairs
                 const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
                 if (h < heads.n) {
                     u[k] = heads.at(h, i0);
@@ -7259,7 +7300,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
                 }
             }
             if (at == 0) {
-                __syncthreads(); // the last use of turns is over
+                __syncthreads(); // turns may still be read
                 NO_UNROLL for (int j = tid; j < n_pairs; j += ROPE_SET_THREADS) { turns[j] = d_rope_angle(one_plane, plan, j, token); }
                 __syncthreads();
             }
@@ -7280,7 +7321,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
     }
 }
 
-// Heads that a block has at once; 0: they do not fit.
+// Heads that a block processes at once; 0: a head does not fit.
 static int rope_set_once(const gcuda_rope_set_args & p) {
     const int64_t ne0 = p.rope.x.ne[0], unit = (int64_t) gcuda_blck_size(p.y.type);
     int64_t n = ne0 > 0 ? ROPE_SET_PIECE / ne0 : 0;
