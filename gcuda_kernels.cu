@@ -11825,37 +11825,37 @@ static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(14)
 // =====================================================================================================
-// >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
+// >>k-mul-mat   matrix products: the general kernel for every type, stride and size; code shared by all paths
 // =====================================================================================================
-// mul_mat, mul_mat_id and out_prod are one thing to a kernel: y[m, c] = sum over k of a[m, k] * b[c, k]. A job says where
-// the rows and columns are; it is cut into tiles of TM rows and TN columns that share one matrix of a.
-//   mul_mat     the columns of all matrices of b that meet one of a are taken as one long row of columns
-//   mul_mat_id  a column is a slot (u, t); slots are sorted by expert on the device, bad ones last
-//   out_prod    the same with the roles of k and the element index of a and b exchanged
+// mul_mat, mul_mat_id and out_prod are the same to a kernel: y[m, c] = sum over k of a[m, k] * b[c, k]. A job holds the
+// addresses of rows and columns. It is cut into tiles of TM rows by TN columns that share one matrix of a.
+//   mul_mat     the columns of all matrices of b that share a matrix of a are concatenated
+//   mul_mat_id  a column is an expert-token pair (u, t); pairs are sorted by expert on the device, bad ids last
+//   out_prod    mul_mat with k and the element index of a and b exchanged
 
 struct d_job {
     gcuda_array a, b, y;
-    int64_t m, n, k;     // rows, columns that meet one matrix of a, length of the sums
-    int64_t a_m, a_k;    // bytes from row to row and, of floats, from k to k
-    int64_t b_c, b_k;    // bytes from column to column within a matrix of b, and from k to k
-    bool along_m;        // blocks of a lie along m (out_prod), not along k
+    int64_t m, n, k; // rows, columns per matrix of a, length of the dot products
+    int64_t a_m, a_k; // a_m: bytes between rows of a; a_k: between elements along k, for floats
+    int64_t b_c, b_k; // b_c: bytes between columns in a matrix of b; b_k: between elements along k
+    bool along_m; // blocks of a run along m (out_prod), not along k
     int64_t m_tiles, n_tiles, n_items;
-    const d_id_tile * tiles; // mul_mat_id; the others are null elsewhere too
+    const d_id_tile * tiles; // mul_mat_id only, like order and n_lists; otherwise NULL
     const int32_t * order;
-    const int32_t * n_lists; // how many tiles of columns
+    const int32_t * n_lists; // number of column tiles
     bool has_epilogue;
     gcuda_mul_mat_epilogue epilogue;
 };
 
 struct d_tile {
-    int64_t m0, c0, matrix; // first row; first column, or position in order; matrix of a, -1: zeros
-    int n;                  // columns
+    int64_t m0, c0, matrix; // first row; first column, or position in order; matrix of a, -1: result is zeros
+    int n; // columns
 };
 
-// How many tiles there are; those of mul_mat_id only the device knows.
+// Number of tiles; for mul_mat_id only the device knows it.
 static inline __device__ int64_t d_items(const d_job & p) { return p.n_lists != nullptr ? *p.n_lists * p.m_tiles : p.n_items; }
 
-// Of tm rows and tn columns.
+// Tile `item` of tm rows and tn columns.
 static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm, int tn) {
     d_tile t;
     t.m0 = item % p.m_tiles * tm;
@@ -11873,12 +11873,12 @@ static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm,
     return t;
 }
 
-// Divisions of 64 bits take as long as a read of memory: the usual case has none.
+// A 64-bit division costs as much as a global load; the usual case has none.
 static inline __device__ const char * d_tile_matrix(const d_job & p, const d_tile & t) {
     return p.a.ne[3] == 1 ? d_at(p.a, 0, 0, t.matrix, 0) : d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
 }
 
-// Where column j of a tile starts in b and in y.
+// Addresses of column j of a tile in b and in y.
 static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, int j, const char ** b, char ** y) {
     if (p.tiles != nullptr) {
         const uint32_t slot = (uint32_t) p.order[t.c0 + j], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
@@ -11901,7 +11901,7 @@ static inline __device__ float d_repeated(const gcuda_array & t, const d_index &
     return *(const float *) d_at(t, t.ne[0] == 1 ? 0 : i.i0, t.ne[1] == 1 ? 0 : i.i1, t.ne[2] == 1 ? 0 : i.i2, t.ne[3] == 1 ? 0 : i.i3);
 }
 
-// d_finish_sums of one sum. expert: of mul_mat_id, else -1.
+// d_finish_sums for one accumulator. expert: of mul_mat_id, otherwise -1.
 template <bool MAY_HAVE_UP>
 static inline __device__ float d_finish_sum(const d_job & p, float v, float up, const d_index & i, int64_t expert) {
     const gcuda_mul_mat_epilogue & e = p.epilogue;
@@ -11917,7 +11917,7 @@ static inline __device__ float d_finish(const d_job & p, float v, float up, cons
     return residual.data != nullptr ? d_add_rn(v, d_repeated(residual, i)) : v;
 }
 
-// Row m of the column that d_tile_column names.
+// Position in y of row m in the column of d_tile_column.
 static inline __device__ d_index d_tile_index(const d_job & p, const d_tile & t, int j, int64_t m) {
     const int64_t n1 = p.y.ne[1], r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3], c = t.c0 + j;
     return { m, c % n1, t.matrix % p.a.ne[2] * r2 + c / n1 % r2, t.matrix / p.a.ne[2] * r3 + c / n1 / r2 };
@@ -11945,13 +11945,13 @@ static d_job job_of(const gcuda_mul_mat_args & args) {
     return p;
 }
 
-// Blocks of each of n matrices, n_rounds of work in each of which all can share, when n_places blocks run side by side: what
-// ends first, and of those the fewest.
+// Blocks per matrix, for n matrices of n_rounds each on n_places resident blocks. Minimizes the end time, then the number of
+// blocks.
 static inline int64_t mul_mat_blocks(int64_t n_rounds, int64_t n, int64_t n_places) {
     int64_t best = 0, least = 0;
     for (int64_t turns = 1; turns <= 4 || best == 0; ++turns) {
         const int64_t blocks = n_places * turns / n < n_rounds ? n_places * turns / n : n_rounds;
-        const int64_t time = blocks > 0 ? turns * ((n_rounds + blocks - 1) / blocks + 1) : 0; // starting takes about a round
+        const int64_t time = blocks > 0 ? turns * ((n_rounds + blocks - 1) / blocks + 1) : 0; // starting a block costs about one round
         if (blocks > 0 && (best == 0 || time < least)) { best = blocks, least = time; }
     }
     return best;
@@ -11960,23 +11960,21 @@ static inline int64_t mul_mat_blocks(int64_t n_rounds, int64_t n, int64_t n_plac
 #endif // parts 4, 5, 6, 14
 
 #if GCUDAI_PART(4)
-// ---- the plain kernel ----
-// Tiles of 64 x 32, 32 deep, in F32 through shared memory; a thread holds 4 x 2 results. Products and sums in F32.
-//   floor   a once for every 32 columns, b once for every 64 rows      shared  13 KiB
+// ---- general kernel ----
 #define PLAIN_TM 64
 #define PLAIN_TN 32
 
-// A matrix of floats in place of a format.
+// Stands for a format where a holds floats.
 struct d_plain_floats {};
 
 template <typename A> struct d_plain_loader {
-    // Rows m0 .. m0 + 63, k0 .. k0 + 31 of blocks; a thread decodes a group.
+    // Rows m0 .. m0 + 63 and k0 .. k0 + 31 of quantized weights; a thread decodes a group.
     static __device__ void load(const d_job & p, const char * a, int64_t m0, int64_t k0, float (*tile)[PLAIN_TM + 1]) {
         const int i = (int) threadIdx.x;
         if (i >= PLAIN_TM) {
             return;
         }
-        // along k: thread i has row m0 + i; along m: k0 + i % 32 and group i / 32 of the rows
+        // along k: thread i has row m0 + i; along m: row k0 + i % 32 and group i / 32
         const int64_t row = p.along_m ? k0 + i % 32 : m0 + i, u = p.along_m ? m0 / 32 + i / 32 : k0 / 32;
         d_group g = {};
         if (p.along_m ? row < p.k && u < p.m / 32 : row < p.m) {
@@ -12002,7 +12000,7 @@ template <> struct d_plain_loader<d_plain_floats> {
     }
 };
 
-// Columns of floats, or of the blocks that mul_mat accepts for activations.
+// Activations: floats, or a block type that mul_mat accepts for them.
 template <typename B> static inline __device__ void d_plain_group(const char * column, int64_t u, float (*tile)[PLAIN_TN + 1], int c) {
     d_group g;
     B::decode((const typename B::block *) column + u / (B::n / 32), (int) (u % (B::n / 32)), g);
@@ -12027,6 +12025,11 @@ static inline __device__ void d_plain_columns(
     }
 }
 
+// General matrix product for every type, stride and size, F32 accumulators. A block computes tiles of 64 x 32 with depth 32;
+// a thread has 4 x 2 results.
+//   shared  13 KiB, one stage
+//   floor   a read once per 32 columns, b once per 64 rows
+//   needs   quantized a: m (along_m) or k a multiple of 32
 template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_plain(const d_job p) {
     __shared__ float ta[32][PLAIN_TM + 1], tb[32][PLAIN_TN + 1];
     __shared__ const char * columns[PLAIN_TN];
@@ -12057,7 +12060,7 @@ template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_pl
                 }
             }
         }
-        __syncthreads(); // columns and results are read no more
+        __syncthreads(); // all threads have finished with columns and results
     }
 }
 
@@ -12076,8 +12079,9 @@ gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream 
     return n_elements(args->y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
 }
 
-// ---- activations as halves ----
-// A block has a row.
+// ---- F32 activations to F16 with a scale per row ----
+// A block converts a row; the row's maximum sets the scale.
+//   shared  that of d_block_reduce
 //   floor   x read once (the second time from L1 or L2), y written once
 static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
     d_take_turn();
@@ -12097,8 +12101,10 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
     }
 }
 
-// Rows of F32 of at most 2048 N elements, which begin at multiples of 16 bytes and are whole fours: held in registers between
-// the largest and the conversion.
+// k_half_rows for F32 rows of at most 2048 N elements, kept in registers between maximum and conversion.
+//   shared  that of d_block_reduce
+//   floor   x read once, y written once
+//   needs   ne0 a multiple of 4; rows of x and y aligned to 16 bytes
 template <int N>
 static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(const gcuda_half_rows_args p) {
     d_take_turn();
@@ -12140,7 +12146,8 @@ gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_str
     return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
-// A row is touched only where its factor is not 1. A warp has one: mostly there is nothing to do but to look.
+// Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1, as it mostly is.
+//   floor   scales read; rows with another scale read and written
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
     d_take_turn();
     FOR_HELD_ROWS(r, d_rows(p.y), 32) {
@@ -12154,7 +12161,9 @@ gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcud
     return launch_in_turn(k_half_rows_back, (n_rows(args->y) + 7) / 8, dim3(256), stream, *args);
 }
 
-// ---- where the matrices of a product are ----
+// ---- operand pointers of a batched cuBLAS product ----
+// A thread writes the addresses of the operands of one product.
+//   floor   three pointers written per matrix of y
 static __global__ void __launch_bounds__(256) k_matrix_pointers(const gcuda_matrix_pointers_args p, int64_t n) {
     const int64_t share_2 = p.b.ne[2] / p.a.ne[2], share_3 = p.b.ne[3] / p.a.ne[3];
     FOR_ELEMENTS(i, n) {
@@ -12192,37 +12201,37 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // =====================================================================================================
 // >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
 // =====================================================================================================
-// A block of 8 warps has 128 rows and up to 128 columns, a warp 16 of the rows and all of the columns. It walks along k;
-// a step reads its operands from a ring of stages in shared memory, filled by asynchronous copies: encoded weights, and activations
-// that another kernel has rounded before. A lane decodes its fragment of the weights into registers, once for all columns.
-//   weights   operands of the tensor cores
-//   F16       F16 and F16, with a factor per activation column (see k_half_rows)
+// A block of 8 warps computes 128 rows by up to 128 columns; a warp has 16 rows and all columns. Operands of a step along k
+// come from a cp.async pipeline in shared memory: encoded weights and packed activations. A lane decodes its fragment of the
+// weights to registers once for all columns. Products are exact in the F32 accumulators.
+//
+//   weights   operands of mma.sync
+//   F16       F16 and F16, with a factor per activation column (k_half_rows)
 //   F32       TF32 and TF32
-//   others    BF16, which has the range of F32, and BF16
-// Products are exact in the F32 accumulators.
-// All steps of all tiles are one list, which is cut into equal stretches, one for each block: so few rows fill the device,
-// and many leave none idle at the end. Where several blocks have a part of a tile, each leaves its sums in scratch, and the
-// one that comes last adds them up in order of k. No block waits for another, and the result does not depend on which is last.
-//   floor   a once for every 128 columns; the columns (2 bytes an element) come from L2, once for every 128 rows
+//   others    BF16 and BF16; BF16 has the range of F32
+//
+// Stream-K: the steps of all tiles form one list that is cut into equal ranges, one per block. Few rows then fill the device,
+// and many leave no block idle at the end. Blocks that share a tile leave accumulators in scratch; the last to arrive adds
+// them in order of k. No block waits for another, and the result does not depend on their order.
 #define TILE_ROWS 128
 #define TILE_WARPS 8
-#define TILE_COLUMNS 128 // at most
-#define TILE_SLOTS 4     // of the ring, at most
-// A tile's sums are in registers where its loops are unrolled. Without tensor cores, where dispatch does not come, that would be
-// megabytes of code.
+#define TILE_COLUMNS 128 // maximum
+#define TILE_SLOTS 4 // maximum of pipeline stages
+// Accumulators are in registers only if the loops are unrolled. Without tensor cores, where dispatch never comes, unrolling
+// would cost megabytes of code.
 #if D_TENSOR_CORES
 #define TILE_UNROLL UNROLL
 #else
 #define TILE_UNROLL NO_UNROLL
 #endif
 
-// ---- weights: what a lane holds of 32 ----
-// Of a group of 32 elements of a row the four lanes of a quad hold eight each, the products' k being in any order: where
-// `split` lane t has elements 4 t .. 4 t + 3 and 16 + 4 t .. (nibbles of the same bytes), else 8 t .. 8 t + 7. `row` is
-// where the step begins; its group is 4 part + i.
+// ---- weights: a lane's fragment of a group of 32 ----
+// The four lanes of a quad hold eight elements each of a group; the order of k within a product is free. With `split`, lane t
+// has elements 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 (nibbles of the same bytes), otherwise 8 t .. 8 t + 7. `row` is
+// the first byte of the step; its group is 4 part + i.
 struct d_oct {
     uint32_t q[2];
-    float scale, min; // as in d_group
+    float scale, min; // see d_group
 };
 
 static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, float scale, float min) {
@@ -12234,12 +12243,12 @@ static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, flo
 
 template <typename A> struct d_tile_format;
 
-// Operand type of the tensor cores. A lane's words have the same positions for all three.
+// Operand type of mma.sync. A lane's words have the same positions for all three.
 enum d_tile_number { TILE_BF16, TILE_F16, TILE_TF32 };
 
 template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
     typedef typename d_format<TYPE>::block block;
-    static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127, else 0 .. 127 and a zero among them
+    static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127; otherwise 0 .. 127 including zero
     static constexpr int zero = d_format<TYPE>::zero;
     static inline __device__ uint32_t entry(int) { return 0; }
     static constexpr d_tile_number number = TILE_BF16;
@@ -12301,7 +12310,7 @@ TILE_FORMAT(IQ4_NL, true, true) {
     }
 };
 TILE_FORMAT(MXFP4, true, false) {
-    static constexpr int zero = 64; // in gcudai_kvalues_mxfp4
+    static constexpr int zero = 64; // offset of the table below
     TILE_OCT {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup_words(0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu, d_word1(b->qs + 4 * t), &o.q[0], &o.q[1]);
@@ -12336,7 +12345,7 @@ TILE_FORMAT(Q3_K, false, false) {
         o.scale = d_half(b->d) * d_format<GCUDA_TYPE_Q3_K>::scale(b, 8 * part + 2 * i + t / 2);
     }
 };
-// The 6-bit scales and mins of Q4_K and Q5_K, those of four groups at once.
+// The 6-bit scales and mins of Q4_K and Q5_K, four groups at once.
 static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d_oct & o) {
     const uint4 head = *(const uint4 *) row;
     const uint32_t a = head.y, b = head.z, c = head.w;
@@ -12374,13 +12383,13 @@ TILE_FORMAT(Q6_K, false, false) {
     }
 };
 
-// Codebooks about 64, so that no code is negative: digits 0 1 2 as 8 25 43, with 4 added as many below.
+// Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 25, 43; with 4 added, 64 - those.
 static inline __device__ void d_oct_iq2(uint32_t digits, uint32_t signs, d_oct & o) {
     digits += 4u * signs;
     o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
     o.q[1] = d_permute(0x006b5948u, 0x00152738u, digits >> 16);
 }
-// Bytes up to 63 above 64, or below it where the bit of `signs` is set.
+// Bytes up to 63 as 64 plus or minus the byte; minus where the bit of `signs` is set.
 static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t signs) {
     const uint32_t below = d_spread_bits(signs) * 127u;
     return (bytes ^ below) + (0x40404040u - below);
@@ -12483,7 +12492,7 @@ template <> struct d_tile_format<float> : d_tile_floats<TILE_TF32> {};
 template <> struct d_tile_format<__half> : d_tile_floats<TILE_F16> {};
 template <> struct d_tile_format<__nv_bfloat16> : d_tile_floats<TILE_BF16> {};
 
-// Two BF16, each: a * b + c, a * b, a - b, rounded once.
+// On two BF16 each: a * b + c, a * b or a - b, rounded once.
 static inline __device__ uint32_t d_bf16_apply(char op, uint32_t a, uint32_t b, uint32_t c) {
     float v[2];
     for (int i = 0; i < 2; ++i) {
@@ -12514,21 +12523,21 @@ static inline __device__ uint32_t d_bf16_mul(uint32_t a, uint32_t b) { return d_
 static inline __device__ uint32_t d_bf16_sub(uint32_t a, uint32_t b) { return d_bf16_apply('-', a, b, 0); }
 #endif
 
-// Two codes, bytes 2 h and 2 h + 1 of q, less zero, as BF16. A byte under the exponent of 128 is 128 + its low 7 bits; the
-// eighth is that of 256, which is taken off where it is set.
+// Codes 2 h and 2 h + 1 of q minus zero, as BF16. A byte below the exponent of 128 is 128 plus its low 7 bits; the eighth bit
+// selects the exponent of 256, which is subtracted.
 template <bool SIGNED, int ZERO> static inline __device__ uint32_t d_bf16_codes(uint32_t q, int h) {
     const uint32_t v = __byte_perm(q, 0x43u, h == 0 ? 0x4140 : 0x4342);
     return SIGNED ? d_bf16_sub(v & 0x437f437fu, v & 0x43804380u) : d_bf16_sub(v, 0x43004300u + 0x10001u * (uint32_t) ZERO);
 }
 
-// F32 rounded to TF32: to nearest, but toward zero where that would overflow; NaN becomes quiet, its payload does not fit.
+// F32 to TF32, to nearest; toward zero where that would overflow. NaN becomes quiet: its payload does not fit.
 static inline __device__ uint32_t d_tile_tf32(float v) {
     const uint32_t w = __float_as_uint(v), r = (w + 0x1000u) & 0xffffe000u;
     const bool overflows = (r & 0x7f800000u) == 0x7f800000u;
     return v != v ? 0x7fc00000u : overflows ? w & 0xffffe000u : r;
 }
 
-// The lane's eight weights as four pairs.
+// A lane's eight weights as four pairs of operands.
 template <typename A> struct d_tile_weights {
     typedef d_tile_format<A> F;
     static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
@@ -12567,30 +12576,30 @@ template <d_tile_number NUMBER> static inline __device__ void d_tile_mma(float (
 }
 
 // ---- the kernel ----
-struct d_tile_part { // one of several products of the same columns, which blocks of its own compute as a launch of its own would
-    int64_t a, y, y_c;        // bytes that its weights and its results lie behind the first's; by which its columns are further apart
+struct d_tile_part { // one product of a group with common activations; blocks are assigned to one product each
+    int64_t a, y, y_c; // bytes: offsets of weights and results from those of the first product; extra distance between its columns
     int m, m_tiles;           // rows
-    int first_block, n_blocks; // where there is no part: no block is the first
+    int first_block, n_blocks; // INT32_MAX for an unused entry
 };
 
 struct d_tile_job {
-    d_job job;              // the first product: m, m_tiles and n_items are read from its part
-    const char * columns;   // prequantized activation columns, consecutive, in the order of the lanes' weights, zeros beyond k
-    const float * factors;  // F16 weights: one per column
+    d_job job; // first product; m, m_tiles and n_items come from its part
+    const char * columns; // packed activations, columns contiguous, in the order of the lanes' weights, zeros beyond k
+    const float * factors; // F16 weights: one per activation column
     int64_t column_bytes;
-    int steps;              // along k
-    int last_bytes;         // of a row of the weights in the last step
-    int tn, n_slots;        // columns of a tile at most; of the ring
-    int n_lists;            // tiles of columns, unless the device knows
-    float * sums;           // of blocks that share a tile: twice [column][row] for each block
-    int32_t * counts;       // of those who have left theirs, one for each block; zeros
-    gcuda_array y;          // with an epilogue: where its results go. job.y is then in scratch
-    // The last member: behind an array of structures without padding the simulation's compiler (g++ 12) loses its place when it
-    // clears the padding of what follows, and clears members.
+    int steps; // along k
+    int last_bytes; // bytes per row of weights in the last step
+    int tn, n_slots; // columns per tile, at most; pipeline stages
+    int n_lists; // column tiles, unless only the device knows
+    float * sums; // accumulators of blocks that share a tile: two of [column][row] per block
+    int32_t * counts; // arrivals, one counter per block, zero at the start
+    gcuda_array y; // with an epilogue: the result; job.y is then in scratch
+    // Last member: after an array of structs without padding, g++ 12 for the simulated device clears the padding of the members
+    // that follow at the wrong offset.
     d_tile_part parts[GCUDA_MUL_MAT_GROUP];
 };
 
-template <typename A> struct d_tile_slot { // bytes from row to row in a slot: rows may begin anywhere, and banks differ
+template <typename A> struct d_tile_slot { // pitch: bytes between rows in a stage. Rows may start at any byte, and their banks differ
     static constexpr int pieces = (d_tile_format<A>::step_bytes + 30) / 16, odd = d_tile_format<A>::odd;
     static constexpr int pitch = (16 * pieces + odd - 1) / odd % 2 == 1 ? (16 * pieces + odd - 1) / odd * odd
                                                                        : (16 * pieces + odd - 1) / odd * odd + odd;
@@ -12598,12 +12607,12 @@ template <typename A> struct d_tile_slot { // bytes from row to row in a slot: r
     static constexpr __host__ __device__ int bytes(int nt) { return TILE_ROWS * pitch + column_bytes * nt; }
 };
 
-// Blocks that a multiprocessor is meant to hold.
+// Resident blocks per SM to plan for.
 static constexpr int tile_per_multiprocessor(int nt) { return nt > 64 ? 1 : 2; }
 
-// Units are the steps of all tiles, one after another; as many blocks as there can be share them, each with at least one.
+// Work items are the steps of all tiles in order. As many blocks as possible share them, each with at least one.
 struct d_tile_units {
-    uint32_t n, blocks, per, more; // the first `more` blocks have one more than `per`
+    uint32_t n, blocks, per, more; // the first `more` blocks have per + 1 items
     __device__ d_tile_units(uint32_t n_units, uint32_t n_blocks)
         : n(n_units), blocks(n_blocks < n_units ? n_blocks : n_units), per(n_units > 0 ? n / blocks : 1), more(n - per * blocks) {}
     __device__ uint32_t first_of(uint32_t block) const { return block * per + (block < more ? block : more); }
@@ -12613,7 +12622,7 @@ struct d_tile_units {
     }
 };
 
-// The part that this block belongs to. It is read where arguments lie: kept in registers, all of it would be too much.
+// The part of this block, by reference: a copy in registers would spill.
 static inline __device__ const d_tile_part & d_tile_part_of(const d_tile_job & p) {
     int i = 0;
     UNROLL for (int k = 1; k < GCUDA_MUL_MAT_GROUP; ++k) { i += (int) blockIdx.x >= p.parts[k].first_block; }
@@ -12637,20 +12646,20 @@ static inline __device__ d_tile d_tile_at(const d_tile_job & p, const d_tile_par
     return t;
 }
 
-// The rows of a tile that the copies and the decoding are at.
+// Rows of a tile for copies and decoding.
 struct d_tile_rows {
     const char * a;
-    int n; // rows, 128 but at the end
+    int n; // 128 except at the end
 };
 static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_tile_part & part, const d_tile & t) {
     d_tile_rows r;
-    const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // zeros: any will do
+    const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // result is zeros: any matrix will do
     r.a = d_tile_matrix(p, at) + part.a + t.m0 * p.a_m;
     r.n = (int) (part.m - t.m0 < TILE_ROWS ? part.m - t.m0 : TILE_ROWS);
     return r;
 }
 
-// Index of the packed column that is column j of a tile, j < t.n.
+// Index of the packed activation column that is column j of a tile, j < t.n.
 static inline __device__ int64_t d_tile_packed_column(const d_tile_job & p, const d_tile & t, int j) {
     if (p.job.tiles == nullptr) {
         return t.matrix * p.job.n + t.c0 + j;
@@ -12663,18 +12672,18 @@ static inline __device__ const char * d_tile_packed(const d_tile_job & p, const 
     return j < t.n ? p.columns + d_tile_packed_column(p, t, j) * p.column_bytes : nullptr;
 }
 
-// What is copied next. Four neighbouring threads copy a row of the weights and a group of a column: a thread has the same two
-// rows and the same one or two columns all the time, so that an address is a register and a constant.
+// Producer state. Four adjacent threads copy a row of weights and a group of an activation column. A thread keeps its two rows
+// and its one or two columns, so that an address is a register plus a constant.
 template <typename A, int NT> struct d_tile_feed {
     typedef d_tile_format<A> F;
     typedef d_tile_slot<A> S;
-    static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied at a time
+    static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied per iteration
     const char * row;  // the first of the thread's two rows
     int64_t next_row;  // bytes to the second
-    int n_rows;        // that there are of the two
+    int n_rows; // how many of the two exist
     const char * columns[n_columns];
-    int column_bytes[n_columns]; // 16, or 0: zeros
-    int step; // p.steps: those of the tile are all fetched
+    int column_bytes[n_columns]; // 16, or 0: zero-fill
+    int step; // p.steps: the tile is fetched completely
 
     __device__ void start(const d_tile_job & p, const d_tile_part & part, uint32_t at, int first) {
         const d_tile t = d_tile_at(p, part, at);
@@ -12691,7 +12700,7 @@ template <typename A, int NT> struct d_tile_feed {
         }
     }
 
-    // Beyond the end of a row: zeros. Rows that do not exist are not written: sums of other rows are not stored.
+    // Zero-fills past the end of a row. Rows past the last are left alone: their accumulators are never stored.
     __device__ void fetch(const d_tile_job & p, char * to) {
         const int quad = (int) threadIdx.x / 4, lane = (int) threadIdx.x % 4;
         const int bytes = step == p.steps - 1 ? p.last_bytes : F::step_bytes;
@@ -12720,7 +12729,7 @@ template <typename A, int NT> struct d_tile_feed {
     }
 };
 
-// Adds the products of a slot to the warp's sums.
+// Adds the products of a stage to the warp's accumulators.
 template <typename A, int NT>
 static inline __device__ void d_tile_multiply(const d_tile_job & p, const char * slot, const uint32_t * table, const d_tile_rows & rows,
     int step, int n8, float (*sum)[4]) {
@@ -12734,10 +12743,10 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
         const uint32_t at = (uint32_t) (uintptr_t) rows.a + (uint32_t) r * (uint32_t) p.job.a_m + (uint32_t) step * F::step_bytes;
         a[h] = slot + (r0 + 8 * h) * S::pitch + (at & 15u);
     }
-    float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: sums of their own for odd groups, since a product waits for the one before
+    float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: separate accumulators for odd groups shorten the dependency chain
     for (int part = 0; part < PARTS; ++part) {
         TILE_UNROLL for (int i = 0; i < PER; i += 2) {
-            uint32_t f[2][2][4]; // group, row, pair
+            uint32_t f[2][2][4]; // [group][row][pair]
             TILE_UNROLL for (int h = 0; h < 2; ++h) {
                 TILE_UNROLL for (int k = 0; k < 2; ++k) { d_tile_weights<A>::load(a[h], part, i + k, t, table, f[k][h]); }
             }
@@ -12766,7 +12775,7 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
     }
 }
 
-// A tile's sums, those of all blocks that share it, by the last of them. False: this block is not the last.
+// Split-K reduction of a tile by the last block that arrives. False: this block is not the last.
 template <int NT>
 static inline __device__ bool d_tile_gather(
     const d_tile_job & p, const d_tile_part & part, const d_tile_units & units, uint32_t item, int n8, float (*sum)[4]) {
@@ -12775,9 +12784,9 @@ static inline __device__ bool d_tile_gather(
     if (first == last) {
         return true;
     }
-    // a block has two places: for the tile that it begins with, and for that which it ends with
+    // a block has two slots in scratch: for its first tile and for its last
     const int64_t place = TILE_ROWS * NT;
-    const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others do
+    const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others always do
     const uint32_t before = (uint32_t) part.first_block, me = blockIdx.x - before;
     float * mine = p.sums + (2 * blockIdx.x + (me == first && !begins)) * place + threadIdx.x;
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
@@ -12787,7 +12796,7 @@ static inline __device__ bool d_tile_gather(
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); // for all threads, after the barrier
+        __threadfence(); // after the barrier: covers the stores of all threads
         is_last = atomicAdd(&p.counts[before + first], 1) == (int) (last - first);
         __threadfence();
     }
@@ -12798,7 +12807,7 @@ static inline __device__ bool d_tile_gather(
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
         TILE_UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] = 0.0f; }
     }
-    constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks are under way at once; sums are in order
+    constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks in flight; sums keep their order
     for (uint32_t block = first; block <= last; block += AT_ONCE) {
         float v[AT_ONCE][NT / 8][4];
         TILE_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
@@ -12825,12 +12834,12 @@ static inline __device__ void d_tile_store(
     const int lane = (int) threadIdx.x % 32;
     const int64_t row = t.m0 + (int) threadIdx.x / 32 * 16 + lane / 4;
     const bool is_zero = t.matrix < 0;
-    __syncthreads(); // the last tile's are written
+    __syncthreads(); // the previous tile is stored
     if ((int) threadIdx.x < t.n) {
         const char * b;
         char * y;
         d_tile_column(p.job, t, (int) threadIdx.x, &b, &y);
-        results[threadIdx.x] = y + part.y + (t.c0 + (int) threadIdx.x) * part.y_c; // 0 but in a group, which has one matrix of columns
+        results[threadIdx.x] = y + part.y + (t.c0 + (int) threadIdx.x) * part.y_c; // y_c is 0 except in a group, which has one matrix of columns
         if (HAS_FACTORS) { factors[threadIdx.x] = p.factors[d_tile_packed_column(p, t, (int) threadIdx.x)]; }
     }
     __syncthreads();
@@ -12846,9 +12855,9 @@ static inline __device__ void d_tile_store(
     }
 }
 
-// The epilogue of a tile whose sums are in scratch, of one matrix with few columns: of more a thread has so many elements that a kernel
-// of its own is faster. It is in the kernel of every type, so one element after the other goes through the steps, while the reads of all
-// are under way at once; beside the stores of the sums it would be more code than the products. A warp has the rows that it has stored.
+// Epilogue of a tile whose accumulators are in scratch: one matrix with few columns. For more columns a separate kernel is
+// faster. Every type's kernel contains it, so elements are processed one by one while all loads are in flight: next to
+// the stores of the accumulators it would be more code than the products. A warp has the rows that it stored.
 #define TILE_AHEAD (GCUDA_MUL_MAT_TILE_FUSED / 2) // a thread has every second column
 static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0, int64_t c0, int n) {
     const int lane = (int) threadIdx.x % 32;
@@ -12857,12 +12866,12 @@ static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0,
     const bool has_residual = residual.data != nullptr;
     const int64_t next[3] = { 2 * (int64_t) p.job.y.nb[1], has_residual && residual.ne[1] > 1 ? 2 * (int64_t) residual.nb[1] : 0,
                               2 * (int64_t) p.y.nb[1] }; // bytes
-    const int j0 = lane / 16, left = m < p.job.m ? (n - j0 + 1) / 2 : 0; // columns
+    const int j0 = lane / 16, left = m < p.job.m ? (n - j0 + 1) / 2 : 0; // left: columns
     const char * from = d_at(p.job.y, m, c0 + j0, 0, 0);
     const char * more = has_residual ? d_at(residual, residual.ne[0] == 1 ? 0 : m, residual.ne[1] == 1 ? 0 : c0 + j0, 0, 0) : from;
     char * to = d_at(p.y, m, c0 + j0, 0, 0);
     float v[TILE_AHEAD], r[TILE_AHEAD];
-    __syncwarp(); // the sums of other lanes are written
+    __syncwarp(); // accumulators of other lanes are stored
     UNROLL for (int i = 0; i < TILE_AHEAD; ++i) {
         v[i] = i < left ? *(const float *) from : 0.0f;
         r[i] = i < left ? *(const float *) more : 0.0f;
@@ -12873,7 +12882,7 @@ static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0,
         const float sum = d_finish_sum<false>(p.job, v[0], 0.0f, { m, c0 + j0 + 2 * i, 0, 0 }, -1);
         *(float *) to = has_residual ? d_add_rn(sum, r[0]) : sum;
         to += next[2];
-        UNROLL for (int k = 0; k < TILE_AHEAD - 1; ++k) { // what is left moves up
+        UNROLL for (int k = 0; k < TILE_AHEAD - 1; ++k) { // shift the queue
             v[k] = v[k + 1];
             r[k] = r[k + 1];
         }
@@ -12888,6 +12897,11 @@ static inline __device__ void d_tile_wait(int n_slots) {
     }
 }
 
+// Matrix product on tensor cores; algorithm above. A block owns a range of work items of one part.
+//   shared  result pointers and codebook, then n_slots stages of TILE_ROWS encoded rows and NT packed columns
+//   floor   a read once per 128 columns; packed columns (2 bytes per element) from L2, once per 128 rows
+//   needs   k a multiple of 32; floats, Q4_K and Q5_K: rows aligned to 16 bytes (tile_takes_weights)
+//   arch    8.0; compiles everywhere, emulated below
 template <typename A, int NT>
 static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
     DYNAMIC_SHARED(char, shared);
@@ -12903,13 +12917,13 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
         return;
     }
     const uint32_t end = units.first_of(block + 1), steps = (uint32_t) p.steps;
-    uint32_t unit = units.first_of(block), item = unit / steps, ahead = unit, ahead_item = item - 1; // ahead: fetched next
+    uint32_t unit = units.first_of(block), item = unit / steps, ahead = unit, ahead_item = item - 1; // ahead: the next item to fetch
     d_tile_feed<A, NT> feed;
-    int in = 0, out = 0; // slots
+    int in = 0, out = 0; // stages
     feed.step = p.steps;
     const auto fetch = [&]() {
         if (ahead < end) {
-            if (feed.step == p.steps) { // the first tile may begin within, the others at 0
+            if (feed.step == p.steps) { // the first tile may begin at any step, the others at 0
                 ++ahead_item;
                 feed.start(p, part, ahead_item, (int) (ahead - ahead_item * steps));
             }
@@ -12917,7 +12931,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
             in = in + 1 == p.n_slots ? 0 : in + 1;
         }
         ++ahead;
-        d_copies_commit(); // also when there is nothing: commits are counted
+        d_copies_commit(); // also when empty: commits are counted
     };
     for (int s = 1; s < p.n_slots; ++s) { fetch(); }
     for (int i = (int) threadIdx.x; i < d_tile_format<A>::n_entries; i += 32 * TILE_WARPS) { table[i] = d_tile_format<A>::entry(i); }
@@ -12933,7 +12947,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
                 fetch();
             }
             d_tile_wait(p.n_slots);
-            __syncthreads(); // copies of all threads have arrived, and the slot that comes next is done with
+            __syncthreads(); // copies of all threads have arrived, and the next stage is free
             if (p.n_slots > 1) { fetch(); }
             d_tile_multiply<A, NT>(p, ring + out * slot_bytes, table, rows, (int) (unit - item * steps), n8, sum);
             out = out + 1 == p.n_slots ? 0 : out + 1;
@@ -12948,12 +12962,12 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     }
 }
 
-// ---- activations rounded to the operand type of the weights ----
+// ---- packing of activations to the operand type of the weights ----
 struct d_tile_columns {
     d_job job;
     char * to;
-    float * factors;         // F16
-    int64_t n, column_bytes; // columns
+    float * factors; // F16 weights
+    int64_t n, column_bytes; // n: columns
     bool is_id, split;
     d_tile_number number;
     int32_t * counts;
@@ -12986,7 +13000,7 @@ static inline __device__ float4 d_tile_four(const d_tile_columns & p, const char
         d_load(p.job.b.type, from + 3 * p.job.b_k));
 }
 
-// Piece i of a packed column, 16 bytes: eight elements, TF32: four. F16: elements are divided by 2^exponent.
+// Packs piece i of a column, 16 bytes: eight elements, or four for TF32. F16: elements are divided by 2^exponent.
 static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32_t column, const char * b, int64_t i, int exponent) {
     const int t = (int) (i % 4);
     char * to = p.to + column * p.column_bytes + 16 * i;
@@ -13017,7 +13031,7 @@ static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at)
     if (i < p.column_bytes / 16) { d_tile_pack_piece(p, column, d_tile_column_of(p, column), i, 0); }
 }
 
-// To F16: a block packs a column and reads it twice, the second time from L1 or L2.
+// Packs a column to F16; the block reads it twice, the second time from L1 or L2.
 static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint32_t column) {
     const char * b = d_tile_column_of(p, column);
     float max = 0.0f;
@@ -13030,7 +13044,7 @@ static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint3
     if (threadIdx.x == 0) { p.factors[column] = ldexpf(1.0f, exponent); }
 }
 
-// Blocks with work.
+// Number of blocks with work.
 static inline __host__ __device__ int64_t d_tile_pack_units(const d_tile_columns & p) {
     return p.number == TILE_F16 ? p.n : p.n * ((p.column_bytes / 16 + 255) / 256);
 }
@@ -13047,42 +13061,45 @@ static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64
     }
 }
 
+// Packs activations for k_mul_mat_tile and clears its arrival counters. A block packs 256 pieces of a column, or for F16 weights
+// a whole column.
+//   shared  that of d_block_reduce
+//   floor   b read, packed columns written (2 bytes per element, TF32: 4)
 static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
     d_take_turn();
     d_tile_columns_all(p, blockIdx.x, gridDim.x);
 }
 
-// ---- the launcher's side ----
-// Rows that are whole groups and begin where the kernel can read them. Blocks are read as their format reads them, but
-// those of Q4_K and Q5_K and floats sixteen bytes at a time.
+// ---- host side ----
+// Whether rows are whole groups at an alignment that the kernel can read. Floats, Q4_K and Q5_K are read 16 bytes at a time.
 static bool tile_takes_weights(const gcuda_array & a) {
     const bool is_wide = !gcuda_is_quantized(a.type) || a.type == GCUDA_TYPE_Q4_K || a.type == GCUDA_TYPE_Q5_K;
     return a.ne[0] > 0 && a.ne[0] % 32 == 0 && a.nb[0] == gcuda_type_size(a.type) &&
            (!is_wide || ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % 16 == 0);
 }
 
-static int64_t tile_step(gcuda_type type) { // elements of k
+static int64_t tile_step(gcuda_type type) { // elements along k
     return gcuda_is_quantized(type) ? 256 : 256 / (int64_t) gcuda_type_size(type);
 }
 static int64_t tile_column_bytes(const gcuda_array & a) {
     const int64_t step = tile_step(a.type);
     return (a.ne[0] + step - 1) / step * step * (a.type == GCUDA_TYPE_F32 ? 4 : 2);
 }
-// Kernels are compiled for so many columns; as many are multiplied, in steps of 32.
+// Column counts that kernels are instantiated for; products run in multiples of 32 columns.
 static int tile_width(int tn) { return tn <= 16 ? 16 : tn <= 32 ? 32 : tn <= 64 ? 64 : 128; }
 
-// Columns of a tile when there are n: as few tiles as can be, of one size.
+// Columns per tile for n columns: the fewest tiles, of equal size.
 static int tile_columns(int64_t n) {
     const int64_t tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
     return (int) ((n + tiles - 1) / tiles + 7) / 8 * 8;
 }
 
-// Upper bounds of the steps of all tiles, of each product of a launch.
+// Upper bounds of the steps of all tiles, per product of a launch.
 struct tile_units {
     int n;
     int64_t of[GCUDA_MUL_MAT_GROUP];
 };
-// Blocks of product i, and of all, when `most` are side by side.
+// Blocks of product i, and of all products, with `most` resident blocks.
 static int64_t tile_blocks_of(const tile_units & u, int i, int64_t most) { return most < u.of[i] ? most : u.of[i]; }
 static int64_t tile_blocks(const tile_units & u, int64_t most) {
     int64_t sum = 0;
@@ -13090,29 +13107,29 @@ static int64_t tile_blocks(const tile_units & u, int64_t most) {
     return sum;
 }
 
-// Scratch: columns, sums, counts, factors.
+// Layout of scratch: packed columns, accumulators, counters, factors.
 struct tile_scratch {
     size_t sums_at, counts_at, factors_at, bytes;
 };
 static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, const tile_units & units, int tn) {
     tile_scratch s;
     const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_per_multiprocessor(tile_width(tn)) * n_sm);
-    const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
+    const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // also enough for fewer columns per tile
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
     s.factors_at = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
-    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // used for F16 weights alone, but reserved for all types
+    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // used by F16 weights only, reserved for all types
     return s;
 }
 
-// How many columns a tile has and the ring's slots: as wanted, or fewer where shared memory does not allow them. Returns
-// the bytes of shared memory, 0 if there is no way.
+// Chooses columns per tile and pipeline stages: as wanted, or fewer where shared memory is short. Returns bytes of shared
+// memory; 0: nothing fits.
 template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t max_shared, int * per_multiprocessor) {
     const size_t cap = (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
     const size_t fixed = TILE_COLUMNS * sizeof(char *) + d_tile_format<A>::n_entries * sizeof(uint32_t);
     for (int tn = wanted; tn > 0; tn = tn > 64 ? 64 : tn > 32 ? 32 : tn > 16 ? 16 : 0) {
         const size_t slot = (size_t) d_tile_slot<A>::bytes(tile_width(tn));
-        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // fewer blocks rather than one slot
+        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // prefers fewer blocks per SM to a single stage
             const size_t share = many > 1 ? cap / (size_t) many - SHARED_STATIC : cap, n = share > fixed ? (share - fixed) / slot : 0;
             if (n >= 2 || (n == 1 && many == 1)) {
                 *per_multiprocessor = many;
@@ -13134,7 +13151,7 @@ static gcuda_status launch_tile(d_tile_job & p, int64_t n_blocks, size_t n_bytes
         n_blocks, dim3(32 * TILE_WARPS), n_bytes, max_shared, stream, p);
 }
 
-// f of a value of the weights' type.
+// Calls f with a value of the weights' type.
 template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     switch (type) {
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
@@ -13144,7 +13161,7 @@ template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     }
 }
 
-// Sums of y's sizes, packed.
+// Packed F32 array of y's shape for the accumulators.
 static gcuda_array tile_sums_of(const gcuda_array & y, void * data) {
     gcuda_array sums = y;
     sums.data = data;
@@ -13153,7 +13170,7 @@ static gcuda_array tile_sums_of(const gcuda_array & y, void * data) {
     return sums;
 }
 
-// The products behind the first, where they differ from it, and the blocks of all, `most` of one side by side.
+// Fills in the parts of a group and assigns blocks; `most` resident blocks per product.
 static void tile_parts(d_tile_job & p, const gcuda_mul_mat_args * more, const tile_units & units, int64_t most) {
     int first = 0;
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
@@ -13177,8 +13194,8 @@ static void tile_parts(d_tile_job & p, const gcuda_mul_mat_args * more, const ti
     }
 }
 
-// What mul_mat and mul_mat_id have in common: `data` is scratch. `prepare` starts the kernel that rounds the columns, once
-// it is known how many of them a tile has. more: units.n - 1 products of the same columns.
+// Common part of mul_mat and mul_mat_id; data is scratch. `prepare` launches the packing kernel once the columns per tile are
+// known. more: units.n - 1 further products of the same activations.
 template <typename F>
 static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * more, int wanted, int64_t n_columns,
     const tile_units & units, bool is_id, char * data, size_t max_shared, gcuda_stream stream, F prepare) {
@@ -13242,7 +13259,7 @@ static bool tile_takes(const gcuda_mul_mat_args & p, const void * scratch) {
     return tile_takes_weights(p.a) && is_float(p.b.type) && (uintptr_t) scratch % 16 == 0 && p.a.ne[1] <= INT32_MAX;
 }
 
-// n_args products of the same columns, the first of them as `p`.
+// n_args products of the same activations; p is the job of the first.
 static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
     return mul_mat_tile(p, args + 1, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_units_of(args, n_args), false,
         (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
@@ -13260,7 +13277,7 @@ size_t gcuda_mul_mat_tile_group_scratch_bytes(const gcuda_mul_mat_args * args, i
                      tile_columns(p.n)).bytes);
 }
 
-size_t gcuda_mul_mat_tile_fused_scratch_bytes(const gcuda_mul_mat_args * args) { // the sums last
+size_t gcuda_mul_mat_tile_fused_scratch_bytes(const gcuda_mul_mat_args * args) { // accumulators come last
     const size_t n = gcuda_mul_mat_tile_scratch_bytes(args);
     return n > 0 ? add_bytes(n, (size_t) n_elements(args->y) * sizeof(float)) : 0;
 }
@@ -13297,7 +13314,9 @@ gcuda_status gcuda_launch_mul_mat_tile_group(const gcuda_mul_mat_args * args, in
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// The first n_sort blocks sort, the others round columns.
+// Sorts expert-token pairs by expert and packs activations. The first n_sort blocks sort, the others pack.
+//   shared  that of d_id_sort
+//   floor   ids read; b read, packed columns written
 static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
     const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
@@ -13315,9 +13334,9 @@ static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, 
     return launch_overlapped(k_mul_mat_id_prepare, n_sort + d_tile_pack_units(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
 }
 
-// Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
+// Columns per tile: twice the mean number per expert, so that most experts take one tile.
 static int id_columns(const gcuda_mul_mat_id_args & p) {
-    const int64_t n_experts = p.as.ne[2] > 0 ? p.as.ne[2] : 1; // without any all ids are bad
+    const int64_t n_experts = p.as.ne[2] > 0 ? p.as.ne[2] : 1; // without experts all ids are bad
     const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], mean = (n_slots + n_experts - 1) / n_experts;
     int tn = 16;
     while (tn < 2 * mean && tn < TILE_COLUMNS) { tn *= 2; }
