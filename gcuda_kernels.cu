@@ -13394,78 +13394,78 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 
 #if GCUDAI_PART(5)
 // =====================================================================================================
-// >>k-mul-mat-vec   products of block formats with up to 8 columns, on tensor cores 16
+// >>k-mul-mat-vec   matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 // =====================================================================================================
-// The weights are read once and everything else hides behind that. A step is 2048 elements of a row. A warp keeps one
-// step of the columns in registers, as bytes with a scale for 16, and walks rows: the same 2048 elements of each come
-// through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
-// The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
-//   floor   bytes of the weights; the columns come from L2, once for each block
-// From compute capability 8.0 three columns and more go to tensor cores (below); two of codebooks as well where the kernel
-// of two does not take them: rows that are not aligned, or no room for copies of the tables.
+// Weights are read once and the arithmetic hides behind that. A step is 2048 elements of a row. A warp keeps one step of the
+// activations in registers, as int8 with a scale per 16 elements, and walks rows. The same 2048 elements of each row come
+// through a cp.async pipeline in shared memory. Warps of a block split long rows along k (split-K); their partial sums are
+// reduced in shared memory in a fixed order.
+//   floor   bytes of the weights; activations come from L2, once per block
+// From compute capability 8.0, three or more columns use tensor cores (below). So do two columns of a codebook format where
+// the two-column kernel does not apply: unaligned rows, or too little shared memory for copies of the tables.
 
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
-struct d_vec_more { // another matrix for the same columns
+struct d_vec_more { // further matrix of a group with common activations
     const char * a;
     char * y;
     int m, blocks, rounds;
-    int y_c; // elements of a column from column to column of y
+    int y_c; // column stride of y in elements
 };
 
-// What becomes of a sum. Of several columns there are the first and the last.
+// What follows the reduction of an accumulator. Several columns use the first and the last only.
 enum d_vec_finish {
     D_VEC_STORE,
-    D_VEC_ADD, // an element of a packed row, which the block has in shared memory by then
-    D_VEC_GLU, // with that of the second matrix
-    D_VEC_ANY  // the job's epilogue
+    D_VEC_ADD, // adds an element of a packed row, prefetched to shared memory
+    D_VEC_GLU, // gated with the accumulator of the second matrix
+    D_VEC_ANY // the job's epilogue
 };
 
 struct d_vec_job {
-    // All that the usual product reads, side by side, since a block waits for lines of parameters where they are many (ncu's stall_imc).
+    // Fields of the usual product are adjacent: a block stalls on each line of parameters (ncu: stall_imc).
     const char * a, * b; // of the first matrix and column
     char * y;
-    int64_t n_items;     // blocks of all matrices
-    int64_t a_m, row_bytes; // of a row, or of a pair
-    int64_t k, up_at;    // bytes from a row to that of the second matrix
-    int m, blocks;       // rows of a matrix, blocks that share it
-    int rounds;          // of rows, for those that do
-    int steps, at_once;  // of a row; that the block's warps take side by side
-    int n_side, row_lanes; // rows of a block side by side; lanes that a row has: 32, or 16 where rows are taken in pairs
-    uint32_t per_side;   // 2^20 / n_side, rounded up
-    int n_more;          // matrices of a group behind the first
-    bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
-    bool is_early;       // a block's first weights are asked for before it waits for the kernel before
-    bool has_up;         // a second matrix
-    bool has_floats;     // columns are F32, packed
-    const int4 * xq;     // columns as bytes, [column][step][4][32], and
-    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL, of one column or two: the kernel makes them
+    int64_t n_items; // blocks of all matrices
+    int64_t a_m, row_bytes; // per row, or per pair of rows
+    int64_t k, up_at; // up_at: bytes from a row to that of the second matrix
+    int m, blocks; // rows per matrix; blocks that share it
+    int rounds; // rounds of rows per block
+    int steps, at_once; // steps per row; steps in parallel, one per warp
+    int n_side, row_lanes; // rows in parallel per block; lanes per row: 32, or 16 for pairs of rows
+    uint32_t per_side; // 2^20 / n_side, rounded up
+    int n_more; // matrices of a group after the first
+    bool is_one; // one matrix, or a group, with one matrix of activations: addresses are direct
+    bool is_early; // the first weights of a block are loaded before the PDL wait
+    bool has_up; // a second matrix
+    bool has_floats; // activations are packed F32
+    const int4 * xq; // prequantized activations, [column][step][4][32], and
+    const float2 * xs; // their scales {d, d * sum of 16 bytes}; NULL, one or two columns: the kernel quantizes
     d_vec_finish finish;
     gcuda_type y_type;
-    int64_t y_0;         // bytes from row to row of y
-    const char * add;    // the row of D_VEC_ADD
+    int64_t y_0; // bytes between rows of y
+    const char * add; // the row of D_VEC_ADD
     gcuda_glu_op glu;
     float alpha, limit;
-    // Of other products and to plan with:
-    int first_column;    // of several
-    int step_rows;       // 2: rows are taken in pairs, else 1
-    bool is_aligned;     // rows begin at multiples of 16 bytes
-    bool has_pairs;      // two and two rows do, which may be taken in pairs
-    bool is_behind;      // launched behind the kernel that makes the columns
+    // Other products and planning:
+    int first_column; // of several columns
+    int step_rows; // 2: rows are processed in pairs
+    bool is_aligned; // rows are aligned to 16 bytes
+    bool has_pairs; // pairs of rows are, and may be processed in pairs
+    bool is_behind; // dependent launch after the kernel that quantizes activations
     d_job job;
-    d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
-    gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
+    d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks belong to the first matrix
+    gcuda_array ids; // mul_mat_id: every expert-token pair is a product with one column
     int64_t n_experts;
     int32_t * bad_index;
 };
 
-// What a block works on.
+// The part of a block.
 struct d_vec_task {
-    const char * a, * b; // the first row, and of one column the column
-    char * y;            // of one column
-    int m, item, block, blocks, rounds; // item: of a group's matrices with two columns which it is
-    int64_t matrix;      // -1: a bad expert
-    d_index at;          // of the first column that it works on, in y
+    const char * a, * b; // the first row; for one column, the column
+    char * y; // for one column
+    int m, item, block, blocks, rounds; // item: matrix of a group with two columns
+    int64_t matrix; // -1: bad expert id
+    d_index at; // position in y of its first column
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -13473,7 +13473,7 @@ struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a co
     float2 s[4];
 };
 
-// c and four products of bytes, those of a unsigned.
+// c plus the dot product of four bytes; a is unsigned.
 static inline __device__ int d_dp4a_us(uint32_t a, int b, int c) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 610
     int d;
@@ -13491,13 +13491,13 @@ template <bool IS_SIGNED> static inline __device__ int d_dot_16(const uint32_t *
     return c;
 }
 
-// Words k bytes after byte `at` of shared memory, which is any, or a multiple of 2 or 4; ALIGNED: of 4, and k any. Of constants k
-// that are alike in their last two bits the compiler makes one address, and where `at` is aligned all are parts of instructions.
+// Words at byte k after byte `at` of shared memory, where `at` is a multiple of ALIGN; ALIGNED: of 4, with any k. For
+// constants k with equal low two bits the compiler forms one address; where `at` is aligned, k is an immediate offset.
 template <int ALIGN, bool ALIGNED = false> struct d_words {
     static constexpr bool is_at_4 = ALIGN == 4 || ALIGNED;
     const uint32_t * w;
     uint32_t order;
-    bool is_word; // known when compiled
+    bool is_word; // compile-time constant
     __device__ d_words(const char * shared, int at, int k)
         : w((const uint32_t *) (shared + (is_at_4 ? at : (at + (k & 3)) & ~3) + (ALIGN == 4 ? k : k & ~3))),
           order(0x3210u + 0x1111u * ((uint32_t) (is_at_4 ? k : at + k) & 3u)), is_word(ALIGN == 4 || (ALIGNED && k % 4 == 0)) {}
@@ -13510,18 +13510,17 @@ static inline __device__ uint32_t d_byte_of(uint32_t word, int i) { return word 
 static inline __device__ float d_low_half(uint32_t w) { return d_half((gcuda_fp16_t) (w & 0xffffu)); }
 static inline __device__ float d_high_half(uint32_t w) { return d_half((gcuda_fp16_t) (w >> 16)); }
 
-// ---- eight elements of a group for a lane of a product on tensor cores ----
-// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight elements of rows g and g + 8, which is what a product of 16 x 32
-// bytes with 32 x 8 wants of it.
+// ---- a lane's eight elements of a group, for mma.sync of 16 x 32 by 32 x 8 bytes ----
+// With g = lane / 4 and t = lane % 4, a lane has eight elements each of rows g and g + 8.
 
-// Which eight elements of a group are lane t's, in two words of four.
+// Which eight elements of a group lane t has, as two words of four.
 enum d_mma_order {
-    D_IN_QUADS,   // 4t .. 4t + 3 and 4t + 16 .. 4t + 19
-    D_IN_NIBBLES, // 4t, 4t + 16, 4t + 1, 4t + 17 and so on: the nibbles of a word as they lie
-    D_IN_ROW      // 8t .. 8t + 7
+    D_IN_QUADS, // 4t .. 4t + 3 and 4t + 16 .. 4t + 19
+    D_IN_NIBBLES, // 4t, 4t + 16, 4t + 1, 4t + 17 and so on: the nibbles of a word in order
+    D_IN_ROW // 8t .. 8t + 7
 };
 
-// Eight elements of a group and the scales of its pieces. Formats whose codes come in two parts, to be added, have both.
+// Eight elements of a group and the scales of its pieces. Where a code is the sum of two parts, `more` has the second.
 template <int PIECES> struct d_eight {
     uint32_t q[2], more[2];
     float scale[PIECES], min[PIECES];
@@ -13532,28 +13531,28 @@ struct d_mma_format_of {
     static constexpr d_mma_order order = ORDER;
     static constexpr int pieces = PIECES, zero = ZERO, table = TABLE; // table: words in shared memory
     static constexpr bool has_min = HAS_MIN, has_more = HAS_MORE;
-    static constexpr bool has_words = true;        // their place matters; else all is read as bytes and halves
-    static constexpr bool is_memory_bound = false; // then rows at multiples of 4 have no kernel of their own
-    // The first weights are copied to shared memory while columns are made ready, by blocks that leave room for one of the columns' kernel.
-    // That costs registers and pays where decoding takes few; the others ask L2 for the first weights.
+    static constexpr bool has_words = true; // decodes words, whose alignment matters; otherwise only bytes and halves
+    static constexpr bool is_memory_bound = false; // then no separate kernel for rows aligned to 4 bytes
+    // The first weights are copied to shared memory before the PDL wait, by blocks that leave room for one block of the activation
+    // kernel. That costs registers and pays where decoding needs few; other formats prefetch the first weights to L2.
     static constexpr bool is_early = false;
-    // The columns of a step are asked for while the sums of the step before meet (d_mma_x), as in formats that are early: 3 to 6 % of
-    // 4096 x 14336. In the others that gains nothing and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
+    // Loads activations of the next step during the reduction (d_mma_x), as formats with is_early do: 3 to 6 % of 4096 x 14336.
+    // Other formats gain nothing, and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
     static constexpr bool asks_ahead = false;
-    // More than eight columns: weights are decoded once for two tiles of them. Scales for 16 elements double what
-    // the second costs: by count of instructions little is gained over tiles of BF16, which has not been measured.
+    // More than eight columns: weights are decoded once for two column tiles. Scales per 16 elements double the cost of the second
+    // tile; by instruction count that gains little over BF16 tiles (not measured).
     static constexpr bool has_two_tiles = PIECES == 1;
-    static constexpr size_t lists_at = 4; // rows of experts by lists lie at multiples of so many bytes
-    static constexpr int groups = 16; // of a step of a warp, of one tile of columns
-    // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
-    // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
+    static constexpr size_t lists_at = 4; // alignment in bytes of expert rows in expert lists
+    static constexpr int groups = 16; // per step of a warp, for one column tile
+    // Mins as a separate TF32 product over eight groups: tf32_min is the min of group 4 i + t from `group` on, exact in TF32.
+    // tf32_scale, where it exists, is their common factor. The product is added to the accumulator.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
     typedef d_eight<PIECES> out;
     static inline __device__ uint32_t entry(int) { return 0; }
 };
 
-// decode: group g of the row's step that begins at byte `at` of shared memory, a multiple of 4 where rows are ALIGNED. g is a
-// constant where it is called, so words that groups share are loaded once.
+// decode: group g of a row's step that starts at byte `at` of shared memory, a multiple of 4 if ALIGNED. g is a compile-time
+// constant, so words that groups share are loaded once.
 template <typename A> struct d_mma_format;
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_IN_QUADS, 1, 8> {
@@ -13580,7 +13579,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_I
     }
 };
 
-// Bit 4 of lane t's codes in D_IN_QUADS from the 32 bits of a group.
+// Fifth bits of lane t's codes in D_IN_QUADS, from the 32 bits of a group.
 static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
     bits >>= 4 * t;
     q[0] |= (bits & 15u) * 0x02040810u & 0x10101010u;
@@ -13616,7 +13615,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
     static constexpr bool is_early = true;
     static constexpr bool is_memory_bound = true;
-    static constexpr int groups = 8; // of 16, two slots of a warp leave room for half as many warps
+    static constexpr int groups = 8; // with 16, two stages per warp leave room for half as many warps
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 34 * g;
@@ -13627,15 +13626,15 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_I
     }
 };
 
-// The selector of a byte permutation gives a nibble of 8 and more eight times the top bit of the byte it names without the
-// 8. So a table of 16 bytes is two of 8: one with the nibbles as they are, one with their top bits turned, each of which
-// gives 0 or -1 for what is the other's. A table whose halves have these top bits is the sum of both.
+// PRMT replicates the sign bit of the selected byte if bit 3 of the selector nibble is set. A 16-entry lookup is therefore two
+// PRMTs over 8 bytes: one with the nibbles, one with their top bits flipped. Each gives 0 or -1 for entries of the other half,
+// so a table whose halves have these sign bits is the sum of both.
 static inline __device__ void d_eight_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
     q[0] = d_permute(t0, t1, nibbles);
     q[1] = d_permute(t0, t1, nibbles >> 16);
 }
 
-// -127 -104 -83 -65 -49 -35 -22 -10, else -1; and 1 13 25 38 53 69 89 113 with one added, else 0
+// -127 -104 -83 -65 -49 -35 -22 -10, otherwise -1; and 1 13 25 38 53 69 89 113 plus 1, otherwise 0
 static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
     d_eight_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
     d_eight_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
@@ -13663,13 +13662,13 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D
     }
 };
 
-// The two parts of 12 more than the table's, which leaves no top bits: where one is not 0 the other is.
+// Table values plus 12, which clears all sign bits: where one part is nonzero the other is 0.
 static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
     d_eight_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
     d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
 }
 template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
-    static constexpr size_t lists_at = 1; // rows of 2880 elements are 1530 bytes apart
+    static constexpr size_t lists_at = 1; // rows of 2880 elements have 1530 bytes
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         uint32_t upper[2];
@@ -13713,7 +13712,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_I
     }
 };
 
-// The scale of group j of a block of Q4_K or Q5_K; mins are whole numbers with a scale.
+// Scale of group j of a Q4_K or Q5_K block; mins are integers with a common scale.
 static inline __device__ float d_eight_k_scale(const d_words<4> & w, int j) {
     const uint32_t scale = j < 4 ? w[1] & 0x3f3f3f3fu : (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
     return d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
@@ -13783,7 +13782,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
     }
 };
 
-// Scales of group i of four, from the nibbles of its byte: put into the digits of 128, so that d (nibble + 1/2) is one operation.
+// Scales of group i of four, from the nibbles of its byte. A nibble placed in the mantissa of 128 makes d (nibble + 1/2) one FMA.
 static inline __device__ void d_eight_iq2_scales(float d, uint32_t word, int i, d_eight<2> & o) {
     const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
     UNROLL for (int h = 0; h < 2; ++h) {
@@ -13875,7 +13874,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
         const uint32_t s = j < 4 ? s01 : s23, code = d_byte_at(shared, at + k + 4 * j + t);
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
         d_eight_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
-        UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1), the three bits put into the digits of 4, which counts them as halves
+        UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1): the three bits go to the mantissa of 4, which counts them as halves
             const int from = 16 * (j / 2 % 2) + 6 * (j % 2) + 3 * h;
             const uint32_t bits = (from > 20 ? s >> (from - 20) : s << (20 - from)) & 0x00700000u;
             o.scale[h] = __int_as_float((int) (bits | 0x40800000u)) * (4.0f * eighth) - 15.0f * eighth;
@@ -13884,25 +13883,25 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
 };
 
 // ---- up to 8 columns without tensor cores: a lane's 64 elements of a step ----
-// Codes stay where they lie in their bytes, which makes some of them 2^k times as large, and codes in two parts stay two
-// words: another dot product costs less than shifts and merging. What they are too large by is taken off the column's scales.
+// Codes stay at their bit positions, so some are 2^k too large, and codes in two parts stay two words: another dot product
+// costs less than shifts and merges. The activation scales absorb the 2^k.
 
-// Bits `from` and more of w, as many as the mask has, at bit `to`: an index times the bytes of an entry.
+// Bits of w from `from` on, as many as the mask has, moved to bit `to`: an index times the entry size in bytes.
 static inline __device__ uint32_t d_bits_at(uint32_t w, int from, int to, uint32_t mask) {
     return (from > to ? w >> (from - to) : w << (to - from)) & mask << to;
 }
 
-// Bit i of eight as byte i, which is 0 or `on`.
+// Bit i of eight becomes byte i: 0 or `on`.
 static inline __device__ uint2 d_byte_masks(uint32_t bits, uint32_t on) {
     return make_uint2(d_spread_bits(bits) * on, d_spread_bits(bits >> 4) * on);
 }
 
-// What a second word of codes is for.
+// Use of the second word of codes.
 enum d_vec_part {
     D_NOTHING,
-    D_ADDED,    // both are summed up
-    D_TAKEN_OFF,
-    D_SCALED    // added when multiplied by the lane's `ratio`, in the second group by that times more_ratio
+    D_ADDED, // both dot products are added
+    D_TAKEN_OFF, // the second is subtracted
+    D_SCALED // added after multiplication by the lane's `ratio`, and by more_ratio in the second group
 };
 
 template <typename A> struct d_vec_codes { // of four pieces
@@ -13912,10 +13911,10 @@ template <typename A> struct d_vec_codes { // of four pieces
 
 template <typename A> struct d_vec_traits;
 
-// Codebooks are looked up in shared memory. The signs that go with a code come from a second table: an upper bit for each nibble
-// of an entry, or masks. WIDE: entries have copies for 32 lanes, or 16 or 8, side by side, so that lanes seldom want the same bank. An
-// entry's place is its lower byte times 256, which one permutation of bytes makes of a word that the byte lies in, anywhere,
-// and of the lane's place; what is above that byte chooses within the 256.
+// Codebooks in shared memory. A second table has the signs of a code: the top bit of each nibble of an entry, or byte masks.
+// WIDE: an entry has copies for 32, 16 or 8 lanes, so that lanes seldom conflict on a bank. The offset of an entry is the
+// low byte of its code times 256, which one byte permute forms together with the lane's offset; bits above that byte
+// select within the 256 bytes.
 static constexpr int d_log2(int n) { return n < 2 ? 0 : 1 + d_log2(n / 2); }
 template <typename A, bool WIDE> struct d_vec_tables {
     typedef d_vec_traits<A> V;
@@ -13932,12 +13931,12 @@ template <typename A, bool WIDE> struct d_vec_tables {
           sign_lane(WIDE ? 4u * V::sign_words * (uint32_t) lane & 127u : 0) {}
     __device__ uint32_t load(uint32_t at) const { return *(const uint32_t *) (shared + at); }
 
-    // The entry of byte k of `low` and, above it, as many bits of `high`, from bit `from` on, as there are.
+    // Entry of byte k of `low`, extended by bits of `high` from bit `from` on for codes above 8 bits.
     __device__ uint32_t code(uint32_t low, int k, uint32_t high = 0, int from = 0) const {
         return WIDE ? load(__byte_perm(low, code_lane, 0x7604u + 16u * (uint32_t) k) | d_bits_at(high, from, sub_shift, (uint32_t) sub - 1))
                     : load(d_bits_at(low, 8 * k, 2, 255u) | d_bits_at(high, from, 10, (uint32_t) sub - 1));
     }
-    // The entry of bits `from` and more of w; is_field.
+    // Entry whose code is the bit field of w from `from` on (is_field).
     __device__ uint32_t field(uint32_t w, int from) const {
         return load(d_bits_at(w, from, WIDE ? sub_shift : 2, (uint32_t) V::codes - 1) | code_lane);
     }
@@ -13954,10 +13953,10 @@ struct d_vec_traits_of {
     static constexpr d_vec_order order = ORDER;
     static constexpr int zero = ZERO, codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS;
     static constexpr d_vec_part more = MORE;
-    static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code's bits lie together
-    static constexpr int one_warps = 32; // of one column: fewer where two rows side by side need more registers
-    // Of a column that a lane rounds together. Two save half of the instructions for what a piece is asked once: 1 to 7 % of
-    // 4096 x 14336 on an H200.
+    static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code is a contiguous bit field
+    static constexpr int one_warps = 32; // one column: fewer warps where two rows in flight need more registers
+    // Quads of an activation column that a lane quantizes together. Two halve the per-piece instructions: 1 to 7 % of
+    // 4096 x 14336 (H200).
     static constexpr int quads = 2;
     static constexpr int of_odd = 0, of_second = 0, of_odd_lane = 0, more_ratio = 1;
     static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
@@ -13965,8 +13964,7 @@ struct d_vec_traits_of {
     typedef d_vec_codes<A> out;
 };
 
-// Words k bytes after byte `at` of shared memory, which is a multiple of 16 where rows are aligned; they lie at multiples of
-// ALIGN bytes.
+// Words at byte k after byte `at` of shared memory. ALIGNED: `at` is a multiple of 16. Words are aligned to ALIGN bytes.
 template <int ALIGN, bool ALIGNED> struct d_run {
     const uint32_t * w;
     uint32_t order;
@@ -13976,18 +13974,18 @@ template <int ALIGN, bool ALIGNED> struct d_run {
     __device__ uint32_t operator[](int i) const { return ALIGN == 4 ? w[i] : d_permute(w[i], w[i + 1], order); }
 };
 
-// Byte i of a word as a float, less `zero`: put into the digits of 2^23.
+// Byte i of a word minus `zero` as a float, through the mantissa of 2^23.
 static inline __device__ float d_byte_float(uint32_t word, int i, int zero = 0) {
     return __int_as_float((int) d_permute(word, 0x4b000000u, 0x7540u + (uint32_t) i)) - (float) (8388608 + zero);
 }
 
-// One scale and min for each of two groups.
+// One scale and min per group, for two groups.
 template <typename OUT> static inline __device__ void d_two_scales(OUT & o, float scale0, float scale1, float min0, float min1) {
     o.scale[0] = scale0, o.scale[2] = scale1;
     o.min[0] = min0, o.min[2] = min1;
 }
 
-// The nibbles of 4 words: those of a group of 32 in blocks of 32.
+// Splits the nibbles of four words, a group of 32; high nibbles stay shifted.
 static inline __device__ void d_low_and_high(const uint32_t * w, uint32_t * q) {
     UNROLL for (int k = 0; k < 4; ++k) {
         q[k] = w[k] & 0x0f0f0f0fu;
@@ -13995,7 +13993,7 @@ static inline __device__ void d_low_and_high(const uint32_t * w, uint32_t * q) {
     }
 }
 
-// N words from byte k on, a multiple of 4; rows that are not aligned begin at multiples of ALIGN bytes.
+// N words from byte k on, a multiple of 4. Rows that are not ALIGNED start at multiples of ALIGN bytes.
 template <int ALIGN, bool ALIGNED, int N> static inline __device__ void d_load_words(const char * shared, int at, int k, uint32_t (&v)[N]) {
     const d_run<ALIGNED ? 4 : ALIGN, ALIGNED> run(shared, at, k);
     UNROLL for (int i = 0; i < N; ++i) { v[i] = run[i]; }
@@ -14004,7 +14002,7 @@ template <int ALIGN, bool ALIGNED, int N> static inline __device__ void d_load_w
 // Bytes 2 .. 5 of two words.
 static inline __device__ uint32_t d_middle(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5432); }
 
-// 32 bytes at a multiple of 16 where rows are aligned, else of 4.
+// 32 bytes at a multiple of 16 if rows are aligned, otherwise of 4.
 template <bool ALIGNED> static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) {
     if (ALIGNED) {
         const uint4 a = ((const uint4 *) p)[0], b = ((const uint4 *) p)[1];
@@ -14015,7 +14013,7 @@ template <bool ALIGNED> static inline __device__ void d_words_8(const char * p, 
     }
 }
 
-// Two blocks of 18 bytes are 9 words: the first one's codes lie across words, the second one's do not.
+// Two blocks of 18 bytes are 9 words: codes of the first block straddle words, those of the second do not.
 template <bool ALIGNED, typename OUT>
 static inline __device__ void d_pair_18(const char * shared, int at, int lane, uint32_t (&w)[8], OUT & o) {
     uint32_t v[9];
@@ -14051,7 +14049,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_1>> : d_vec_traits_of<d_f
     }
 };
 
-// Nibbles of four words with a fifth bit each.
+// Nibbles of four words plus a fifth bit each.
 static inline __device__ void d_with_fifth_bits(const uint32_t * w, uint32_t bits, uint32_t * q) {
     UNROLL for (int k = 0; k < 4; ++k) {
         q[k] = (w[k] & 0x0f0f0f0fu) | ((bits >> 4 * k & 15u) * 0x02040810u & 0x10101010u);
@@ -14109,7 +14107,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_K>> : d_vec_traits_of<d_f
     static constexpr int of_second = 4;
     D_VEC_DECODE {
         const char * b = shared + at + 144 * (lane / 4);
-        uint32_t w[8], head[8]; // the codes that follow the head are not used
+        uint32_t w[8], head[8]; // the last four words are unused
         d_words_8<ALIGNED>(b + 16 + 32 * (lane % 4), w);
         d_words_8<ALIGNED>(b, head);
         d_pair_k_scales(head, lane % 4, o);
@@ -14194,7 +14192,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
         const uint32_t mask = 0x03030303u << 4 * (j % 2), bit = 0x01010101u << 2 * j;
         const d_run<2, ALIGNED> high(shared, at, b), low(shared, at, b + 32 + 32 * part), s(shared, at, b + 96);
         const uint32_t scales = (s[j % 2] >> 4 * part & 0x0f0f0f0fu) | (s[2] >> 2 * j & 0x03030303u) << 4;
-        const float d = d_low_half(d_permute(s.w[3], 0, s.order)); // of a word that has been read
+        const float d = d_low_half(d_permute(s.w[3], 0, s.order)); // a word that is already loaded
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t w = low[k], bits = high[k];
             o.q[k] = w & mask;
@@ -14206,7 +14204,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
     }
 };
 
-// Four words of nibbles through a table of 16 bytes in two parts (see d_eight_lookup).
+// Four words of nibbles through a 16-byte table in two parts (see d_eight_lookup).
 static inline __device__ void d_two_lookups(
     uint32_t low0, uint32_t low1, uint32_t high0, uint32_t high1, const uint32_t * w, uint32_t * q, uint32_t * more) {
     UNROLL for (int k = 0; k < 4; ++k) {
@@ -14217,14 +14215,14 @@ static inline __device__ void d_two_lookups(
         more[2 * k + 1] = d_permute(high0, high1, turned >> 16);
     }
 }
-static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // as d_eight_iq4
+static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // see d_eight_iq4
     d_two_lookups(0xbfad9881u, 0xf6eaddcfu, 0x271a0e02u, 0x725a4636u, w, q, more);
 }
 
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_NL>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_NL>, D_INTERLEAVED, 0, D_ADDED> {
     static constexpr bool is_signed = true;
-    static constexpr int quads = 1; // two: 3 % more time
+    static constexpr int quads = 1; // two take 3 % longer
     D_VEC_DECODE {
         uint32_t w[8];
         d_pair_18<ALIGNED>(shared, at, lane, w, o);
@@ -14242,7 +14240,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>>
         const uint32_t low = b[1] >> 8 * j, high = head >> (16 + 4 * j);
         const float d = d_low_half(head);
         uint32_t w[8];
-        UNROLL for (int k = 0; k < 4; ++k) { // at multiples of 8 where rows are aligned
+        UNROLL for (int k = 0; k < 4; ++k) { // aligned to 8 bytes if rows are aligned
             if (ALIGNED) {
                 const uint2 two = ((const uint2 *) b)[1 + 4 * j + k];
                 w[2 * k] = two.x, w[2 * k + 1] = two.y;
@@ -14257,7 +14255,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>>
     }
 };
 
-// Magnitudes of codes below 8, and those of the others, which are negative.
+// Magnitudes of the positive codes, then of the negative ones (nibbles 8 and above).
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_MXFP4>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_MXFP4>, D_INTERLEAVED, 0, D_TAKEN_OFF> {
     D_VEC_DECODE {
@@ -14333,7 +14331,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>>
     }
 };
 
-// An entry's bytes turned where they are negative, which makes them one too small: what is taken off is -1 there.
+// Bytes of negative elements are complemented, which makes them one too small: the subtracted part is -1 there.
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_XXS>, D_SIDE_BY_SIDE, 0, D_TAKEN_OFF, 128, 2> {
     static constexpr bool is_signed = true;
@@ -14382,7 +14380,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>>
     }
 };
 
-// Eighths 8 digit - 9, with 2 more in groups that are moved up, as a min.
+// Eighths 8 digit - 9, plus 2 in groups shifted up, expressed as a min.
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ1_S>, D_SIDE_BY_SIDE, 0> {
     static constexpr bool has_min = true;
     D_VEC_DECODE {
@@ -14420,8 +14418,8 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_M>> : d_vec_traits_of<d_
     }
 };
 
-// ---- the kernel of one column, and of two ----
-// Apart, since it is seldom wanted and long.
+// ---- kernel of one and two columns ----
+// Not inlined: rare and long.
 static NO_INLINE __device__ float4 d_load_any4(gcuda_type type, const char * at, int64_t stride) {
     return make_float4(d_load(type, at), d_load(type, at + stride), d_load(type, at + 2 * stride), d_load(type, at + 3 * stride));
 }
@@ -14431,7 +14429,7 @@ static inline __device__ bool d_vec_is_packed(const d_job & p, const char * colu
     return d_vec_has_floats(p) && (uintptr_t) column % 16 == 0;
 }
 
-// Four neighbouring elements of a column; beyond k zeros.
+// Four adjacent elements of a column; zeros beyond k.
 static inline __device__ float4 d_vec_load4(const d_job & p, const char * column, int64_t k, bool is_packed) {
     if (k >= p.k) {
         return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -14444,19 +14442,21 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
     return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
 }
 
-// Blocks of the columns' kernel that a multiprocessor has room for; older ones and those of 12.0 have fewer threads.
+// Resident blocks per SM of the activation kernel; before 9.0 and from 12.0 an SM has fewer threads.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
 #define VEC_COLUMNS_BLOCKS 4
 #else
 #define VEC_COLUMNS_BLOCKS 8
 #endif
 
-// The columns of all matrices, one after another, for kernels of several columns.
+// Quantizes the activations of all matrices to int8, for kernels of several columns. A block has half a step of a column.
+//   floor   b read, 1.5 bytes per element written
+//   needs   xq, xs aligned to 16 bytes
 static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
     k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
     d_start_next();
     const int64_t n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps * 2;
-    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) { // a block has half a step
+    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
         const int64_t unit = i / 2, column = unit / p.steps, matrix = column < p.job.n ? 0 : column / p.job.n;
         const int w = (int) (i % 2 * 8 + threadIdx.x / 32), lane = (int) threadIdx.x % 32;
         const int64_t k = (unit - column * p.steps) * VEC_STEP + 128 * w + 4 * d_vec_quad(lane, f.order);
@@ -14472,32 +14472,32 @@ static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
 
 template <typename A> struct d_vec_format {
     static constexpr int step_bytes = VEC_STEP / A::n * (int) sizeof(typename A::block);
-    static constexpr int slot_bytes = step_bytes + 16; // rows may begin anywhere
+    static constexpr int slot_bytes = step_bytes + 16; // plus 16: rows start at any byte
 };
 
-// Warps, as many as the registers of the columns allow; slots of a warp, so that enough bytes are on their way for the
-// latency of memory whatever the number of warps.
+// Warps: as many as the registers for activations allow. Stages per warp: enough bytes in flight for the memory latency at any
+// number of warps.
 template <typename A, int COLS> struct d_vec_shape {
-    static constexpr bool has_tables = d_vec_traits<A>::codes > 0; // which need room
+    static constexpr bool has_tables = d_vec_traits<A>::codes > 0; // tables need shared memory
     static constexpr int max_warps = COLS == 1 ? d_vec_traits<A>::one_warps : COLS == 2 ? 16 : 8;
     static constexpr int one = has_tables ? 2816 : 3456, two = has_tables ? 4352 : 6912;
     static constexpr int most = (COLS == 1 ? one : COLS == 2 ? two : 9216) / d_vec_format<A>::step_bytes;
     static constexpr int slots = most < 2 ? 2 : most > 8 ? 8 : most;
-    // The kernel makes the columns ready, in so many bytes for a step; two only where rows take long to decode.
+    // The kernel quantizes activations itself, in column_bytes per step. For two columns only where decoding dominates.
     static constexpr bool is_own = COLS == 1 || (COLS == 2 && has_tables);
     static constexpr int column_bytes = is_own ? COLS * 3072 : 0;
-    // Steps side by side: half of the warps of one column at most, with which few rows make do, so that those add up in the same order.
+    // Steps in parallel: at most half of the warps of one column. Small products use that half, so both add in the same order.
     static constexpr int at_once = max_warps == 32 || (COLS == 2 && !has_tables) ? 16 : 8;
 };
 
-// Formats with a scale for 16 elements; the others have one for 32.
+// Formats with a scale per 16 elements; the others have one per 32.
 template <typename A> struct d_has_two_scales { static constexpr bool value = false; };
 #define X(ID) \
     template <> struct d_has_two_scales<d_format<GCUDA_TYPE_##ID>> { static constexpr bool value = true; };
 X(Q2_K) X(Q3_K) X(Q6_K) X(IQ2_XS) X(IQ2_S) X(IQ1_M)
 #undef X
 
-// Sum over a lane's 64 elements of a column.
+// Dot product of a lane's 64 elements with a column.
 template <typename A> static inline __device__ float d_vec_dot(const d_vec_codes<A> & o, const d_vec_x & x, float ratio) {
     typedef d_vec_traits<A> V;
     constexpr int BIAS = 0x4b400000; // the bits of D_BIAS
@@ -14522,15 +14522,15 @@ template <typename A> static inline __device__ float d_vec_dot(const d_vec_codes
     return sum;
 }
 
-// A warp's ring of slots: the copies of rows that are on their way. Row i comes into slot i % SLOTS.
+// cp.async pipeline of a warp over rows. Row i uses stage i % SLOTS.
 template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     typedef d_vec_format<A> F;
-    d_shared_at slots; // this lane's first 16 bytes of each
-    const char * from; // and where they come from, in the step of the next row to fetch
-    int64_t to_odd, to_even; // bytes from an even row to the next, and from an odd one: of two matrices they come in turn
-    int left;          // bytes from this lane's first to the end of the step
+    d_shared_at slots; // this lane's first 16 bytes in each stage
+    const char * from; // their source in the step of the next row to fetch
+    int64_t to_odd, to_even; // bytes from an even row to the next, and from an odd one; two matrices alternate
+    int left; // bytes from this lane's first to the end of the step
 
-    // Into the slot at this byte, if there is such a row.
+    // Fetches a row into the stage at byte `slot`, if is_there.
     __device__ void fetch(int slot, bool is_odd, bool is_there) {
         const int off = ALIGNED ? 0 : (int) ((uintptr_t) from & 15);
         const d_shared_at to = slots + slot;
@@ -14539,7 +14539,7 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
             if (is_there && n > 0) { d_copy_16_to(to + 512 * c, from - off + 512 * c, ALIGNED ? 16 : n < 16 ? n : 16); }
         }
         from += is_odd ? to_even : to_odd;
-        d_copies_commit(); // also when there is nothing: commits are counted
+        d_copies_commit(); // also when empty: commits are counted
     }
 };
 
@@ -14553,17 +14553,17 @@ static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, 
     }
 }
 
-// One step of a column, through shared memory into registers: every warp of the step makes parts of it ready. What
-// `meanwhile` starts is asked of memory after the column, which the block waits for first.
+// Quantizes one step of a column in shared memory and loads it to registers; the warps of a step share the work. `meanwhile`
+// issues loads after those of the column, on which the block waits first.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_column(
     const d_vec_job & p, const char * column, int64_t step, int sub, int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
-    constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N; // parts that a warp makes ready together, and how often side by side
+    constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N; // parts that a warp quantizes together; iterations in flight
     const int n_sub = (int) blockDim.y, second = d_vec_second_quad(lane, FORM.order);
     const int first = N == 2 ? d_vec_eight(lane, FORM.order) : 4 * d_vec_quad(lane, FORM.order);
     const int64_t start = step * VEC_STEP, left = p.k - start;
-    const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - first; // elements from this lane's first
+    const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - first; // elements from this lane's first on
     int4 * xq = (int4 *) shared;
     float2 * xs = (float2 *) (shared + 2048);
     const bool is_packed = p.has_floats && (uintptr_t) column % 16 == 0;
@@ -14584,7 +14584,7 @@ static inline __device__ void d_vec_own_column(
         if (w == N * sub) { meanwhile(); }
         UNROLL for (int k = 0; k < AT_ONCE; ++k) {
             const int part = w + N * k * n_sub;
-            if (part < 16) { d_vec_quantize<N>(v[k], part, lane, FORM, xq, xs); } // all of a warp go on together
+            if (part < 16) { d_vec_quantize<N>(v[k], part, lane, FORM, xq, xs); } // uniform over the warp
         }
         w += 4 * n_sub;
     } while (w < 16);
@@ -14595,7 +14595,7 @@ static inline __device__ void d_vec_own_column(
     }
 }
 
-// The same of two columns: while four parts are made ready, the next four are on their way.
+// d_vec_own_column for two columns: while four parts are quantized, the next four are in flight.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_pair(const d_vec_job & p, const char * column0, const char * column1, int64_t step, int sub,
     int lane, char * shared, d_vec_x (&x)[2], F meanwhile) {
@@ -14645,7 +14645,7 @@ static inline __device__ void d_vec_own_pair(const d_vec_job & p, const char * c
     }
 }
 
-// Where column c of a product is in y. Counts of matrices and slots fit 32 bits, whose divisions are short.
+// Position of column c of a product in y. Matrix and pair counts fit 32 bits, whose divisions are cheap.
 static inline __device__ d_index d_vec_index(const d_vec_job & p, int item, int c) {
     if (p.ids.data != nullptr) {
         const uint32_t used = (uint32_t) p.ids.ne[0];
@@ -14664,7 +14664,7 @@ static inline __device__ const char * d_vec_b(const d_vec_job & p, const d_index
                                  : d_at(p.job.b, 0, 0, at.i2, at.i3) + at.i1 * p.job.b_c;
 }
 
-// The matrix of a product; of mul_mat_id the expert of a slot, -1 for a bad id.
+// Matrix of a product; for mul_mat_id the expert of a pair, -1 for a bad id.
 static inline __device__ int64_t d_vec_matrix(const d_vec_job & p, int item, const d_index & at) {
     if (p.ids.data == nullptr) {
         return item;
@@ -14678,7 +14678,7 @@ static inline __device__ const char * d_vec_a(const d_vec_job & p, int64_t matri
     return p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, i, 0) : d_at(p.job.a, 0, 0, i % ne2, i / ne2);
 }
 
-// Entry i of a table's first part, and what belongs to signs.
+// Entry i of the sign table, replicated to 16 bytes.
 template <typename A> static inline __device__ uint4 d_vec_signs_4(int i) {
     const uint2 entry = d_vec_traits<A>::sign_entry(i);
     const uint32_t second = d_vec_traits<A>::sign_words == 2 ? entry.y : entry.x;
@@ -14711,10 +14711,10 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
             if (V::sign_words == 2) { to[1] = entry.y; }
         }
     }
-    if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); } // where the kernel makes the columns ready it waits then
+    if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); } // kernels that quantize activations synchronize there
 }
 
-// The block of the whole work that this one is: divisions are left to where there is more than one matrix.
+// Task of work item i. Divides only where there is more than one matrix.
 template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_vec_job & p, int64_t i) {
     d_vec_task t = { p.a, p.b, p.y, p.m, 0, (int) i, p.blocks, p.rounds, 0, { 0, 0, 0, 0 } };
     if (COLS <= 2 && p.n_more > 0) {
@@ -14736,13 +14736,13 @@ template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_ve
     return t;
 }
 
-// Of row r of a block: in which round it has it, and which of the matrix it is.
+// Row r of a block: its round, and its row in the matrix.
 static inline __device__ int d_vec_round(const d_vec_job & p, int r) { return (int) ((uint32_t) r * p.per_side >> 20); }
 static inline __device__ int d_vec_row(const d_vec_job & p, const d_vec_task & t, int r) {
     return r + (d_vec_round(p, r) * (t.blocks - 1) + t.block) * p.n_side;
 }
 
-// The block's sums over steps, [step][row][column], are added up and stored. added: what is added to its rows.
+// Adds a block's partial sums [step][row][column] over steps and stores them. added: row to add.
 template <int COLS>
 static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task & t, const float * part, const float * added, bool has_up) {
     const int n_side = p.n_side, n_threads = (int) (blockDim.x * blockDim.y), n = t.rounds * n_side;
@@ -14756,7 +14756,7 @@ static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task 
             for (int s = 0; s < p.at_once && t.matrix >= 0; ++s) { sum += sums[s * stride]; }
             for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_side * COLS + s * stride]; }
             d_index to = COLS == 1 ? t.at : d_vec_index(p, t.item, c);
-            const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its result has columns of its own length
+            const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its y has its own column stride
             char * y = COLS == 1 ? t.y : is_more ? t.y + c * p.more[t.item - 1].y_c * p.y_0 : d_at(p.job.y, to);
             to.i0 = row;
             if (p.finish == D_VEC_ADD) {
@@ -14771,8 +14771,8 @@ static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task 
     }
 }
 
-// Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix those of both in turn. A block is
-// at_once warps wide and n_sub high; where a warp has two rows at a time, half of its lanes for each, n_side is twice n_sub.
+// Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix, rows of both alternate. A block
+// is at_once warps wide and n_sub high. Where a warp processes two rows, half of its lanes for each, n_side is twice n_sub.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_first) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
@@ -14791,7 +14791,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes); // [row of the block][step][column]
-    const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // behind them
+    const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // after the partial sums
     d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = d_shared_at_of(shared + ring_at + 16 * lane);
     const int64_t up_at = p.up_at, stride = row_step * p.a_m;
@@ -14810,17 +14810,17 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
         };
         const bool is_early = p.is_early && is_first && first == 0;
-        const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // else here, by each block
+        const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // otherwise each block quantizes
         const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
         if (is_early) { fill(); }
         if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
         if (is_early) { d_wait_before(); }
         if (!is_made) {
-            if (first > 0) { __syncthreads(); } // the column's last step has been read
+            if (first > 0) { __syncthreads(); } // the previous step of the column has been read
             char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
             const auto meanwhile = [&]() {
                 if (!is_early) { fill(); }
-                if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // the column is waited for meanwhile
+                if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // overlaps the loads of the column
             };
             if constexpr (COLS == 1) {
                 d_vec_own_column<A>(p, t.b, first + step, sub, lane, row_lane, own, x[0], meanwhile);
@@ -14835,16 +14835,16 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             if (!is_early) { fill(); }
             if (needs_tables) { __syncthreads(); }
         }
-        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // goes on its way with the next copies of the ring
-            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_side ? t.m - d_vec_row(p, t, r) : 0; // elements
+        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // committed with the next stage
+            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_side ? t.m - d_vec_row(p, t, r) : 0; // left: elements
             if (left > 0) {
                 d_copy_16((char *) (added() + r), p.add + (t.m - left) * (int64_t) sizeof(float), left < 4 ? 4 * left : 16);
             }
         }
         const int64_t after = p.k - (int64_t) (first + step) * VEC_STEP;
-        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * row_lane; // elements from this lane's first
-        // Half of a row's lanes end with the sum of row i, the others with that of row i + 1, and the first of them stores it while i
-        // is below; of two columns lanes 8 and 24 store the second.
+        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * row_lane; // elements from this lane's first on
+        // Half of a row's lanes end with the sum of row i, the other half with that of row i + 1; the first lane of each stores it.
+        // With two columns, lanes 8 and 24 store the second column.
         const int n_half = row_lanes / 2, which = (lane & n_half) != 0 ? 1 : 0;
         const int end = (lane & ((COLS == 2 ? 8 : n_half) - 1)) == 0 ? rows - which : 0;
         float * sums = part + (step * t.rounds * n_parts * n_side + which * n_side + side + (lane & row_lanes) / 16) * COLS +
@@ -14860,7 +14860,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                     const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
                     d_vec_codes<A> o;
                     d_vec_traits<A>::template decode<ALIGNED>(shared, ring_at + slot + off, lane, table, o);
-                    if (A::n == 32 && n_left <= 32) { o.scale[2] = o.min[2] = 0.0f; } // else groups come in eights
+                    if (A::n == 32 && n_left <= 32) { o.scale[2] = o.min[2] = 0.0f; } // otherwise groups come in eights
                     UNROLL for (int c = 0; c < COLS; ++c) { dots[c] = d_vec_dot<A>(o, x[c], ratio); }
                     __syncwarp();
                     ring.fetch(slot, (u + SLOTS) % 2 == 1, i + u + SLOTS < rows);
@@ -14869,12 +14869,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             };
             UNROLL for (int u = 0; u < 2; ++u) { multiply(u, sum[u]); }
             float all[COLS];
-            UNROLL for (int c = 0; c < COLS; ++c) { // both at once: each half of a row's lanes adds up one
-                if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // what lies beyond the row may be no number
+            UNROLL for (int c = 0; c < COLS; ++c) { // two rows at once: each half of a row's lanes reduces one
+                if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // data past the end of the row may be NaN
                 const float other = __shfl_xor_sync(0xffffffffu, which == 0 ? sum[1][c] : sum[0][c], n_half);
                 all[c] = (which == 0 ? sum[0][c] : sum[1][c]) + other;
             }
-            if (COLS == 2) { // each quarter a column of a row
+            if (COLS == 2) { // each quarter reduces a column of a row
                 const bool is_second = lane % 16 >= 8;
                 const float other = __shfl_xor_sync(0xffffffffu, is_second ? all[0] : all[COLS - 1], 8);
                 all[0] = (is_second ? all[COLS - 1] : all[0]) + other;
@@ -14882,7 +14882,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             UNROLL for (int c = 0; c < (COLS == 2 ? 1 : COLS); ++c) {
                 if (COLS != 2) {
                     const float other = __shfl_xor_sync(0xffffffffu, all[c], 8);
-                    all[c] += n_half == 16 ? other : 0.0f; // of a pair that is the other row's
+                    all[c] += n_half == 16 ? other : 0.0f; // in a pair the upper half holds the other row
                 }
                 UNROLL for (int d = 4; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
                 if (i < end) { sums[c] = first == 0 ? all[c] : sums[c] + all[c]; }
@@ -14901,38 +14901,43 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     d_vec_store<COLS>(p, t, part, added(), has_up);
 }
 
+// Matrix-vector product of quantized weights, int8 dot products (dp4a), COLS activation columns per matrix of a. A block has
+// `rounds` rounds of n_side rows of one matrix; ALIGNED: rows at multiples of 16 bytes, WIDE: tables with copies per lane.
+//   shared  tables, then d_vec_shape::slots stages of a step per warp, activations being quantized, partial sums
+//   floor   bytes of the weights; activations from L2, once per block
+//   needs   k a multiple of 32; ids within range are checked (bad_index)
+//   arch    COLS > 2: below 8.0, elsewhere k_mul_mat_mma
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
-    if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched where there are, and large
+    if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched there, and large
     d_start_next();
     if (!d_vec_shape<A, COLS>::is_own) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (!p.is_early) { d_wait_before(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
+        if (i != blockIdx.x) { __syncthreads(); } // the sums of the previous item have been read
         d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), i == blockIdx.x);
     }
 }
 
-// ---- 3 to 16 columns, and what is left of 2: tensor cores ----
-// A warp takes 16 rows at a time, 512 or 256 elements of each, which come through its ring as above. Lane (g, t), with
-// g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
-// 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
-// piece is 32 or 16 elements, those that share a scale. The warps of a block have the steps of the same rows; after a few
-// tiles their sums meet in shared memory, in one order.
-//   floor   bytes of the weights; the columns come from L2, once for each block
+// ---- 3 to 16 columns, and the remaining cases of 2: tensor cores ----
+// A warp processes tiles of 16 rows, 512 or 256 elements of each, through a cp.async pipeline. With g = lane / 4 and
+// t = lane % 4, a lane decodes eight elements of rows g and g + 8 of every group of 32: the A fragment of mma.sync
+// m16n8k32. int8 activations stay in registers in the format's order. A piece is 32 or 16 elements with one scale. Warps of a
+// block have different steps of the same rows; after a few tiles they reduce in shared memory in a fixed order.
+//   floor   bytes of the weights; activations come from L2, once per block
 
-#define MMA_STEP 512 // elements of a column that are made ready together
+#define MMA_STEP 512 // elements of a column quantized together
 #define MMA_GROUPS (MMA_STEP / 32)
-#define MMA_COLUMNS 8     // of a product of bytes: a tile of columns
-#define MMA_MOST 16       // columns: two tiles
+#define MMA_COLUMNS 8 // of an int8 product: a column tile
+#define MMA_MOST 16 // maximum columns: two tiles
 #define MMA_TILE (16 * MMA_COLUMNS)
-#define MMA_SUMS 16       // tiles of a block whose sums are kept when its warps come back for more steps
-#define MMA_LANES 8       // that copy a row together: 128 bytes at a time, as memory has them in a line
+#define MMA_SUMS 16 // row tiles per block whose sums are kept over several passes
+#define MMA_LANES 8 // lanes that copy a row: 128 bytes, a cache line, at a time
 #define MMA_SHARED (227 * 1024)
-#define MMA_BESIDE 128    // threads of a block of the columns' kernel, with 64 registers each
+#define MMA_BESIDE 128 // threads per block of the activation kernel, with 64 registers each
 
-// At most so many registers; where the compiler cannot be told or kernels do not overlap, as many as so many threads leave it.
+// Register limit; where the compiler cannot take one or kernels do not overlap, that of the block size.
 #if defined(__CUDACC__) && !defined(__clang__) && CUDART_VERSION >= 12040 && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
 #define MMA_BOUNDS(THREADS, REGISTERS) __maxnreg__(REGISTERS)
 #else
@@ -14940,77 +14945,77 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #endif
 
 struct d_mma_job {
-    // What the usual product reads, side by side as in d_vec_job; the job itself comes last.
+    // Fields of the usual product are adjacent, as in d_vec_job; the job comes last.
     int64_t n_items;
-    const uint2 * xq;  // columns as bytes, [matrix][step][tile][group][lane], and
-    const float4 * xs; // [matrix][step][tile][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
+    const uint2 * xq; // int8 activations, [matrix][step][tile][group][lane], and
+    const float4 * xs; // [matrix][step][tile][piece][t]: scales of columns 2t and 2t + 1, then their companions (d_mma_word)
     int64_t a_m, row_bytes;
-    int n, n_more;     // columns of a matrix; matrices of a group, behind the first
-    int units;         // of MMA_STEP elements of a column
-    int steps, at_once, passes, n_sub, rounds; // steps are d_mma_shape's
-    bool is_one;       // one matrix, or a group, and one of columns
-    bool is_early;     // weights may be read before the columns are there
-    bool is_aligned;   // rows begin at multiples of 16 bytes
+    int n, n_more; // columns per matrix; matrices of a group after the first
+    int units; // steps of MMA_STEP elements per column
+    int steps, at_once, passes, n_sub, rounds; // steps of d_mma_shape
+    bool is_one; // one matrix, or a group, with one matrix of activations
+    bool is_early; // weights may be read before the activations are written
+    bool is_aligned; // rows are aligned to 16 bytes
     bool has_epilogue;
     gcuda_type y_type;
-    int64_t y_0;       // bytes from row to row of y
+    int64_t y_0; // bytes between rows of y
     const char * a[GCUDA_MUL_MAT_GROUP];
     char * y[GCUDA_MUL_MAT_GROUP];
-    int64_t y_c[GCUDA_MUL_MAT_GROUP]; // bytes from column to column
-    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; without a group [0] is any matrix
-    int n_tiles;       // of columns, 1 or 2
+    int64_t y_c[GCUDA_MUL_MAT_GROUP]; // column stride in bytes
+    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows and blocks per matrix; without a group [0] is that of every matrix
+    int n_tiles; // column tiles, 1 or 2
     d_job job;
 };
 
-// What a block works on: tiles of 16 rows, n_sub side by side.
+// The part of a block: tiles of 16 rows, n_sub in parallel.
 struct d_mma_task {
-    int64_t matrix; // whose columns; of mul_mat_id the expert, -1: none
-    int which;      // of a group
-    int first_tile, tiles, rounds, end; // tiles from round to round; rows before `end`. No rounds: no task
-    int n, columns[MMA_COLUMNS];        // how many there are; of mul_mat_id which of all tokens' each is, -1 where there is none
+    int64_t matrix; // matrix of the columns; mul_mat_id: expert, -1: bad id
+    int which; // matrix of a group
+    int first_tile, tiles, rounds, end; // tiles: row tiles per round; end: row limit. rounds 0: no task
+    int n, columns[MMA_COLUMNS]; // count; mul_mat_id: index among all columns, -1: none
     char * y[MMA_COLUMNS];
 };
 
-// In shared memory, where it takes no registers: the task of now and the next, and which there are after that.
+// Work queue in shared memory, which saves registers: the current task, the next, and the range after those.
 struct alignas(16) d_mma_todo {
     d_mma_task task[2];
     int at, end;
 };
 
-// Of products with so many tiles of columns. Two leave room for fewer warps, in registers and in shared memory.
+// Sizes for a number of column tiles. Two tiles leave room for fewer warps, in registers and in shared memory.
 template <typename A, int TILES> struct d_mma_shape {
-    static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // of a tile of rows
+    static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // per row tile
     static constexpr int groups = TILES == 1 ? d_mma_format<A>::groups : MMA_GROUPS, step = 32 * groups;
     static constexpr int step_bytes = step * (int) sizeof(typename A::block) / A::n;
-    // Of a row in a slot: room for 15 bytes before the step, which may begin anywhere. An odd number spreads eight rows
-    // over all banks.
+    // Per row of a stage: 15 bytes extra, since a step starts at any byte. An odd number of chunks spreads eight rows over all
+    // banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_of_tile = groups * d_mma_format<A>::pieces * 4, xs_bytes = TILES * xs_of_tile * (int) sizeof(float4);
     static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
     static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
-    static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
-    // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
+    static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // 1 KiB reserved per block by the system
+    // Stages per warp for n warps, beside the tables and kept sums, if the sums of `tiles` row tiles are to fit too.
     static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
     static constexpr int room(int n) { return (all - fixed_bytes - MMA_SUMS * sums * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
-    // Warps hide more than sums of many tiles at a meeting or bytes on their way beyond the second slot do.
-    // Multiples of four: a quarter of a multiprocessor's registers is for every fourth warp.
+    // Warps hide more latency than long batches between reductions, or more than two stages. Multiples of four: each SM
+    // partition has a quarter of the registers and every fourth warp.
     static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8)
                                                 : (slots_of(16, 1) >= 2 ? 16 : slots_of(12, 1) >= 2 ? 12 : 8);
     static constexpr int batch_of_two = slots_of(max_warps, 2) >= 2 ? 2 : 1;
-    static constexpr int batch = // tiles of a warp between meetings of sums
+    static constexpr int batch = // row tiles per warp between reductions
         TILES == 2 ? batch_of_two : 2 * slot_bytes <= 10240 ? 4 : max_warps == 12 ? 3 : 2;
     static constexpr int wanted = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
     static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
     static_assert(slots >= 2 && max_warps % 4 == 0, "a tile is copied while another is read");
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * sums * 4;
-    // Of a thread; is_early leaves those of a block of MMA_BESIDE.
+    // Per thread; is_early leaves the registers of one block of MMA_BESIDE threads.
     static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_BESIDE : 0)) / (32 * max_warps) / 8 * 8;
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
-// What mins add to the sums of a tile, as below: products of TF32, in which they are exact and the columns' sums, x, in two parts.
+// Adds the mins' part to the sums of a tile: TF32 products, in which mins are exact and the activation sums x are split in two.
 template <typename A, int GROUPS>
 static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, int t, const d_split_tf32<2> * x, float (&sum)[4]) {
     typedef d_mma_format<A> F;
@@ -15027,21 +15032,21 @@ static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, 
     }
 }
 
-// What group g, decoded in a and b (rows g and g + 8), adds to the sums of a tile of columns, of which x are the bytes.
+// Adds group g, decoded in a and b (rows g and g + 8), to the sums of a column tile with int8 activations x.
 template <typename A>
 static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces> & a, const d_eight<d_mma_format<A>::pieces> & b, int g,
     int t, uint2 x, const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
     float first[4] = {};
     UNROLL for (int h = 0; h < F::pieces; ++h) {
-        // Of two pieces in a row the second is what both have together without the first.
+        // Of two pieces in D_IN_ROW, the second is the product of both minus the first.
         const bool is_rest = F::pieces == 2 && F::order == D_IN_ROW && F::zero == 0 && h == 1;
         const float4 s = xs[4 * (F::pieces * g + h)];
         const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
         int d[4];
         if (F::pieces == 2 && F::order == D_IN_QUADS) {
             d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x.x : x.y, c);
-        } else { // of two pieces in a row lanes 0 and 1 have the first, the others the second
+        } else { // of two pieces in a row, lanes 0 and 1 have the first, the others the second
             const bool is_in = F::pieces == 1 || is_rest || t / 2 == h;
             const uint32_t q[4] = { a.q[0], b.q[0], a.q[1], b.q[1] }, xb[2] = { is_in ? x.x : 0u, is_in ? x.y : 0u };
             d_mma_s8(d, q, xb, c);
@@ -15052,7 +15057,7 @@ static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces>
             }
         }
         UNROLL for (int i = 0; i < 4; ++i) {
-            const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias and what the codes' zero adds
+            const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias, and the contribution of the codes' zero
             const float all = __int_as_float(d[i]), dot = all - (is_rest ? first[i] : zero), scale = i < 2 ? a.scale[h] : b.scale[h];
             first[i] = all;
             sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
@@ -15061,8 +15066,8 @@ static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces>
     }
 }
 
-// Sums of a tile of rows over a step, for each tile of columns: (row g, column 2t), (g, 2t + 1), then of row g + 8. The weights are
-// decoded once for all of these.
+// Sums of a row tile over a step, per column tile: (row g, column 2t), (g, 2t + 1), then row g + 8. Weights are decoded once
+// for all column tiles.
 template <typename A, bool ALIGNED, int TILES, int GROUPS>
 static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
     const uint2 (&x)[TILES][GROUPS], const d_split_tf32<2> (&x_sums)[TILES][GROUPS / 8], const float4 * xs,
@@ -15081,14 +15086,14 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
     }
 }
 
-// A warp's columns of a step, of one tile asked for as soon as those of the step before have been read, while the block's warps still
-// wait for each other and add up their sums (asks_ahead); two would take registers that decoding needs. The scales then go to
-// shared memory.
+// A warp's activations of a step. With one column tile they are loaded as soon as those of the previous step have been read,
+// while warps wait for the reduction (asks_ahead); with two they would take registers that decoding needs. Scales go to shared
+// memory.
 template <typename A, int TILES> struct d_mma_x {
     typedef d_mma_shape<A, TILES> S;
     uint2 bytes[TILES][S::groups];
     float4 scales[S::xs_bytes / 512];
-    float sums[TILES][S::groups / 4]; // what mins are multiplied with, of groups 4 i + t
+    float sums[TILES][S::groups / 4]; // factors of the mins, of groups 4 i + t
 
     __device__ void ask(const d_mma_job & p, int64_t matrix, int step, int lane) {
         const int64_t at = (matrix * p.units * MMA_GROUPS + step * S::groups) * TILES; // groups before
@@ -15109,25 +15114,25 @@ template <typename A, int TILES> struct d_mma_x {
     }
 };
 
-// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. MMA_LANES
-// lanes copy the chunks of 16 bytes of a row in turn.
+// cp.async pipeline of a warp over tiles of 16 rows, like d_vec_ring. It continues from the last tile of a pass to the first of
+// the next. MMA_LANES lanes copy the 16-byte chunks of a row.
 template <typename A, int TILES> struct d_mma_ring {
     typedef d_mma_shape<A, TILES> S;
-    static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // bytes of each
+    static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // piece: bytes copied per row at once
     char * slots;
-    const char * rows, * from; // the first row of this warp's first tile; its step in the first row of the next tile
+    const char * rows, * from; // first row of this warp's first tile; its step in the first row of the next tile
     int64_t row_stride, tile_stride;
-    int64_t lane_at;    // rows at multiples of 16 bytes: this lane's first chunk, from `from` on and
-    int lane_to, n_own; // in a slot, and the bytes from it to the end of the step
-    bool is_first;      // whether that chunk is the row's
-    int valid;          // bytes of the step that the rows have
+    int64_t lane_at; // rows aligned to 16 bytes: offset of this lane's first chunk from `from`
+    int lane_to, n_own; // its offset in a stage, and the bytes from it to the end of the step
+    bool is_first; // whether that chunk belongs to the row
+    int valid; // bytes of the step inside the row
     int pass, round, next;
 
     __device__ void begin(const d_mma_job & p, int step, int lane) {
         const int64_t start = (int64_t) step * S::step_bytes, left = p.row_bytes - start;
         valid = left <= 0 ? 0 : left < S::step_bytes ? (int) left : S::step_bytes;
         from = rows + start;
-        // Lines as memory has them: where a row begins within one its first lanes have nothing to copy at first.
+        // Copies whole cache lines: where a row starts within one, its first lanes skip their first chunk.
         const int row = lane / MMA_LANES, place = (int) ((uintptr_t) (from + row * row_stride) % piece);
         const int first = 16 * (lane % MMA_LANES) - (place & ~15);
         lane_at = row * row_stride + first - (place & 15);
@@ -15136,7 +15141,7 @@ template <typename A, int TILES> struct d_mma_ring {
         is_first = first >= 0;
     }
 
-    // Rows `lane` of the first tiles, before they may be read.
+    // Prefetches row `lane` of the first tiles to L2, before the PDL wait allows reading them.
     __device__ void prefetch(const d_mma_job & p, const d_mma_task & task, int first_tile, int step, int lane) const {
         const int64_t left = p.row_bytes - (int64_t) step * S::step_bytes;
         const int n = (int) (left < S::step_bytes ? left : S::step_bytes);
@@ -15147,7 +15152,7 @@ template <typename A, int TILES> struct d_mma_ring {
         }
     }
 
-    // Whole steps of 16 rows that lie at multiples of 16 bytes.
+    // Complete steps of 16 rows aligned to 16 bytes.
     __device__ void fetch_whole(char * slot) const {
         static_assert(S::step_bytes % 4 == 0, "a step begins at a multiple of 4 bytes within a chunk");
         constexpr int last = S::step_bytes % 16 == 0 ? 0 : S::step_bytes % 8 == 0 ? 8 : 12;
@@ -15163,7 +15168,7 @@ template <typename A, int TILES> struct d_mma_ring {
         }
     }
 
-    // Any rows, n of which there are; what is beyond them and beyond their ends is zero.
+    // Any n rows; zeros past them and past their ends.
     __device__ void fetch_any(char * slot, int n, int lane) const {
         NO_UNROLL for (int row = lane / MMA_LANES; row < 16; row += rows_at_once) {
             const char * at = from + row * row_stride;
@@ -15194,11 +15199,11 @@ template <typename A, int TILES> struct d_mma_ring {
                 begin(p, pass * p.at_once + step, lane);
             }
         }
-        d_copies_commit(); // also when there is nothing: commits are counted
+        d_copies_commit(); // also when empty: commits are counted
     }
 };
 
-// d_tile_index and d_tile_column of a few columns, whose divisions fit 32 bits; those of 64 bits were a third of the kernels' code.
+// d_tile_index and d_tile_column in 32 bits, for few columns; 64-bit divisions were a third of the kernels' code.
 static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, int column, int64_t m) {
     const uint32_t n1 = (uint32_t) p.y.ne[1], a2 = (uint32_t) p.a.ne[2], c = (uint32_t) column, of_c = c / n1;
     const uint32_t r2 = (uint32_t) p.b.ne[2] / a2, r3 = (uint32_t) p.b.ne[3] / (uint32_t) p.a.ne[3];
@@ -15206,14 +15211,14 @@ static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, in
     return { m, c - of_c * n1, (int64_t) i2 * r2 + of_c % r2, (int64_t) i3 * r3 + of_c / r2 };
 }
 
-// Where a column's rows begin in y.
+// First row of a column in y.
 static inline __device__ char * d_mma_y(const d_mma_job & p, const d_mma_task & t, int column) {
     if (p.is_one) { return p.y[t.which] + column * p.y_c[t.which]; }
     const d_index at = d_few_index(p.job, t.matrix, column < t.n ? column : 0, 0);
     return d_at(p.job.y, 0, at.i1, at.i2, at.i3);
 }
 
-// Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y, which is the
+// Reduces the warps' sums of n rounds of tiles, the last being `round`, into the sums kept between passes or into y, the
 // thread's column.
 template <int COLUMNS>
 static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
@@ -15236,7 +15241,7 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
     }
 }
 
-// Scales of a list's columns for a step, as they lie for a matrix: xs[piece][t]. column: that of lane / 4.
+// Scales of a list's columns for a step, rearranged as for a matrix: xs[piece][t]. column: that of lane / 4.
 template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_job & p, int column, int step, int lane, float4 * xs) {
     constexpr int pieces = d_mma_shape<A, 1>::groups * d_mma_format<A>::pieces;
     const float2 * all = (const float2 *) p.xs;
@@ -15251,7 +15256,7 @@ template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_
     UNROLL for (int i = 0; i < pieces / 8; ++i) { xs[32 * i + lane] = make_float4(s[0][i].x, s[1][i].x, s[0][i].y, s[1][i].y); }
 }
 
-// The columns of a warp for a step of a list, which lie as [column][step][group][t] and [column][step][piece].
+// A warp's activations for a step of an expert list, stored as [column][step][group][t] and [column][step][piece].
 template <typename A>
 static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_task & task, int step, int lane,
     uint2 (&x)[d_mma_shape<A, 1>::groups], d_split_tf32<2> * x_sums, float4 * xs) {
@@ -15265,7 +15270,7 @@ static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_
     d_mma_id_scales<A>(p, column, step, lane, xs);
 }
 
-// Task i of a matrix or of a group's: a block's share of the rows.
+// Task i of a matrix or a group: a block's share of the rows.
 static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
     d_mma_task t = {};
     int block = i;
@@ -15280,12 +15285,12 @@ static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
     return t;
 }
 
-// That of mul_mat_id which begins at tile `at` of all lists' and ends at `end` at the latest: a stretch of one list of at most eight slots.
-// *column and *y: those of slot c, -1 where there is none.
+// mul_mat_id: the task that starts at row tile `at` of all lists and ends before `end`: a range of one list of at most eight
+// pairs. *column and *y: those of pair c, -1 where it does not exist.
 static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, int end, int c, int * column, char ** y) {
     const uint32_t m_tiles = (uint32_t) (p.m[0] + 15) / 16, i = (uint32_t) at / m_tiles;
     const uint32_t used = (uint32_t) p.job.y.ne[1], n_b = (uint32_t) p.job.b.ne[1];
-    const int most = p.passes > 1 ? MMA_SUMS / p.n_sub * p.n_sub : INT32_MAX; // whose sums have room
+    const int most = p.passes > 1 ? MMA_SUMS / p.n_sub * p.n_sub : INT32_MAX; // row tiles whose sums fit
     const d_id_tile list = p.job.tiles[i];
     const uint32_t slot = (uint32_t) p.job.order[list.first + (c < list.n ? c : 0)], token = slot / used, u = slot - token * used;
     *y = d_at(p.job.y, 0, u, token, 0);
@@ -15301,8 +15306,8 @@ static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, i
     return t;
 }
 
-// What a block does in turn, and its first task: none. The number of lists only the device knows: the tiles of all are counted, and a
-// block's share begins at one of them and ends before another.
+// Starts a block's queue with an empty task. Only the device knows the number of lists: the block gets an equal range of all row
+// tiles.
 static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo) {
     const uint32_t n = (uint32_t) *p.job.n_lists * ((uint32_t) (p.m[0] + 15) / 16), each = n / gridDim.x, rest = n - each * gridDim.x;
     todo.task[0] = {};
@@ -15310,7 +15315,7 @@ static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo
     todo.end = todo.at + (int) (each + (blockIdx.x < rest ? 1 : 0));
 }
 
-// The next task, by a warp.
+// Takes the next task; called by one warp.
 static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo, d_mma_task & to, int lane) {
     const int at = todo.at, end = todo.end, c = lane % MMA_COLUMNS;
     d_mma_task t = {};
@@ -15332,20 +15337,20 @@ static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo,
     }
 }
 
-// Rows of a list whose id is no expert's.
+// Writes zeros for pairs with a bad expert id.
 static inline __device__ void d_mma_zeros(const d_mma_job & p, const d_mma_task & t) {
     for (int64_t i = (int64_t) t.first_tile * MMA_TILE + threadIdx.x; i / MMA_COLUMNS < t.end; i += blockDim.x) {
         if (i % MMA_COLUMNS < t.n) { d_store(p.y_type, t.y[i % MMA_COLUMNS] + i / MMA_COLUMNS * p.y_0, 0.0f); }
     }
 }
 
-// Where a matrix's rows begin in a.
+// First row of a matrix in a.
 template <bool LISTS> static inline __device__ const char * d_mma_a(const d_mma_job & p, int64_t matrix) {
     const uint32_t a2 = (uint32_t) p.job.a.ne[2], i3 = LISTS ? 0 : (uint32_t) matrix / a2, i2 = (uint32_t) matrix - i3 * a2;
     return d_at(p.job.a, 0, 0, i2, i3);
 }
 
-// `task`. LISTS, of mul_mat_id: if it is one, and meanwhile what comes after it to todo->task[next].
+// Executes `task`. LISTS (mul_mat_id): the task may be empty, and the next one is put into todo->task[next] meanwhile.
 template <typename A, bool ALIGNED, int TILES, bool LISTS>
 static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_todo * todo, int next) {
     typedef d_mma_shape<A, TILES> S;
@@ -15397,16 +15402,16 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             float sum[TILES][4] = {};
             d_copies_wait<S::slots - 1>();
             __syncwarp();
-            if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // the whole warp
+            if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // uniform over the warp
                 const int at = ring_at + slot * S::slot_bytes;
                 d_mma_tile<A, ALIGNED, TILES, S::groups>(shared, table, at + at0, at + at1, t, x.bytes, x_sums, xs + t, sum);
             }
             __syncwarp();
-            if (asks_ahead && round + 1 == task.rounds && pass + 1 < p.passes) { ask(s + p.at_once); } // ahead of the ring's many copies
+            if (asks_ahead && round + 1 == task.rounds && pass + 1 < p.passes) { ask(s + p.at_once); } // before the pipeline's many copies
             ring.fetch(p, task, first_tile, step, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
             const int in_batch = round % S::batch;
-            if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
+            if (in_batch == 0) { __syncthreads(); } // the sums of the previous batch have been read
             float2 * to = (float2 *) (part + (in_batch * n_warps + warp) * S::sums) + g * (S::columns / 2) + t;
             UNROLL for (int c = 0; c < TILES; ++c) {
                 to[c * (MMA_COLUMNS / 2)] = make_float2(sum[c][0], sum[c][1]);
@@ -15419,9 +15424,15 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
         }
     }
     if (is_task && !is_product) { d_mma_zeros(p, task); }
-    __syncthreads(); // the sums are read
+    __syncthreads(); // the sums have been read
 }
 
+// Matrix product of quantized weights with up to 16 int8 activation columns, mma.sync m16n8k32 (S8). A block has tiles of 16
+// rows of one matrix; its warps split k. TILES: column tiles of 8. LISTS: mul_mat_id, lists of up to eight pairs per expert.
+//   shared  codebook, queue, kept sums, then per warp partial sums, scales and d_mma_shape::slots stages of 16 rows
+//   floor   bytes of the weights; activations from L2, once per block
+//   needs   rows aligned to 4 bytes if ALIGNED, otherwise to the size of the format's words (mma_takes)
+//   arch    8.0
 template <typename A, bool ALIGNED, int TILES, bool LISTS = false>
 static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mma_shape<A, TILES>::registers))
     k_mul_mat_mma(const d_mma_job p) {
@@ -15436,7 +15447,7 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
         if (threadIdx.x == 0) { d_mma_begin(p, todo); }
         __syncthreads();
         int now = 1;
-        do { // first of all what begins with a task that is none
+        do { // starts with the empty task, which only takes the first one
             now = 1 - now;
             d_mul_mat_mma<A, ALIGNED, 1, true>(p, shared, todo.task[now], &todo, 1 - now);
         } while (todo.task[1 - now].rounds > 0);
@@ -15448,15 +15459,15 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
     }
 }
 
-// What the columns are made into for a format.
+// Activation layout of a format.
 struct d_mma_columns {
     d_mma_order order;
     int pieces, zero;
     bool has_min;
 };
 
-// Four elements as a lane's word h of group q / 8 for lanes t, and what the piece is to be multiplied with: its scale, and what its sum is
-// good for. Eight threads in a row have a group, q counts them.
+// Quantizes four elements to word *h of lane *t, group q / 8, and returns the piece's scale with its companion: the scaled sum
+// for mins, otherwise the bias plus zero * sum. Eight adjacent threads have a group; q numbers them.
 static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_columns & f, int q, int * t, int * h, float2 * scale) {
     int sum;
     float d;
@@ -15473,17 +15484,17 @@ static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_colum
     return word;
 }
 
-// Columns of all matrices, eight or sixteen for each, those that are missing as zeros. A thread has four elements of two columns, a block
-// a step of them. Its blocks are to begin beside those of the product before, one on each multiprocessor, and to leave room for those of
-// the product behind (is_early): where they met on the few that were free first, blocks of the product began there when all others were
-// half done.
+// Quantizes activations of all matrices to int8, padded with zeros to 8 or 16 columns. A thread has four elements of two columns,
+// a block has a step of two columns. One block per SM is to start beside the previous product and to leave room for the next
+// (is_early). When several started on the first free SMs, blocks of the product began there after the others were half done.
+//   floor   b read, 1.25 to 1.5 bytes per element written
 static __global__ void __launch_bounds__(MMA_BESIDE, 8)
     k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
     d_start_next();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
     for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
-        const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2); // divisions by others take as long as all else
+        const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2); // other divisors take as long as everything else
         const int64_t matrix = n_matrices == 1 ? 0 : unit / p.units;
         const int first = (int) (i - unit * n_pairs) * 2, in_tile = first % MMA_COLUMNS, quad = (int) threadIdx.x, q = quad % 8;
         const int64_t group = (unit * p.n_tiles + first / MMA_COLUMNS) * MMA_GROUPS + quad / 8;
@@ -15505,13 +15516,16 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
             const uint32_t word = d_mma_word(v[c], f, q, &t, &h, &d[c]);
             xq[(group * 32 + 4 * (in_tile + c) + t) * 2 + h] = word;
         }
-        if (q % (8 / f.pieces) == 0) { // of one piece q is 0
+        if (q % (8 / f.pieces) == 0) { // with one piece q is 0
             ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + in_tile / 2] = make_float4(d[0].x, d[1].x, d[0].y, d[1].y);
         }
     }
 }
 
-// mul_mat_id: the first n_sort blocks sort slots into lists, the others round the columns of all tokens, a step by half a block.
+// mul_mat_id: the first n_sort blocks sort expert-token pairs into lists; the others quantize the activations of all tokens,
+// half a block per step.
+//   shared  that of d_id_sort
+//   floor   ids and b read, 1.25 to 1.5 bytes per element written
 static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
     const gcuda_mul_mat_id_args args, const d_id_lists l, const d_mma_job p, const d_mma_columns f, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
@@ -15535,13 +15549,13 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
 }
 static_assert(MMA_STEP == 4 * MMA_BESIDE, "a block of the columns' kernel has a step");
 
-// ---- the launcher's side ----
-// Warps, steps side by side and blocks; the bytes of shared memory, 0 if there is no way. The steps side by side do not
-// depend on the number of rows, so that a row's sum is the same in any part of a matrix.
-#define VEC_PART_BYTES 8192 // sums of a block's rows
-#define VEC_PAIR_COLUMNS 2  // that two matrices can be multiplied with at once
+// ---- host side ----
+// vec_plan chooses warps, steps in parallel and blocks; it returns bytes of shared memory, 0: nothing fits. Steps in parallel do
+// not depend on the number of rows, so that a row's sum is the same in any part of a matrix.
+#define VEC_PART_BYTES 8192 // bytes for a block's partial sums
+#define VEC_PAIR_COLUMNS 2 // most columns with a second matrix
 
-#define VEC_WIDE_TABLES (216 * 1024) // shared memory from which tables of codebooks have copies
+#define VEC_WIDE_TABLES (216 * 1024) // bytes of shared memory from which codebook tables have copies
 
 static bool is_codebook(gcuda_type type) {
     bool has_codes = false;
@@ -15552,17 +15566,17 @@ static bool is_codebook(gcuda_type type) {
     return has_codes;
 }
 
-// Starting more warps would take longer than the work; so many, a power of 2, that rows of the usual models are shared evenly.
+// Small products: the launch cost of 32 warps exceeds the work; 16 divide the row counts of common models evenly.
 #define VEC_SMALL_WARPS 16
 static bool vec_is_small(const d_vec_job & p) {
     return p.job.m / p.step_rows * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
 }
 
-// Of m rows that so many blocks share, n_sub side by side in each.
+// Rounds per block for m rows shared by `blocks` blocks of n_sub rows in parallel.
 static int vec_rounds(int64_t m, int64_t blocks, int64_t n_sub) { return (int) (((m + n_sub - 1) / n_sub + blocks - 1) / blocks); }
 
-// Blocks of n matrices of a group, of m rows, of which at_once are a round of a block: all have as many rounds, so that together they
-// are not more than wanted, unless there were more rounds than there is room for. Returns how many they are.
+// Blocks of a group of n matrices with m rows, at_once rows per round. All blocks have the same number of rounds, the fewest
+// with at most `wanted` blocks, capped at `most` rounds. Returns the number of blocks.
 static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted, int64_t most, int * blocks) {
     const int64_t limit = wanted > n ? wanted : n;
     int64_t n_items = limit + 1;
@@ -15576,7 +15590,7 @@ static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted
     return n_items;
 }
 
-// Of a plan for the rows of all, as if they shared so many blocks.
+// Divides a plan for the rows of all matrices among the matrices of a group.
 static void vec_share(d_vec_job & p, int64_t n_side, int64_t wanted, int64_t most) {
     int m[GCUDA_MUL_MAT_GROUP] = { (int) p.job.m }, blocks[GCUDA_MUL_MAT_GROUP];
     for (int j = 0; j < p.n_more; ++j) {
@@ -15593,7 +15607,7 @@ static void vec_share(d_vec_job & p, int64_t n_side, int64_t wanted, int64_t mos
     }
 }
 
-// What is added to the sums; whether that is all that becomes of them, and packed.
+// Row to add to the accumulators; whether it is the whole epilogue, and packed.
 static const gcuda_array & vec_add(const d_vec_job & p) { return p.job.epilogue.bias.data != nullptr ? p.job.epilogue.bias : p.job.epilogue.residual; }
 static bool vec_adds_row(const d_vec_job & p) {
     const gcuda_mul_mat_epilogue & e = p.job.epilogue;
@@ -15603,7 +15617,7 @@ static bool vec_adds_row(const d_vec_job & p) {
     return is_only && add.data != nullptr && add.ne[0] == p.job.m && add.nb[0] == sizeof(float) && (uintptr_t) add.data % 16 == 0;
 }
 
-// What becomes of the sums of one column; has_row: a row is added, for which there is room.
+// Epilogue kind for one column. has_row: a row is added and fits in shared memory.
 static d_vec_finish vec_finish(const d_vec_job & p, bool has_row) {
     const gcuda_mul_mat_epilogue & e = p.job.epilogue;
     const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.factor.data != nullptr || e.residual.data != nullptr;
@@ -15632,18 +15646,18 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
             continue;
         }
         const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps);
-        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_side * p.at_once); // rounds
+        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_side * p.at_once); // maximum of rounds
         const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most, blocks = share > least ? share : least;
         p.rounds = vec_rounds(p.job.m, blocks, n_side);
-        p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // as few as make do: the kernel behind begins on what they leave free
+        p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // the fewest that suffice: the next kernel starts on free SMs
         p.n_items = n_matrices * p.blocks;
         if (p.n_more > 0) { vec_share(p, n_side, blocks, most); }
         p.n_side = (int) n_side;
         p.row_lanes = 32 / p.step_rows;
         p.per_side = (uint32_t) (((1 << 20) + n_side - 1) / n_side);
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
-        const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // an element beside each row's sums
-        const bool has_lanes = n_side % 4 == 0 && p.rounds * p.step_rows <= 128 * p.at_once; // four elements of a round for each
+        const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // one element per row next to its sums
+        const bool has_lanes = n_side % 4 == 0 && p.rounds * p.step_rows <= 128 * p.at_once; // a lane copies four elements of a round
         const bool has_row = COLS == 1 && vec_adds_row(p) && has_lanes && fits_shared(with_row, max_shared);
         p.finish = COLS == 1 ? vec_finish(p, has_row) : p.job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
         return has_row ? with_row : n_bytes;
@@ -15651,13 +15665,13 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
     return 0;
 }
 
-// A plan of fewer blocks than multiprocessors has one on each. Blocks that start while the kernel before them ends take what room
-// there is, two of them that of a multiprocessor without a block: the whole launch would last as long as those two (1.2 to 1.8
-// times, experts of 768 x 2048 and 2880 x 2880 on an H200). With half of the shared memory for each they cannot.
+// A plan with fewer blocks than SMs gets one block per SM. Blocks that start while the previous kernel ends might share an SM in
+// pairs, and the launch would last as long as those: 1.2 to 1.8 times (experts of 768 x 2048 and 2880 x 2880, H200). Half of
+// the shared memory per block prevents that.
 static bool leaves_room(int64_t n_blocks) { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE && n_blocks < n_multiprocessors(); }
 static size_t alone_bytes(size_t n_bytes, size_t max_shared) { return n_bytes > max_shared / 2 ? n_bytes : max_shared / 2; }
 
-// What the kernel reads of the job, where it has it side by side.
+// Copies the fields that the kernel reads in the usual case.
 static void vec_usual(d_vec_job & p) {
     const d_job & job = p.job;
     p.a = (const char *) job.a.data;
@@ -15682,7 +15696,7 @@ template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     dim3 block;
     size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &block);
-    // where experts are known
+    // not with ids: experts are unknown before the PDL wait
     p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_behind ? reads_weights_behind() : reads_weights_early());
     if (n_bytes > 0 && leaves_room(p.n_items)) { n_bytes = alone_bytes(n_bytes, max_shared); }
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
@@ -15694,7 +15708,7 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
-// One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
+// One column of aligned rows has its own kernels, with copies of the tables where lookups dominate.
 template <typename A>
 static gcuda_status launch_vec_one(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     constexpr bool has_tables = d_vec_traits<A>::codes > 0;
@@ -15708,12 +15722,12 @@ static gcuda_status launch_vec_one(d_vec_job & p, int64_t n_matrices, size_t max
                    : launch_vec_as<A, 1, true, false>(p, n_matrices, max_shared, stream);
 }
 
-// Two columns go together, those of codebooks where rows are aligned and tables have copies.
+// Whether two columns are processed together: for codebooks only with aligned rows and copied tables.
 static bool vec_takes_pair(const d_vec_job & p, size_t max_shared) {
     return p.job.n == 2 && (!is_codebook(p.job.a.type) || (p.is_aligned && max_shared >= VEC_WIDE_TABLES));
 }
 
-// Several columns without tensor cores, or of rows that those do not take: which is seldom, so one after another.
+// Several columns without tensor cores, or with rows those cannot take. Rare, so column by column.
 template <typename A>
 static gcuda_status launch_vec_few(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     if (vec_takes_pair(p, max_shared)) {
@@ -15731,18 +15745,18 @@ static gcuda_status launch_vec_few(d_vec_job & p, int64_t n_matrices, size_t max
     return st;
 }
 
-// Blocks of a group's matrices, rounds of which only some blocks have as of one matrix alone.
+// Distributes blocks over a group's matrices; as with one matrix, only some blocks may have the last round.
 static void mma_share(d_mma_job & p, int64_t wanted, int64_t most) {
     const int n = p.n_more + 1;
     p.n_items = group_share(n, p.m, 16 * p.n_sub, wanted, most, p.blocks);
-    for (; p.n_items < wanted; ++p.n_items) { // to the one whose blocks have the most rows
+    for (; p.n_items < wanted; ++p.n_items) { // to the matrix with the most rows per block
         int j = 0;
         for (int k = 1; k < n; ++k) { j = (int64_t) p.m[k] * p.blocks[j] > (int64_t) p.m[j] * p.blocks[k] ? k : j; }
         p.blocks[j]++;
     }
 }
 
-// Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
+// Chooses warps, steps and tiles in parallel, and blocks. Returns bytes of shared memory; 0: nothing fits.
 template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     typedef d_mma_shape<A, TILES> S;
     const int64_t n_sm = n_multiprocessors();
@@ -15756,10 +15770,10 @@ template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n
         if (!fits_shared(fixed + (size_t) (warps * S::warp_bytes), max_shared)) {
             continue;
         }
-        const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm; // no more side by side than leaves every one a block
+        const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm; // limits tiles in parallel so that every SM gets a block
         p.n_sub = warps / p.at_once < side ? warps / p.at_once : (int) side;
         *n_warps = p.n_sub * p.at_once;
-        const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices; // blocks of a matrix
+        const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices; // blocks per matrix
         const int64_t least = p.passes > 1 ? (n_tiles + MMA_SUMS - p.n_sub) / (MMA_SUMS - p.n_sub + 1) : 1;
         const int64_t wanted = all < share ? all : share, blocks = wanted > least ? wanted : least;
         p.blocks[0] = (int) blocks;
@@ -15775,7 +15789,7 @@ template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n
     return 0;
 }
 
-// Rows, or every so many rows, begin at multiples of so many bytes, a power of 2, at most 16.
+// Alignment in bytes of rows, or of every step_rows-th row: a power of 2, at most 16.
 static size_t rows_multiple(const d_job & job, int step_rows = 1) {
     const size_t bits = (size_t) (uintptr_t) job.a.data | job.a.nb[1] * (size_t) step_rows | job.a.nb[2] | job.a.nb[3] | 16;
     return bits & (~bits + 1);
@@ -15802,7 +15816,7 @@ static d_mma_job mma_job(const d_vec_job & q) {
     return p;
 }
 
-// What the kernel reads of the job, where it has it side by side.
+// Copies the fields that the kernel reads in the usual case.
 static void mma_usual(d_mma_job & p) {
     const d_job & job = p.job;
     p.n = (int) job.n;
@@ -15814,27 +15828,27 @@ static void mma_usual(d_mma_job & p) {
     p.y_0 = (int64_t) job.y.nb[0];
 }
 
-static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
+static size_t mma_scratch_bytes(const d_mma_job & p) { // at most two pieces per group
     return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.units * p.n_tiles * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
 
 static bool mma_pays(const d_vec_job & p, size_t max_shared) {
-    return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // the kernel above takes two matrices
+    return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // only k_mul_mat_vec takes two matrices
 }
 
-// Rows at multiples of what the format's words lie at, beside more than eight columns of 4; offsets in a tile fit an int.
+// Rows are aligned to the format's words; with more than eight columns, to 4 bytes. Offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
     const bool is_wide = gcuda_type_size(job.a.type) % 4 == 0 || job.n > MMA_COLUMNS;
     const size_t align = is_wide ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
     return job.n <= gcuda_mul_mat_vec_most(job.a.type) && rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
 }
 
-// That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
+// Does not depend on the number of rows: parts of a matrix give the same bits as the whole.
 static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
     return mma_pays(p, max_shared) && capability_major() >= 8 && mma_takes(p.job);
 }
 
-// Words lie at multiples of 4 bytes wherever rows do, or are put together from bytes that are read in any case.
+// One kernel for all alignments: words are aligned with the rows, or are assembled from bytes anyway.
 template <typename A> static constexpr bool d_mma_has_any = sizeof(typename A::block) % 4 == 0 || !d_mma_format<A>::has_words;
 
 template <typename A, int TILES> static int mma_steps(int64_t k) {
@@ -15862,7 +15876,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    constexpr bool is_any = d_mma_has_any<A> || TILES == 2; // mma_takes
+    constexpr bool is_any = d_mma_has_any<A> || TILES == 2; // see mma_takes
     constexpr bool is_aligned = is_any || !F::is_memory_bound;
     const dim3 block((unsigned) (32 * n_warps));
     const auto kernel = is_any || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned, TILES> : k_mul_mat_mma<A, is_any, TILES>;
@@ -15870,8 +15884,8 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
-// Rows of half a step, one behind the other: in pairs they leave no lane idle, and all types' begin at multiples of 16 bytes. The sum of
-// a row is added up in the same order.
+// Contiguous rows of half a step: processed in pairs they leave no lane idle and are aligned to 16 bytes in every format. The
+// order of a row's sum does not change.
 static bool vec_has_pairs(const d_job & job) {
     const bool is_half = job.n == 1 && job.k == VEC_STEP / 2 && job.a_m == (int64_t) gcuda_row_size(job.a.type, job.k);
     return is_half && job.m % 2 == 0 && rows_multiple(job, 2) == 16;
@@ -15887,7 +15901,7 @@ static d_vec_job vec_job(const d_job & job) {
     return p;
 }
 
-// The one column is there as bytes.
+// Takes over one prequantized activation column.
 static bool vec_take_column(d_vec_job & p) {
     p.xq = (const int4 *) p.job.b.data;
     p.xs = (const float2 *) (p.xq + p.steps * 128);
@@ -15903,7 +15917,7 @@ static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epil
     return epilogue_fits(epilogue, p.job.y, p.n_experts) && (epilogue.up == nullptr || p.job.n <= VEC_PAIR_COLUMNS);
 }
 
-// Rows of blocks, at least one, and columns of floats.
+// Quantized rows, at least one, and float activations.
 static bool vec_takes(const gcuda_array & a, const gcuda_array & b) {
     return gcuda_is_quantized(a.type) && is_float(b.type) && a.ne[1] <= MAX_VEC_ROWS && a.ne[0] > 0 && a.ne[0] % 32 == 0;
 }
@@ -15934,7 +15948,7 @@ size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
 }
 
-// Products of one matrix, of several or of a group's, with columns that are made ready first where there are several.
+// Product of one matrix, several or a group. Quantizes activations first where there are several columns.
 static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     const gcuda_type type = p.job.a.type;
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
@@ -15993,7 +16007,7 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     return launch_vec(p, scratch, args->max_shared, stream);
 }
 
-// Whether q is a product of the same columns as p, with weights that lie like p's.
+// Whether q has the activations of p and weights of the same layout.
 static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
@@ -16002,11 +16016,11 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
            q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
-// Columns lie whole elements apart, not too many.
+// Whether the column stride is whole elements and not too large.
 static bool vec_has_columns(const gcuda_array & y) { return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_MOST; }
 
-// The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two columns
-// together, and tensor cores.
+// Combines products of a group into one job, if the path of each is that of the first and takes groups: one column, pairs of
+// columns, or tensor cores.
 static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_job & p) {
     if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
         return false;
@@ -16023,7 +16037,7 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
         p.has_pairs = p.has_pairs && (uintptr_t) a.data % 16 == 0 && a.ne[1] % 2 == 0;
         if (i > 0) {
             p.more[i - 1] = { (const char *) a.data, (char *) y.data, (int) a.ne[1], 0, 0, (int) (y.nb[1] / y.nb[0]) };
-            p.job.m += a.ne[1]; // for the plan: the rows of all
+            p.job.m += a.ne[1]; // for the plan: rows of all
         }
     }
     p.n_more = n_args - 1;
@@ -16078,8 +16092,8 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
     });
 }
 
-// Lists of up to eight slots of one expert are multiplied as a matrix with eight columns is. Where rows have few steps, several blocks on a
-// multiprocessor: while one begins a list the others read on. Returns the bytes of shared memory, 0 if there is no way.
+// mul_mat_id by lists of up to eight pairs per expert, each multiplied like a matrix with eight columns. Rows with few steps use
+// several blocks per SM: while one starts a list, the others keep reading. Returns bytes of shared memory; 0: nothing fits.
 #define MMA_ID_BESIDE 4
 template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
     typedef d_mma_shape<A, 1> S;
@@ -16091,14 +16105,14 @@ template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared
             *n_warps = p.n_sub * p.at_once;
             const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
             const size_t n_bytes = (size_t) (S::fixed_bytes + kept + *n_warps * S::warp_bytes);
-            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // a multiprocessor has 1 KiB more than a block may have
+            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // an SM has 1 KiB more per block than a block may use
             if (fits_shared(n_bytes, max_shared) && (*n_beside == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
         }
     }
     return 0;
 }
 
-// Formats with kernels of their own for this, 50 KB each: those that models with experts come in.
+// Formats with separate list kernels, 50 KB each: those that expert models use.
 template <typename A> static constexpr bool d_mma_has_lists = false;
 #define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
 X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
@@ -16180,35 +16194,35 @@ gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcu
 
 #if GCUDAI_PART(14)
 // =====================================================================================================
-// >>k-mul-mat-vec-float   products of float weights with up to 8 columns
+// >>k-mul-mat-vec-float   matrix-vector products of float weights, up to 8 columns
 // =====================================================================================================
-// The weights are read once, 16 bytes a lane at a time, and nothing beyond a matrix's last row. A step is as many elements of a row as
-// a warp keeps of the columns in registers. The warps of a block take steps side by side and walk the block's rows, a few at a time;
-// every warp adds its sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its
-// length, the columns and the shared memory alone, so that its sum has the same bits in any part of a matrix.
-//   floor   bytes of the weights; the columns come from L2, once for each block
+// Weights are read once in 16-byte loads, never past the last row of a matrix. A step is the elements of a row whose activations
+// fit a warp's registers. Warps of a block have different steps and walk the block's rows a few at a time; partial sums are
+// kept per warp in shared memory and reduced in a fixed order (split-K). How a row is split depends on its length, the
+// columns and the shared memory only, so that its sum has the same bits in any part of a matrix.
+//   floor   bytes of the weights; activations come from L2, once per block
 
 #define FLOAT_VEC_COLUMNS 8
-#define FLOAT_VEC_WARPS 16         // of a multiprocessor
-#define FLOAT_VEC_ROWS (1 << 30)   // rows and elements are counted in ints
+#define FLOAT_VEC_WARPS 16 // per SM
+#define FLOAT_VEC_ROWS (1 << 30) // rows and elements are counted in ints
 #define FLOAT_VEC_LENGTH (1 << 30)
 
 struct d_float_job {
     static constexpr bool has_hooks = false;
     d_job job;
-    gcuda_array ids;         // mul_mat_id: a column is a slot
+    gcuda_array ids; // mul_mat_id: a column is an expert-token pair
     int64_t n_experts;
     int32_t * bad_index;
-    bool is_one;             // one matrix of columns
-    bool is_early;           // a block's first weights are asked for before it waits for the kernel before
-    bool is_small;           // items and columns can be counted in 32 bits
-    int steps, at_once;      // of a row; that a block's warps take side by side
-    int turns;               // groups of rows that a warp has
-    int64_t blocks, n_items; // blocks of a matrix, of all
+    bool is_one; // one matrix of activations
+    bool is_early; // the first weights of a block are loaded before the PDL wait
+    bool is_small; // items and columns fit 32 bits
+    int steps, at_once; // steps per row; steps in parallel per block
+    int turns; // groups of rows per warp
+    int64_t blocks, n_items; // blocks per matrix; in all
 };
 
-// With what else goes into the launch, in kernels of its own: steps behind the sums (job.has_epilogue), with one column a second
-// matrix among them (`up`), or more matrices for the one column.
+// Job with hooks, for separate kernels: an epilogue (job.has_epilogue), with one column a second matrix (`up`), or further
+// matrices for the one column.
 struct d_float_more {
     const char * a;
     char * y;
@@ -16220,10 +16234,10 @@ struct d_float_hooked_job : d_float_job {
     d_float_more more[GCUDA_MUL_MAT_GROUP - 1];
 };
 
-// Operands of anything that d_load knows, with any stride.
+// Operands of any type that d_load knows, with any strides.
 struct d_any_float {};
 
-// 16 bytes that are read once, or zeros: they take no room in L1. No branch, which would stand between one load and the next.
+// 16 bytes that are read once (no L1 allocation), or zeros. Predicated: a branch would separate consecutive loads.
 static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -16236,7 +16250,7 @@ static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #endif
 }
 
-// Weights: elements k .. k + N - 1 of a row, as they lie, zeros beyond its end; they are converted once all loads are under way.
+// Elements k .. k + N - 1 of a row of weights, unconverted, zeros past its end; conversion waits until all loads are in flight.
 template <typename A> struct d_float_weights {
     static constexpr int N = d_wide<A>::N;
     static __device__ uint4 load(const d_float_job & p, const char * row, int k, bool is_wanted) {
@@ -16258,11 +16272,11 @@ template <> struct d_float_weights<d_any_float> {
     static __device__ void unpack(const uint4 & w, float * v) { memcpy(v, &w, 16); }
 };
 
-// The N elements of a column that meet them.
+// The N elements of a column for those weights.
 template <typename B, int N> struct d_float_column {
     static __device__ void load(const d_float_job &, const char * column, int k, float * v) {
         UNROLL for (int j = 0; j < N; j += d_wide<B>::N) {
-            const uint4 here = *(const uint4 *) ((const B *) column + k + j); // as an argument it would be bytes
+            const uint4 here = *(const uint4 *) ((const B *) column + k + j); // passed directly it would become byte accesses
             d_unpack<B>(here, v + j);
         }
     }
@@ -16273,7 +16287,7 @@ template <int N> struct d_float_column<d_any_float, N> {
     }
 };
 
-// Where column c of matrix i starts in b and in y. Divisions of 32 bits where they do, those of 64 take as long as a read of memory.
+// Addresses of column c of matrix i in b and in y. 32-bit divisions where they suffice: a 64-bit one costs a global load.
 template <typename I>
 static inline __device__ void d_float_place(const d_job & p, I i, I c, const char ** b, char ** y) {
     const I n1 = (I) p.y.ne[1], n2 = (I) p.a.ne[2], r2 = (I) p.b.ne[2] / n2, r3 = (I) p.b.ne[3] / (I) p.a.ne[3];
@@ -16293,8 +16307,8 @@ static inline __device__ void d_float_ends(const d_float_job & p, int64_t i, int
     }
 }
 
-// The expert of slot i, n_experts for all bad ids; one thread writes where its column and its results begin. Slots of one expert are
-// multiplied by blocks that run side by side: memory is asked for its weights once, the others find them in L2.
+// Expert of pair i, n_experts for a bad id; one thread writes the addresses of its column and results. Pairs of one expert run
+// concurrently: its weights come from memory once, then from L2.
 static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, const char ** column, char ** results) {
     const int64_t used = p.ids.ne[0], token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used, u = i - token * used;
     const int32_t id = *(const int32_t *) d_at(p.ids, u, token, 0, 0);
@@ -16305,15 +16319,15 @@ static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, 
     return id >= 0 && id < p.n_experts ? id : p.n_experts;
 }
 
-// ---- multiply and add, in F32 ----
-// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` adds up what is here; wherever it is done
-// with 16 bytes, those at the same place of rows `row` and on are asked for, if they are wanted: so loads never cease.
+// ---- F32 FMA ----
+// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` accumulates the loaded weights. As each
+// 16 bytes are consumed, those at the same position from `row` on are loaded if wanted: loads never pause.
 template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
     static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, warp_bytes = 0;
-    // One column in smaller blocks, two on a multiprocessor: one of them reads while the other one begins or ends.
+    // One column: smaller blocks, two per SM. One reads while the other starts or ends.
     static constexpr int max_warps = COLS == 1 ? FLOAT_VEC_WARPS / 2 : FLOAT_VEC_WARPS, places = FLOAT_VEC_WARPS / max_warps;
     float x[COLS][AHEAD][N];
     uint4 w[AHEAD][ROWS];
@@ -16348,9 +16362,9 @@ template <typename A, typename B, int COLS> struct d_float_fma {
             }
         }
     }
-    // Every exchange halves what a lane has to add up: in the end sum i is on lanes 32 / sums * i and after.
+    // Butterfly reduction that halves the sums per lane: at the end sum i is in lanes 32 / sums * i and following.
     static __device__ void add(float (&sum)[sums], float * part, int lane, bool is_first) {
-        UNROLL for (int j = 0; j < 5; ++j) { // constants all, so that the sums stay in registers
+        UNROLL for (int j = 0; j < 5; ++j) { // compile-time constants, so that sums stay in registers
             const int d = 16 >> j, n = sums >> (j + 1);
             const bool is_upper = (lane & d) != 0;
             UNROLL for (int i = 0; i < sums / 2; ++i) {
@@ -16368,16 +16382,15 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 };
 
 // ---- tensor cores ----
-// A warp has 16 rows. F16 and BF16 are TF32 numbers as they are; F32 and the columns are rounded to TF32, whose range is that of F32.
-// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight of 32 elements of rows g and g + 8 and of column g, in pieces of 16
-// bytes beside those of its neighbours, AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both
-// sides have the same.
-// The weights come through a ring in a warp's own shared memory, FLOAT_MMA_BYTES of a row by one instruction. Loads of registers, with
-// 64 bytes of a row by each, were slower. A slot is what a step has of 16 rows; it is filled again as soon as the warp has read it.
-// The columns of the next step are on their way while a warp walks its rows.
-#define FLOAT_MMA_WARPS 8   // of a block, one on a multiprocessor: 128 KB of copies on their way, and all registers
+// A warp has 16 rows. F16 and BF16 are exact in TF32; F32 weights and activations are rounded to TF32, which has the range of
+// F32. With g = lane / 4 and t = lane % 4, a lane has eight of 32 elements of rows g and g + 8 and of column g, AHEAD times,
+// in 16-byte pieces adjacent to its neighbours'. An mma of depth 8 takes any two of every lane: both operands permute k alike.
+// Weights come through a cp.async pipeline per warp, FLOAT_MMA_BYTES of a row per instruction; register loads of 64 bytes per row
+// were slower. A stage is a step of 16 rows, refilled as soon as the warp has read it. Activations of the next step are
+// loaded while a warp walks its rows.
+#define FLOAT_MMA_WARPS 8 // per block, one block per SM: 128 KB of copies in flight, and all registers
 #define FLOAT_MMA_SLOTS 2
-#define FLOAT_MMA_BYTES 512 // of a row in a slot
+#define FLOAT_MMA_BYTES 512 // per row of a stage
 
 static inline __device__ uint32_t d_round_tf32(float v) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -16386,7 +16399,7 @@ static inline __device__ uint32_t d_round_tf32(float v) {
     return w;
 #else
     const uint32_t w = __float_as_uint(v);
-    return (w & 0x7f800000u) == 0x7f800000u ? w : w + 0x1000u; // the product leaves out the last 13 bits
+    return (w & 0x7f800000u) == 0x7f800000u ? w : w + 0x1000u; // mma.sync ignores the last 13 bits
 #endif
 }
 
@@ -16400,7 +16413,7 @@ template <typename A, typename B> struct d_float_mma {
 
     static __device__ uint32_t tf32(float v) { return sizeof(A) == 4 ? d_round_tf32(v) : __float_as_uint(v); }
 
-    // Asks for the columns of the step at k0. Those that are missing are the last: what comes of them is not stored.
+    // Loads the activations of the step at k0. Missing columns are the last ones: their results are never stored.
     __device__ void ask_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane) {
         const B * column = (const B *) b[lane / 4 < n ? lane / 4 : n - 1];
         UNROLL for (int u = 0; u < AHEAD; ++u) {
@@ -16414,15 +16427,15 @@ template <typename A, typename B> struct d_float_mma {
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[8];
             UNROLL for (int i = 0; i < COLUMN_PIECES; ++i) {
-                const uint4 here = next[u][i]; // as d_float_column's
+                const uint4 here = next[u][i]; // see d_float_column
                 d_unpack<B>(here, v + COLUMN_N * i);
             }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
         }
     }
 
-    // Rows row .. row + 15 from k0 on into a slot, 32 pieces of one row at a time, zeros where there are none. In odd rows pieces change
-    // places four apart: what eight lanes read at once, of two rows, then lies in different banks.
+    // Copies rows row .. row + 15 from k0 on to a stage, 32 pieces of one row at a time, zeros where there are none. Swizzle: odd
+    // rows swap pieces four apart, so that eight lanes reading two rows have no bank conflicts.
     static __device__ int place(int r, int piece) { return r * FLOAT_MMA_BYTES + 16 * (piece ^ r % 2 * 4); }
     static __device__ void fetch(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, d_shared_at slot, bool is_there) {
         static_assert(FLOAT_MMA_BYTES == 32 * 16, "a piece for each lane");
@@ -16434,7 +16447,7 @@ template <typename A, typename B> struct d_float_mma {
         }
         d_copies_commit();
     }
-    // Two chains of sums, which wait for themselves half as long as one.
+    // Two accumulators halve the dependency chain.
     __device__ void multiply(const char * slot, int lane, float (&c)[4]) const {
         const int g = lane / 4, t = lane % 4;
         float second[4] = {};
@@ -16463,16 +16476,16 @@ template <typename A, typename B> struct d_float_mma {
     static __device__ int column_of(int i) { return i / 4 % 4 * 2 + i % 2; }
 };
 
-// ---- the kernel ----
-// A block's rows of a matrix of m. Turn j of warps `sub` has those from (block + blocks * j) * n_sub + sub, in groups of W::rows; where
-// there is a second matrix, up, turns come in pairs: the same rows of both.
+// ---- kernel ----
+// A block's rows of a matrix of m rows. In turn j, warps `sub` have group (block + blocks * j) * n_sub + sub of W::rows rows. With
+// a second matrix, up, turns come in pairs: the same rows of both.
 struct d_float_rows {
     const char * a, * up;
     int64_t m, blocks;
     int block;
 };
 
-// A warp's part of a block's rows: its group of them in each turn, and of every row the steps s0, s0 + at_once, ...
+// A warp's part of a block: its group of rows in each turn, and of each row steps s0, s0 + at_once, ...
 struct d_float_part {
     int first, row_step, s0, n_turns;
     float * sums; // of its turns
@@ -16485,7 +16498,7 @@ static inline __device__ d_float_part d_float_part_of(const d_float_job & p, con
         part + warp * n_turns * W::sums };
 }
 
-// Weights by loads of registers.
+// Weights loaded to registers.
 template <typename W>
 static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_float_rows & rows, const d_float_part & own,
     const char * const * columns, int n, bool is_early) {
@@ -16493,13 +16506,13 @@ static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_
     W work;
     if (own.s0 < p.steps) { work.load_weights(p, rows.a, rows.m, own.first, own.s0 * W::step, lane); }
     if (is_early) { d_wait_before(); }
-    __syncthreads(); // the columns are known
+    __syncthreads(); // column addresses are written
     for (int s = own.s0; s < p.steps; s += p.at_once) {
         const int k0 = s * W::step;
         const bool has_next = s + p.at_once < p.steps;
         work.load_columns(p, columns, n, k0, lane);
         for (int j = 0, row = own.first; j < own.n_turns; ++j) {
-            const bool is_last = j + 1 == own.n_turns, is_up = rows.up != nullptr && j % 2 == 0; // the next turn
+            const bool is_last = j + 1 == own.n_turns, is_up = rows.up != nullptr && j % 2 == 0; // of the next turn
             float sum[W::sums] = {};
             if (!is_up) { row += own.row_step; }
             work.multiply(p, is_up ? rows.up : rows.a, rows.m, is_last ? own.first : row, is_last ? k0 + p.at_once * W::step : k0, lane,
@@ -16509,13 +16522,12 @@ static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_
     }
 }
 
-// Weights through a ring; `fetch` is called for one turn after the other, of one step after the other. There is no second matrix:
-// that has one column.
+// Weights through the cp.async pipeline; `fetch` walks turns, then steps. No second matrix: that has one column.
 template <typename W>
 static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_float_rows & rows, const d_float_part & own,
     const char * const * columns, int n, const char * copies, d_shared_at slots, bool is_early) {
     const int lane = (int) threadIdx.x % 32;
-    int next_s = own.s0, next_j = 0, next_row = own.first, slot = 0; // what is to be fetched next, and where that goes
+    int next_s = own.s0, next_j = 0, next_row = own.first, slot = 0; // next fetch, and its stage
     const auto fetch = [&](int to) {
         W::fetch(p, rows.a, rows.m, next_row, next_s * W::step, lane, slots + to, next_s < p.steps);
         next_row += own.row_step;
@@ -16528,7 +16540,7 @@ static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_f
     W work;
     UNROLL for (int at = 0; at < W::warp_bytes; at += W::slot_bytes) { fetch(at); }
     if (is_early) { d_wait_before(); }
-    __syncthreads(); // the columns are known
+    __syncthreads(); // column addresses are written
     if (own.s0 < p.steps) { work.ask_columns(p, columns, n, own.s0 * W::step, lane); }
     NO_UNROLL for (int s = own.s0; s < p.steps; s += p.at_once) {
         work.take_columns();
@@ -16538,16 +16550,16 @@ static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_f
             d_copies_wait<W::warp_bytes / W::slot_bytes - 1>();
             __syncwarp();
             work.multiply(copies + slot, lane, sum);
-            __syncwarp(); // all have read
+            __syncwarp(); // all lanes have read
             fetch(slot);
             slot = slot + W::slot_bytes == W::warp_bytes ? 0 : slot + W::slot_bytes;
             W::add(sum, own.sums + j * W::sums, lane, s < p.at_once);
         }
     }
-    d_copies_wait<0>(); // of nothing; another item begins again
+    d_copies_wait<0>(); // drains empty groups; the next item starts over
 }
 
-// Where the block's rows are, of the first matrix or of one behind it; *y is where the results of the latter go.
+// Rows of the block in the first matrix or one after it; *y: results of the latter.
 static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float_rows * rows, char ** y) {
     for (int g = 0; g < p.n_more && rows->block >= (int) rows->blocks; ++g) {
         rows->block -= (int) rows->blocks;
@@ -16559,7 +16571,7 @@ static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float
     rows->up = p.job.has_epilogue ? (const char *) p.job.epilogue.up : nullptr;
 }
 
-// Where row `row` of column c is in the result; i: the item's matrix, or slot.
+// Position in y of row `row` of column c; i: matrix or pair of the item.
 static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i, int64_t matrix, int c, int row) {
     if (p.is_one) { return { row, c, 0, 0 }; }
     if (p.ids.data != nullptr) {
@@ -16570,12 +16582,18 @@ static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i,
     return d_tile_index(p.job, t, c, row);
 }
 
+// Matrix-vector product of float weights, up to W::columns columns; W is FMA or tensor cores, P a job with or without hooks. A
+// block has p.turns turns of groups of W::rows rows of one matrix.
+//   shared  per warp FLOAT_MMA_SLOTS stages (tensor cores), then partial sums [warp][turn][sum]
+//   floor   bytes of the weights; activations from L2, once per block
+//   needs   except d_any_float: rows packed and aligned to 16 bytes, k a multiple of 16 bytes
+//   arch    tensor cores: 8.0
 template <typename W, typename P> static __global__ void __launch_bounds__(32 * W::max_warps, W::places) k_mul_mat_vec_float(const P p) {
-    DYNAMIC_SHARED(char, shared); // copies of the warps, then [warp][turn][sum]
+    DYNAMIC_SHARED(char, shared); // stages of the warps, then [warp][turn][sum]
     __shared__ const char * columns[W::columns];
     __shared__ char * results[W::columns];
     const int n_warps = (int) blockDim.x / 32, n_sub = n_warps / p.at_once;
-    const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // of sums
+    const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // sums per output
     float * part = (float *) (shared + n_warps * W::warp_bytes);
     char * copies = shared + (int) threadIdx.x / 32 * W::warp_bytes;
     d_start_next();
@@ -16632,12 +16650,13 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
                 d_store(p.job.y.type, (y != nullptr ? y : results[c]) + row * (int64_t) p.job.y.nb[0], sum);
             }
         }
-        __syncthreads(); // part, columns and results are read no more
+        __syncthreads(); // part, columns and results have been read
     }
 }
 
-// ---- the launcher's side ----
-// Blocks of a group's matrices: all have as many turns, as few as leave every block a place of its own, if shared memory has room.
+// ---- host side ----
+// Blocks of a group's matrices: all have the same number of turns, the fewest that give every block its own place, as far as
+// shared memory allows.
 static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int64_t n_places, int64_t most) {
     const auto blocks = [&](int64_t m) { return ((m + rows - 1) / rows + n_sub * p.turns - 1) / (n_sub * p.turns); };
     for (p.turns = 1; ; ++p.turns) {
@@ -16647,8 +16666,8 @@ static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int
     }
 }
 
-// Groups of rows that a block has side by side, of so many in each matrix: the blocks with most of them have as few as can be. As many
-// as left every multiprocessor a block were shared unevenly.
+// Groups of rows in parallel per block, for n_groups per matrix: minimizes the groups of the busiest block. Giving every SM a
+// block was less even.
 static int64_t float_side_by_side(int64_t n_groups, int64_t n_matrices, int64_t most, int64_t n_places) {
     int64_t best = 1, least = 0;
     for (int64_t n_sub = 1; n_sub <= most; ++n_sub) {
@@ -16669,7 +16688,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     const int64_t n_groups = (m + W::rows - 1) / W::rows, n_places = W::places * n_multiprocessors();
     const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) / W::places - SHARED_STATIC;
     p.steps = (int) ((p.job.k + W::step - 1) / W::step);
-    // without regard to sum_bytes: a row is cut the same way with a second matrix and without
+    // ignores sum_bytes: a row is split the same way with and without a second matrix
     const int64_t fitting = room / (W::warp_bytes + W::sums * 4), most = fitting < W::max_warps ? fitting : W::max_warps;
     if (most < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -16678,7 +16697,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     p.at_once = p.steps > 0 ? (int) ((p.steps + passes - 1) / passes) : 1;
     const int64_t n_sub = float_side_by_side(n_groups, n_matrices, most / p.at_once, n_places);
     const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * sum_bytes, all = (n_groups + n_sub - 1) / n_sub;
-    const int64_t share = mul_mat_blocks(all, n_matrices, n_places), turns = (room - n_warps * W::warp_bytes) / turn_bytes; // at most
+    const int64_t share = mul_mat_blocks(all, n_matrices, n_places), turns = (room - n_warps * W::warp_bytes) / turn_bytes; // turns: maximum
     if (P::has_hooks && turns < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -16690,7 +16709,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
         if (p.n_more > 0) { float_share(p, W::rows, n_sub, n_places, turns); }
     }
     p.is_small = p.n_items <= INT32_MAX && n_elements(p.job.b) / (p.job.k > 0 ? p.job.k : 1) <= INT32_MAX;
-    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // not with ids: experts are unknown before the PDL wait
     return launch_overlapped(k_mul_mat_vec_float<W, P>, p.n_items, dim3((unsigned) (32 * n_warps)),
         (size_t) (p.turns * turn_bytes + n_warps * W::warp_bytes), max_shared, stream, p);
 }
@@ -16703,7 +16722,7 @@ static gcuda_status launch_float_columns(P & p, int64_t n_matrices, size_t max_s
                           : launch_float<d_float_fma<A, B, 8>>(p, n_matrices, max_shared, stream);
 }
 
-// F16 and BF16 weights, with columns in F32 or like them.
+// F16 and BF16 weights; activations in F32 or in the type of the weights.
 template <typename A>
 static gcuda_status launch_float_halves(
     d_float_job & p, int64_t n_matrices, bool use_mma, size_t max_shared, gcuda_stream stream) {
@@ -16717,13 +16736,13 @@ static gcuda_status launch_float_halves(
 }
 
 #define FLOAT_MMA_FIRST_COLUMNS 2
-#define FLOAT_MMA_FIRST_F32_COLUMNS 5 // fewer are multiplied in F32 as fast as they are read (4 of 28672 x 16384: 427 us, on these 441)
+#define FLOAT_MMA_FIRST_F32_COLUMNS 5 // fewer run at memory speed in F32 (4 columns of 28672 x 16384: 427 us, here 441)
 static bool float_on_tensor_cores(const d_float_job & p, bool wants_f32) {
     const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32;
     return !wants_f32 && p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS) && capability_major() >= 8;
 }
 
-// With the types and rows that 16 bytes can be loaded of; anything else goes element by element.
+// 16-byte loads where types and rows allow; otherwise element by element.
 static gcuda_status launch_float_vec(
     d_float_job & p, int64_t n_matrices, bool wants_f32, size_t max_shared, gcuda_stream stream) {
     const bool is_same = p.job.b.type == p.job.a.type || p.job.b.type == GCUDA_TYPE_F32;
@@ -16741,7 +16760,7 @@ static gcuda_status launch_float_vec(
     }
 }
 
-// With hooks: columns in F32.
+// Jobs with hooks: activations in F32.
 static gcuda_status launch_float_hooked(
     d_float_hooked_job & p, int64_t n_matrices, bool wants_f32, size_t max_shared, gcuda_stream stream) {
     const bool use_mma = float_on_tensor_cores(p, wants_f32);
@@ -16757,13 +16776,13 @@ static bool float_vec_takes(const d_float_job & p) {
            p.job.k <= FLOAT_VEC_LENGTH;
 }
 
-// What kernels with hooks take: the product alone would have its kernel for rows in pieces of 16 bytes.
+// Whether a kernel with hooks applies: only for operands of the vectorized kernels.
 static bool float_hooks_take(const d_float_job & p) {
     return float_vec_takes(p) && p.job.b.type == GCUDA_TYPE_F32 && p.job.y.type == GCUDA_TYPE_F32 && is_wide(p.job.a) && is_wide(p.job.b) &&
            p.job.k % (16 / (int64_t) gcuda_type_size(p.job.a.type)) == 0;
 }
 
-// Whether q is a product of the same column as p, with weights that lie like p's.
+// Whether q has the activations of p and weights of the same layout.
 static bool float_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 && q.prec == p.prec &&
            q.b.data == p.b.data && q.b.type == p.b.type && n_elements(q.b) == p.a.ne[0] && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] >= 1 &&
