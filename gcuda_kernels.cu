@@ -17280,63 +17280,65 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 
 #if GCUDAI_PART(13)
 // =====================================================================================================
-// >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
+// >>k-mul-mat-wg   large matrix products with wgmma (compute capability 9.0a)
 // =====================================================================================================
-// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90. tests/hw/test-warp-groups.c covers the
-// whole, on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1); tests/sim/test-fragments.cpp what is around the instructions.
+// Without compute capability 9.0a the kernels are empty and gcuda_has_warp_groups says so. Instructions: >>k-sm90. Tests:
+// tests/hw/test-warp-groups.c on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1), and for the code around
+// the instructions tests/sim/test-fragments.cpp.
 //
-// A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
-// warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
-// elements of k before are under way. A third warp group fetches, through rings in shared memory:
-//   columns   as F16 or BF16 with 128-byte swizzle, made once by k_wg_columns, so that a step of 64 elements of all columns
-//             is one stretch of memory. The two blocks of a cluster, which have the same columns and other rows, fetch half
-//             of it each and send it to both
-//   weights   as they lie, a slab of 64 (floats) or 256 elements of k of each row
-// The order of k within 128 elements is free as long as both sides have it: lane l of a warp decodes group l % 4 of the four
-// in its rows l / 4 and l / 4 + 8, and four of its elements belong to each instruction of 16. Of floats a step stands alone.
-// F32 goes as TF32, where all that is said of elements of k is said of halves of one: the words lie the same way.
-// Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
-// Decoding takes all of the time where columns are few, and in more than half of the cycles none of eight warps can go on (61 %, ncu on an
-// H200): with 64 columns of weights in blocks two blocks share a multiprocessor, and sixteen warps decode.
-//   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
+// A block computes WG_ROWS rows of the weights by TN columns. Two consumer warpgroups have 64 rows each, with accumulators in
+// registers. A warp decodes weights directly to the A registers of wgmma while the wgmma of the previous 64 elements of k
+// run. A producer warpgroup fills two pipelines in shared memory:
+//   packed B  F16 or BF16 with 128-byte swizzle, written once by k_wg_columns; a step of 64 elements of all columns is
+//             contiguous. The two blocks of a cluster have the same columns and different rows: each loads half of a step
+//             by TMA multicast
+//   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
+// The order of k within 128 elements is free if both operands agree: lane l of a warp decodes group l % 4 of the four groups,
+// in rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is free within 64.
+// F32 is multiplied as TF32: a TF32 number takes the place of two F16 elements and words keep their positions.
+// Split-K: with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel reduces them.
+// With few columns decoding dominates, and in 61 % of the cycles none of eight warps can issue (ncu, H200). For 64 columns and
+// quantized weights two blocks share an SM, and sixteen warps decode.
+//   shared  up to 226 KiB
+//   floor   a once per TN columns; packed b (2 bytes per element) once per 256 rows, from L2
 #define WG_ROWS 128
 #define WG_THREADS 384
 #define WG_MAX_SHARED (226 * 1024)
-#define WG_HALF_SHARED (112 * 1024) // half of a multiprocessor's
-#define WG_FEW 64 // columns that leave room for two blocks on a multiprocessor
+#define WG_HALF_SHARED (112 * 1024) // half of an SM
+#define WG_FEW 64 // columns with which two blocks fit on an SM
 #define WG_MAX_PARTS 8
 
-// Of a group, which has the columns in common: the matrices behind the first.
+// Matrices of a group after the first; all share the activations.
 struct d_wg_more {
     const char * a;
     float * y;
     int64_t y_stride;
-    int m, first_tile; // tiles of rows are counted over all matrices
+    int m, first_tile; // row tiles are counted over all matrices
 };
 
 struct d_wg_job {
     static constexpr int cluster = 2; // blocks
-    const char * a;       // weights
-    int64_t a_stride;     // bytes from row to row
-    int64_t row_bytes;    // of a row, a multiple of 16
-    const char * image;   // columns, [tile][step][column][128 bytes]
-    const float * factor; // of each column, or NULL
-    float * y;            // or the sums of parts, [part][column][row]
+    const char * a; // weights
+    int64_t a_stride; // bytes between rows
+    int64_t row_bytes; // bytes per row, a multiple of 16
+    const char * image; // packed B, [tile][step][column][128 bytes]
+    const float * factor; // per column, or NULL
+    float * y; // result, or split-K partial sums [part][column][row]
     int64_t y_stride, part_stride; // elements
-    int m, n;             // rows, columns
-    int m_tiles, n_tiles, n_units, n_parts; // m_tiles: of two blocks; units of k (d_wg_unit)
+    int m, n; // rows, columns
+    int m_tiles, n_tiles, n_units, n_parts; // m_tiles: tiles of two blocks; n_units: units of k (d_wg_unit)
     int64_t n_items;
     int n_more;
     d_wg_more more[GCUDA_MUL_MAT_GROUP - 1];
 };
 
-// A slab of the weights: elements of k, bytes of them in a row, and in shared memory from row to row: odd multiples of 16, so
-// that rows do not share banks.
+// Slab of weights: elements of k, their bytes per row, and the row pitch in shared memory. The pitch is an odd multiple of 16
+// bytes, so that rows do not share banks.
 template <typename A> struct d_wg_slab {
     static constexpr int k = 256;
     static constexpr int bytes = k / A::n * (int) sizeof(typename A::block);
     static constexpr int skew = bytes % 16 == 0 ? 0 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 12 : bytes % 2 == 0 ? 14 : 15;
-    static constexpr int pieces = (bytes + skew + 15) / 16; // of 16 bytes, from the multiple of 16 that it begins behind
+    static constexpr int pieces = (bytes + skew + 15) / 16; // 16-byte pieces from the aligned address at or before its start
     static constexpr int stride = 16 * (pieces | 1);
 };
 struct d_wg_float_slab {
@@ -17349,10 +17351,10 @@ template <> struct d_wg_slab<__half> : d_wg_float_slab {};
 template <> struct d_wg_slab<__nv_bfloat16> : d_wg_float_slab {};
 template <> struct d_wg_slab<float> : d_wg_float_slab {};
 
-// Of a slab in shared memory: words are read in pairs, and behind the last group of the last row there is one that is not used.
+// Bytes of a slab. Words are read in pairs: one unused word follows the last row.
 template <typename S> static constexpr int d_wg_slab_bytes = WG_ROWS * S::stride + 16;
 
-// Entries of a codebook are spread out once for a block.
+// Codebook of a format; a block expands its entries to shared memory once.
 template <typename A> struct d_wg_codebook {
     typedef typename A::entry_type type;
     static constexpr int n = A::n_entries;
@@ -17367,13 +17369,13 @@ template <> struct d_wg_codebook<__half> : d_wg_no_codebook {};
 template <> struct d_wg_codebook<__nv_bfloat16> : d_wg_no_codebook {};
 template <> struct d_wg_codebook<float> : d_wg_no_codebook {};
 
-// What k is cut into: 128 elements of floats, 256 of blocks.
+// Unit of k for split-K: 128 elements of floats, 256 of quantized weights.
 template <typename A> struct d_wg_unit {
     static constexpr int k = d_wg_slab<A>::k < 128 ? 128 : d_wg_slab<A>::k;
     static constexpr int steps = k / WG_K, slabs = k / d_wg_slab<A>::k;
 };
 
-// Of a block: rings of stages of columns and of slabs, within so many bytes.
+// Pipelines of a block within MOST bytes: stages of packed B and slabs of weights.
 template <typename A, typename SLAB, int TN, int MOST> struct d_wg_shape_of {
     typedef SLAB slab;
     static constexpr int tn = TN;
@@ -17384,7 +17386,7 @@ template <typename A, typename SLAB, int TN, int MOST> struct d_wg_shape_of {
     static constexpr int slabs = slab::k == WG_K ? 5 : TN == WG_FEW && has_room ? 3 : 2;
     static constexpr int fit = (MOST - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
     static constexpr int stages = fit < 8 ? fit : 8;
-    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes); // 1024: to align
+    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes); // 1024: alignment for the swizzle
     static_assert(stages >= 3, "shared memory");
 };
 template <typename A, int TN> struct d_wg_shape : d_wg_shape_of<A, d_wg_slab<A>, TN, TN == WG_FEW ? WG_HALF_SHARED : WG_MAX_SHARED> {};
@@ -17393,11 +17395,11 @@ template <typename A> struct d_wg_operand { typedef __nv_bfloat16 type; };
 template <> struct d_wg_operand<__half> { typedef __half type; };
 template <> struct d_wg_operand<float> { typedef float type; };
 
-// ---- weights into registers ----
-// Two rows of a lane, 128 elements of k in a slab: load, then the fragments of the first and of the second 64. A fragment
-// is four times four words: elements 4 s and the next of either row, then 4 s + 2 and the next.
+// ---- weights to registers ----
+// A lane has two rows and 128 elements of k: load, then the fragments of the first and the second 64. A fragment is four A
+// operands of four words: elements 4 s, 4 s + 1 of either row, then 4 s + 2, 4 s + 3.
 
-// Codes are bytes in the middle of a float of 2^15 and more; what is too much there is taken off with the min.
+// Codes become the middle byte of a float of 2^15 and above; the excess is subtracted together with the min.
 template <typename A, bool IS_PAIR = A::zero != 0> struct d_wg_scale {
     float scale, rest;
     inline __device__ d_wg_scale(float s, float m) : scale(s), rest(-(32768.0f + 128.0f) * s - (A::has_min ? m : 0.0f)) {}
@@ -17408,7 +17410,7 @@ template <typename A, bool IS_PAIR = A::zero != 0> struct d_wg_scale {
         return d_bf16_pair(scale * u + rest, scale * v + rest);
     }
 };
-// Codes from 0 to 127 about a zero: two at once, as BF16 of 128 and more, the scale rounded to BF16 as well.
+// Codes 0 .. 127 with a nonzero zero: two at once as BF16 of 128 and above; the scale is rounded to BF16 too.
 template <typename A> struct d_wg_scale<A, true> {
     __nv_bfloat162 scale;
     inline __device__ d_wg_scale(float s, float) : scale(__float2bfloat162_rn(s)) {}
@@ -17419,7 +17421,7 @@ template <typename A> struct d_wg_scale<A, true> {
     }
 };
 
-// N words from an address of any alignment in shared memory.
+// N words from any byte address in shared memory.
 template <int N> static inline __device__ void d_wg_words(const char * p, uint32_t * to) {
     const uint32_t * from = (const uint32_t *) (p - ((uintptr_t) p & 3));
     const uint32_t shift = 8 * ((uint32_t) (uintptr_t) p & 3);
@@ -17431,7 +17433,7 @@ template <int N> static inline __device__ void d_wg_words(const char * p, uint32
     }
 }
 
-// A group of a slab. Of small blocks the words are read whole, of large ones what the group needs of them.
+// Decodes a group of a slab. Small blocks are loaded whole by words, of large blocks the part that the group needs.
 template <typename A, bool IS_SMALL = A::n == 32, bool HAS_CODEBOOK = A::n_entries != 0> struct d_wg_codes {
     static inline __device__ void decode(const char * at, int group, const typename A::entry_type *, d_group & g) {
         A::decode((const typename A::block *) at, group, g);
@@ -17501,16 +17503,16 @@ template <typename A, bool IS_SIGNED = d_wg_codebook<A>::is_signed> struct d_wg_
     }
 };
 
-// Two codes from 0 to 127 as BF16 times the scale, which is rounded to BF16 as well; signs: the bit of the first code at 15, that
-// of the second at 31. A template, so that it is compiled where it is used and not below 8.0, which has no arithmetic of BF16.
+// Two codes 0 .. 127 as BF16 times the scale, also rounded to BF16. signs: bit 15 negates the first code, bit 31 the second.
+// A template, so that it is not compiled below 8.0, where BF16 arithmetic does not exist.
 template <typename B2> inline __device__ uint32_t d_wg_signed2(uint32_t q, int j, uint32_t signs, B2 scale, B2 rest) {
-    const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1)); // 128 and the code
+    const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1)); // 128 plus the code
     const B2 y = __hfma2(*(const B2 *) &x, scale, rest);
     return *(const uint32_t *) &y ^ (signs & 0x80008000u);
 }
 
-// What a codebook says: magnitudes, and signs of an entry's eight or four elements: bit i at i and at 15 + i, so that a shift puts
-// those of a pair where BF16 has them.
+// Magnitudes and signs from a codebook, for eight or four elements per entry. Sign i is at bits i and 15 + i, so that one shift
+// aligns a pair with the BF16 sign bits.
 struct d_wg_entries {
     uint32_t q[8], signs[8];
     inline __device__ void put(int k, uint64_t e, uint32_t s) {
@@ -17524,7 +17526,7 @@ struct d_wg_entries {
     }
 };
 
-// Codebooks with signs: decoded for each fragment, half of a group at a time, so that neither instruction waits for all of it.
+// Codebooks with signs: decoded per fragment, half of a group at a time, so that no wgmma waits for the whole group.
 template <typename A> struct d_wg_weights<A, true> {
     typedef typename A::entry_type entry_type;
     const typename A::block * block[2];
@@ -17538,10 +17540,10 @@ template <typename A> struct d_wg_weights<A, true> {
         group = 4 * part + lane % 4;
     }
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
-        constexpr int words = (int) sizeof(entry_type) / 4; // of an entry
+        constexpr int words = (int) sizeof(entry_type) / 4; // words per entry
         const entry_type * entries = table;
         UNROLL for (int r = 0; r < 2; ++r) {
-            d_group g; // the compiler leaves out what is not used of these
+            d_group g; // unused fields are optimized away
             d_wg_entries e;
             A::put_with(block[r], group, g, [=](uint32_t i) { return entries[i]; }, [&](int k, entry_type v, uint32_t s) { e.put(k, v, s); });
             const __nv_bfloat16 scale = __float2bfloat16_rn(g.scale[U]);
@@ -17557,7 +17559,7 @@ template <typename A> struct d_wg_weights<A, true> {
     }
 };
 
-// Nibbles that stand for values of a table: two lookups give the bytes of these as BF16, in which they are exact.
+// Formats whose nibbles index a table: two lookups give the two bytes of the values as BF16, which is exact.
 template <typename A> struct d_wg_nibble_table;
 template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_IQ4_NL>> {
     static inline __device__ int value(int i) { return gcudai_kvalues_iq4nl[i]; }
@@ -17568,7 +17570,7 @@ template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_MXFP4>> {
 };
 
 template <typename A> struct d_wg_nibbles {
-    uint32_t low[2][8], high[2][8]; // bytes of the values of four nibbles in a row, as they lie
+    uint32_t low[2][8], high[2][8]; // low and high bytes of the values of four nibbles in order
     __nv_bfloat162 scale[2];
 
     // Byte 2 or 3 of the floats of values 4 k .. 4 k + 3.
@@ -17593,7 +17595,7 @@ template <typename A> struct d_wg_nibbles {
         UNROLL for (int r = 0; r < 2; ++r) {
             const typename A::block * b = (const typename A::block *) (slab + (row + 8 * r) * S::stride + skew) + group / (A::n / 32);
             uint32_t w[4];
-            d_group g; // the compiler leaves out all but the scale
+            d_group g; // only the scale is used
             d_wg_words<4>((const char *) b->qs + group % (A::n / 32) * 16, w);
             A::decode(b, group % (A::n / 32), g);
             scale[r] = __float2bfloat162_rn(g.scale[0]);
@@ -17603,7 +17605,7 @@ template <typename A> struct d_wg_nibbles {
             }
         }
     }
-    // The first 16 elements are low nibbles, the others high ones.
+    // The first 16 elements are low nibbles, the others high nibbles.
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
         UNROLL for (int r = 0; r < 2; ++r) {
             UNROLL for (int i = 0; i < 8; ++i) {
@@ -17618,7 +17620,7 @@ template <> struct d_wg_weights<d_format<GCUDA_TYPE_IQ4_NL>> : d_wg_nibbles<d_fo
 template <> struct d_wg_weights<d_format<GCUDA_TYPE_IQ4_XS>> : d_wg_nibbles<d_format<GCUDA_TYPE_IQ4_XS>> {};
 template <> struct d_wg_weights<d_format<GCUDA_TYPE_MXFP4>> : d_wg_nibbles<d_format<GCUDA_TYPE_MXFP4>> {};
 
-// Of 64 elements a lane has 16 in a row.
+// Floats: a lane has 16 consecutive of 64 elements.
 struct d_wg_float_weights {
     const char * at;
 
@@ -17646,10 +17648,10 @@ template <> struct d_wg_weights<float> : d_wg_float_weights {
     }
 };
 
-// ---- work and results ----
+// ---- work items and results ----
 struct d_wg_item {
-    int m0, c0, tile, part, first, end; // first row of the cluster, first column and its tile, units
-    int matrix;                         // of a group
+    int m0, c0, tile, part, first, end; // first row of the cluster, first column, column tile, split-K part, range of units
+    int matrix; // of a group
 };
 
 static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, int tn) {
@@ -17668,7 +17670,7 @@ static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, in
     return t;
 }
 
-// Factors are fetched ahead of the stores, which the compiler would not pass.
+// Stores accumulators. Factors are loaded before the stores: the compiler would not move them across.
 template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, const d_wg_item & t, int row, int lane, const float (&d)[TN / 2]) {
     const int c0 = t.c0 + 2 * (lane % 4), m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
     const int64_t y_stride = t.matrix > 0 ? p.more[t.matrix - 1].y_stride : p.y_stride;
@@ -17693,28 +17695,28 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
 }
 
 // ---- experts ----
-// mul_mat_id: an item is 128 rows of an expert and a tile of at most 64 of its columns, by the lists that only the device knows. There
-// are two blocks on a multiprocessor and no clusters: columns are a small part of what is read. A tile's columns lie together,
-// [step][column][128 bytes], from its place on; rows begin at any even byte.
-//   floor   each expert's weights once for every 64 of its columns
+// mul_mat_id: an item is WG_ROWS rows of an expert by at most 64 of its columns, from lists that only the device knows. Two blocks
+// per SM, no clusters: activations are a small part of the traffic. A tile's columns are contiguous, [step][column][128
+// bytes], from its place on; rows of weights start at any even byte.
+//   floor   each expert's weights once per 64 of its columns
 struct d_wg_id_job {
     static constexpr int cluster = 1;
     const char * a;
-    int64_t a_stride, expert_stride, row_bytes; // a_stride even; experts at multiples of 16 bytes where rows are
+    int64_t a_stride, expert_stride, row_bytes; // a_stride is even; experts are aligned to 16 bytes where rows are
     const char * image;
-    const int64_t * results; // of each column of the image: elements from y
+    const int64_t * results; // per packed column: offset in y, in elements
     float * y;
     int m, m_tiles, n_units;
     const d_id_tile * tiles;
     const int32_t * n_tiles;
 };
 
-// Columns and results of a tile begin here, at multiples of eight: there is room for the columns before, in eights.
+// First column of a tile in packed B and in results, a multiple of eight: earlier tiles are padded to eights.
 static inline __device__ int d_wg_id_place(int tile, int first) { return (first + 7 * tile + 7) / 8 * 8; }
 static inline __device__ int d_wg_id_padded(int n) { return (n + 7) / 8 * 8; }
 
 struct d_wg_id_item {
-    int m0, expert, place, n, first, end; // first row; columns; units: none of a bad expert
+    int m0, expert, place, n, first, end; // first row; expert; first packed column; columns; units, none for a bad id
 };
 
 static inline __device__ d_wg_id_item d_wg_item_of(const d_wg_id_job & p, int item, int) {
@@ -17732,7 +17734,7 @@ static inline __device__ d_wg_id_item d_wg_item_of(const d_wg_id_job & p, int it
 static inline __device__ int d_wg_items(const d_wg_job & p) { return (int) p.n_items; }
 static inline __device__ int d_wg_items(const d_wg_id_job & p) { return *p.n_tiles * p.m_tiles; }
 
-// A row of an expert; how far its elements are behind a multiple of 16 bytes, as those of the row 8 further.
+// Row of an expert, and its offset from a multiple of 16 bytes, which the row 8 further shares.
 static inline __device__ const char * d_wg_id_row(const d_wg_id_job & p, const d_wg_id_item & t, int row) {
     return p.a + t.expert * p.expert_stride + (t.m0 + row) * p.a_stride;
 }
@@ -17743,13 +17745,13 @@ static inline __device__ int d_wg_skew(const d_wg_id_job & p, const d_wg_id_item
 
 template <typename A> struct d_wg_id_slab {
     static constexpr int k = d_wg_slab<A>::k, bytes = d_wg_slab<A>::bytes;
-    static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew; // at most; rows of large blocks are at multiples of 16
+    static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew; // maximum; rows of large blocks are aligned to 16 bytes
     static constexpr int pieces = (bytes + skew + 15) / 16, stride = 16 * (pieces | 1);
 };
 
 template <typename A> struct d_wg_id_shape : d_wg_shape_of<A, d_wg_id_slab<A>, WG_FEW, WG_HALF_SHARED> {};
 
-// A bad expert's columns have no sums.
+// Stores accumulators; zeros for a bad expert id.
 template <int TN> static inline __device__ void d_wg_store(
     const d_wg_id_job & p, const d_wg_id_item & t, int row, int lane, const float (&d)[TN / 2]) {
     const bool is_zero = t.end == t.first;
@@ -17767,11 +17769,11 @@ template <int TN> static inline __device__ void d_wg_store(
     }
 }
 
-// ---- both sides from memory: F16, BF16, or F32 as TF32, any number of matrices ----
+// ---- both operands by TMA: F16, BF16, or F32 as TF32, batched ----
 struct d_wg_gemm {
-    d_wg_job wg; // of it m, n, tiles, parts and y
-    int ne2, a2, a3, b2, b3; // matrices of y in dimension 2; how many of them share one of a and of b
-    int64_t y_nb2, y_nb3;  // elements between matrices of y, or of sums of parts
+    d_wg_job wg; // m, n, tiles, parts and y are used
+    int ne2, a2, a3, b2, b3; // matrices of y along dimension 2; how many share one of a and of b
+    int64_t y_nb2, y_nb3; // elements between matrices of y, or of partial sums
 };
 
 struct d_wg_gemm_item {
@@ -17796,13 +17798,13 @@ static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, i
     return t;
 }
 
-// ---- the kernel ----
+// ---- kernels ----
 template <typename A, typename S> struct d_wg_ring {
     typedef S shape;
     char * slabs;
     typename d_wg_codebook<A>::type * table;
-    uint32_t stages; // their address
-    uint32_t full_stage, empty_stage, full_slab, empty_slab; // barriers, eight bytes each
+    uint32_t stages; // shared address
+    uint32_t full_stage, empty_stage, full_slab, empty_slab; // mbarriers, eight bytes each
 };
 
 #define FOR_WG_ITEMS(t, p, J, TN)                                                                            \
@@ -17827,10 +17829,10 @@ template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     }
 }
 
-#define WG_FETCHERS 96 // threads
+#define WG_FETCHERS 96 // producer threads
 
-// Neighbouring threads have neighbouring pieces of 16 bytes, and each one piece of every ROWS-th row. What a slab lacks,
-// behind the last row or the last element, is zeros.
+// cp.async of weights: adjacent threads have adjacent 16-byte pieces, each of every ROWS-th row. Zeros past the last row and the
+// last element.
 template <typename A, int TN>
 static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank, int thread) {
     typedef d_wg_slab<A> slab;
@@ -17841,7 +17843,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     d_pipeline_state<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
         const int m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
-        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // rows behind this one
+        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // left: rows from this one on
         const char * a = (t.matrix > 0 ? p.more[t.matrix - 1].a : p.a) + (left > 0 ? m0 : 0) * p.a_stride;
         for (int s = t.first * d_wg_unit<A>::slabs; s < t.end * d_wg_unit<A>::slabs; ++s) {
             const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
@@ -17865,15 +17867,14 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     }
 }
 
-// Of experts: the same without a cluster. Neighbouring threads have neighbouring pieces of 16 bytes of a row, wherever it begins;
-// what is behind its last element is zeros.
+// Producers for experts, without clusters. Pieces of a row start at its unaligned address; zeros past its last element.
 template <typename A>
 static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_wg_ring<A, d_wg_id_shape<A>> & ring, int) {
     typedef d_wg_id_shape<A> shape;
     constexpr int steps = d_wg_unit<A>::steps;
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
-        const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // the other columns of a stage are whatever is there
+        const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // other columns of a stage keep old data
         const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
@@ -17899,7 +17900,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
         for (int s = t.first; s < t.end; ++s) {
             const char * from = a + (int64_t) s * slab::bytes;
             char * to = ring.slabs + at.index * shape::slab_bytes + row * slab::stride + piece;
-            const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // of a row
+            const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // left in the row
             d_mbarrier_wait(ring.empty_slab + 8 * at.index, at.phase);
             if (left_bytes >= 16 * slab::pieces) {
                 UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
@@ -17933,14 +17934,14 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
     typedef typename S::slab slab;
     typedef S shape;
     constexpr int TN = S::tn;
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // of the block's 128
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // row of the block
     d_pipeline_state<shape::slabs> at_slab = { 0, 0 };
     d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     uint32_t a[2][16];
     d_wg_weights<A> w;
     FOR_WG_ITEMS(t, p, J, TN) {
-        uint32_t before = 0; // barrier of the stage that was read last
+        uint32_t before = 0; // mbarrier of the stage read last
         int adds = 0;
         for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
             const int part = s % (d_wg_unit<A>::k / 128);
@@ -17961,11 +17962,11 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
                     adds = 1;
                 }
                 d_wgmma_commit();
-                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab is read
-                    d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane: racecheck does not see one that arrives for others
+                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab has been read
+                    d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane arrives: racecheck does not track one lane arriving for others
                     at_slab.next();
                 }
-                d_wgmma_wait<1>(); // the step before
+                d_wgmma_wait<1>(); // the previous step
                 if (before != 0) { d_wg_release(p, before, lane); }
                 before = ring.empty_stage + 8 * at.index;
                 at.next();
@@ -17973,12 +17974,12 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         }
         d_wgmma_wait<0>();
         d_wgmma_read(d);
-        if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // without units: of experts alone
+        if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // before is 0 without units, which only a bad expert has
         d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
 
-// ---- both sides from memory, as they lie ----
+// ---- both operands by TMA ----
 #define FOR_GEMM_ITEMS(t, p, TN)                                                            \
     for (int64_t i_ = blockIdx.x / 2; i_ < (p).wg.n_items; i_ += gridDim.x / 2)               \
         for (d_wg_gemm_item t = d_wg_gemm_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
@@ -18007,7 +18008,7 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
     d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     FOR_GEMM_ITEMS(t, p, TN) {
-        uint32_t before = 0; // barrier of the stage that was read last
+        uint32_t before = 0; // mbarrier of the stage read last
         for (int s = t.wg.first; s < t.wg.end; ++s) {
             const uint32_t from = stages + at.index * shape::stage_bytes;
             const uint64_t a = d_desc_k_128(from + thread / 128 * (64 * WG_K * 2)), b = d_desc_k_128(from + shape::a_bytes);
@@ -18015,7 +18016,7 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
             d_wgmma_fence();
             UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
             d_wgmma_commit();
-            d_wgmma_wait<1>(); // the step before
+            d_wgmma_wait<1>(); // the previous step
             if (before != 0 && lane < 2) { d_mbarrier_arrive_at(before, lane); }
             before = empty + 8 * at.index;
             at.next();
@@ -18028,11 +18029,11 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
         d_wg_store<TN>(y, t.wg, t.wg.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
-// A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
+// Sets up a block's pipelines for clusters of `cluster` blocks, which synchronize before they use them.
 template <typename A, typename S>
 static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
     typedef S shape;
-    const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the 128-byte swizzle
     ring.stages = d_shared_address(shared) + skip;
     ring.slabs = shared + skip + shape::stages * shape::stage_bytes;
     ring.table = (typename d_wg_codebook<A>::type *) (ring.slabs + shape::slabs * shape::slab_bytes);
@@ -18046,17 +18047,17 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
             d_mbarrier_init(ring.full_stage + 8 * i, 1);
-            d_mbarrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
+            d_mbarrier_init(ring.empty_stage + 8 * i, 8 * cluster); // consumer warps of all blocks
         }
         for (int i = 0; i < shape::slabs; ++i) {
             d_mbarrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
-            d_mbarrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
+            d_mbarrier_init(ring.empty_slab + 8 * i, 256); // consumer lanes
         }
         d_mbarrier_fence_init();
     }
 }
 
-// Registers, from the warps that fetch to those that multiply; with two blocks on a multiprocessor each has half of them.
+// setmaxnreg: producers release registers to consumers; with two blocks per SM each has half of the registers.
 template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
     if constexpr (ARE_TWO) {
         d_give_registers<32>();
@@ -18072,7 +18073,12 @@ template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
     }
 }
 
-// Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
+// Matrix product of weights (quantized or float) with packed B, wgmma with A from registers. A cluster of two blocks computes
+// 2 * WG_ROWS rows by TN columns per item; blocks are persistent.
+//   shared  d_wg_shape: up to 8 stages of packed B, 2 to 5 slabs of weights, codebook
+//   floor   a once per TN columns; packed b once per 256 rows, from L2
+//   needs   rows of a aligned to 16 bytes and whole multiples of 16 bytes; m, n < 2^30 (wg_takes)
+//   arch    9.0a. Elsewhere empty, without static shared memory (gcuda_has_warp_groups tests that)
 template <typename A, int TN>
 static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
 #if D_SM90
@@ -18096,13 +18102,18 @@ static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ?
         d_wg_take_registers<TN == WG_FEW>();
         d_wg_multiply(p, ring, rank, thread - 128);
     }
-    d_cluster_sync(); // the other block may still send to this one
+    d_cluster_sync(); // the other block may still multicast to this one
 #else
     (void) p;
 #endif
 }
 
-// The same for experts, two blocks on a multiprocessor, without clusters.
+// mul_mat_id with packed B per expert, wgmma with A from registers. A block computes WG_ROWS rows by up to 64 columns of an
+// expert per item; two blocks per SM, no clusters.
+//   shared  d_wg_id_shape, at most 112 KiB
+//   floor   each expert's weights once per 64 of its columns
+//   needs   rows of experts at even addresses, of 256-element blocks at multiples of 16 (wg_id_takes)
+//   arch    9.0a, elsewhere empty
 template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_mul_mat_id_wg(const D_GRID_CONSTANT d_wg_id_job p) {
 #if D_SM90
     typedef d_wg_id_shape<A> shape;
@@ -18129,8 +18140,13 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
 #endif
 }
 
-// A block has 128 rows of a and TN columns of b, each of two warp groups 64 rows; the two blocks of a cluster have the same columns,
-// of which each fetches half for both. One thread fetches, by the tensor maps: they also make zeros of what is outside.
+// Batched matrix product of floats of one type, wgmma with both operands from shared memory. A cluster of two blocks computes
+// 2 * WG_ROWS rows by TN columns per item; each block loads half of the columns for both. One thread issues TMA, which also
+// zero-fills out-of-range elements.
+//   shared  d_wg_gemm_shape: up to 6 stages of 128 bytes of k for WG_ROWS + TN rows
+//   floor   2 m n k operations; a once per TN columns, b once per 256 rows, mostly from L2
+//   needs   rows aligned to 16 bytes (is_wide), y F32 with dense rows (wg_gemm_takes)
+//   arch    9.0a, elsewhere empty
 template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, 1)
     k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b) {
 #if D_SM90
@@ -18139,12 +18155,12 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
-    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // the swizzle wants it
+    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // alignment of the 128-byte swizzle
     const uint32_t full = d_shared_address(barriers), empty = full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
             d_mbarrier_init(full + 8 * i, 1);
-            d_mbarrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
+            d_mbarrier_init(empty + 8 * i, 16); // consumer warps of both blocks
         }
         d_mbarrier_fence_init();
     }
@@ -18157,7 +18173,7 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
         d_wg_take_registers<false>();
         d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
     }
-    d_cluster_sync(); // the other block may still send to this one
+    d_cluster_sync(); // the other block may still multicast to this one
 #else
     (void) p;
     (void) a;
@@ -18165,14 +18181,14 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
 #endif
 }
 
-// ---- columns ----
-// As [tile][step][column][128 bytes], in the order of k that the kernel wants (d_wg_put), zeros behind the last element and column.
+// ---- packed B ----
+// [tile][step][column][128 bytes] in the kernel's order of k (d_wg_put), zeros past the last element and column.
 struct d_wg_columns_job {
     gcuda_array x;
     char * image;
-    float * factor; // F16: powers of two that keep a column in its range (see k_half_rows), or NULL
+    float * factor; // F16: powers of two that keep a column in range (k_half_rows), or NULL
     int64_t k_padded, n_padded;
-    int tn, is_for_floats; // 1: a lane has 16 elements of 64, not 32 of 128
+    int tn, is_for_floats; // is_for_floats 1: a lane has 16 of 64 elements, otherwise 32 of 128
 };
 
 static inline __device__ uint32_t d_pair_of(__half, float low, float high) {
@@ -18181,7 +18197,7 @@ static inline __device__ uint32_t d_pair_of(__half, float low, float high) {
 }
 static inline __device__ uint32_t d_pair_of(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
 
-// Elements k .. k + 3 of a column of n; behind it zeros.
+// Elements k .. k + 3 of a column of n elements; zeros past its end.
 static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const char * column, int64_t n, int64_t k, bool is_wide) {
     if (is_wide && k + 4 <= n) {
         return *(const float4 *) (column + 4 * k);
@@ -18192,8 +18208,8 @@ static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const cha
 }
 static inline __device__ float d_max4(const float4 & v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
 
-// Elements k .. k + 255 of a column, those of lane: 4 from each half. Of 128, element 4 of lane 8 t + s is where lane t of a
-// quad has it in instruction s; of 64 for floats, that of lane 4 t + s.
+// A warp stores elements k .. k + 255 of a column; a lane has 4 of each half. Within 128, element 4 of lane 8 t + s goes where
+// lane t of a quad reads it in wgmma s; within 64 for floats, that of lane 4 t + s.
 template <typename T>
 static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, int64_t k, int swizzle, uint32_t * words, float4 (&v)[2], int exponent) {
     const int lane = (int) threadIdx.x % 32;
@@ -18213,8 +18229,11 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
     __syncwarp();
 }
 
-// A block has a column; a warp takes 256 elements at a time. Aligned F32 of at most 2048 N elements is held in registers, other
-// columns (N 0) are read again.
+// Packs activations to F16 or BF16 with 128-byte swizzle. A block packs a column, a warp 256 elements at a time. N > 0: columns of
+// at most 2048 N elements stay in registers after the maximum is taken; N = 0: they are read twice.
+//   shared  4 KiB, and that of d_block_reduce
+//   floor   x read once, 2 bytes per element written
+//   needs   N > 0: F32, columns aligned to 16 bytes, ne0 a multiple of 4
 template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_wg_columns(const d_wg_columns_job p) {
     d_take_turn();
     alignas(16) __shared__ uint32_t words[8][128];
@@ -18253,8 +18272,10 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
     }
 }
 
-// The same of TF32. A warp takes 128 elements at a time, which are 256 halves: element i of lane l is where lane l % 8 / 2 of a
-// quad has it in instruction 2 (l % 2) + i / 2.
+// Packs activations to TF32. A block packs a column; a warp takes 128 elements at a time, which count as 256 F16. Element i of
+// lane l goes where lane l % 8 / 2 of a quad reads it in wgmma 2 (l % 2) + i / 2.
+//   shared  4 KiB
+//   floor   x read once, 4 bytes per element written
 static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_columns_job p) {
     d_take_turn();
     alignas(16) __shared__ uint32_t words[8][128];
@@ -18281,7 +18302,10 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
     }
 }
 
-// ---- sums of parts ----
+// ---- split-K reduction ----
+// Sums n_parts partial sums in order. A thread has four rows of a column, or one where rows are not aligned.
+//   floor   parts read once, y written once
+//   needs   parts aligned to 16 bytes
 static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
@@ -18304,14 +18328,16 @@ static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const
     }
 }
 
-// An operand of the results from row m of column c on.
+// Address of an epilogue operand for row m of column c.
 static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t m, int64_t c) {
     return (const char *) x.data + m * (int64_t) x.nb[0] + c * (int64_t) x.nb[1];
 }
 
-// The same with steps behind the sums: bias, activation, factor, scale, residual. Where k is not cut the sums wait in scratch as one
-// part: with the steps inside the products' kernels these took 35 us longer for 14336 x 4096 and 512 columns with bias and gelu (101.6
-// without, on an H200), more than reading and writing the sums once more. The epilogue's strides are 0 where sizes are 1.
+// Split-K reduction with epilogue: bias, activation, factor, scale, residual. A thread has four rows of a column. Without split-K
+// the accumulators are one part in scratch. Inside the matrix product's kernels the epilogue took 35 us more (14336 x
+// 4096, 512 columns, bias and gelu: 101.6 us without, H200), more than this extra pass.
+//   floor   parts and residual read once, y written once
+//   needs   strides of operands are 0 where their size is 1 (wg_repeating)
 static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, n = (m + 3) / 4 * p.n;
@@ -18350,22 +18376,22 @@ static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const
     }
 }
 
-// ---- the launcher's side ----
+// ---- host side ----
 struct wg_plan {
     int tn, n_parts;
     int64_t k_padded, n_padded;
-    size_t factor_at, parts_at, bytes; // in scratch
+    size_t factor_at, parts_at, bytes; // offsets in scratch
 };
 
-static int64_t wg_clusters(int tn) { // of two blocks, for tiles of so many columns
+static int64_t wg_clusters(int tn) { // clusters of two blocks for tiles of tn columns
     const int64_t n_sm = n_multiprocessors();
     return tn == WG_FEW ? n_sm : n_sm > 1 ? n_sm / 2 : 1;
 }
 
 static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
 
-// Tiles of 64 (of few columns, from least_tn on), 128 or 256 columns and parts of k: whichever leaves the least to the cluster that
-// has most, in units of 64 elements of k of 128 columns.
+// Chooses columns per tile (64 for few columns, from least_tn on; 128 or 256) and split-K parts by a cost model. Cost is that of
+// the busiest cluster, in steps of 64 elements of k by 128 columns.
 static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts, int least_tn) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
@@ -18376,9 +18402,9 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
         if (tn == WG_FEW && (n > WG_FEW || !gcuda_is_quantized(p.a.type))) { continue; }
         for (int parts = 1; parts <= max_parts && parts <= n_slabs; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_slabs + parts - 1) / parts * slab;
-            const bool are_two = tn == WG_FEW && m_tiles * n_tiles * parts > wg_clusters(128); // of them on a multiprocessor
+            const bool are_two = tn == WG_FEW && m_tiles * n_tiles * parts > wg_clusters(128); // two blocks per SM
             const double step = tn == 256 ? 2.0 : tn == 128 ? 1.5 : are_two ? 2.4 : 1.4;
-            const double ends = tn == 256 ? 24.0 : 12.0; // an item costs that beside its steps
+            const double ends = tn == 256 ? 24.0 : 12.0; // prologue and epilogue of an item
             const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) (n * p.a.ne[1]) / 3.3e5 : 0.0;
             const double cost = (double) rounds * ((double) k / WG_K * step + ends) + sums;
             if (least == 0.0 || cost < least) {
@@ -18397,7 +18423,7 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
 }
 static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, WG_FEW); }
 
-// The matrices of a group one below the other.
+// Plan of a group: row tiles of all matrices.
 static wg_plan wg_plan_of_group(const gcuda_mul_mat_args * args, int n_args) {
     int64_t m_tiles = 0;
     for (int i = 0; i < n_args; ++i) { m_tiles += wg_tiles(args[i].a.ne[1]); }
@@ -18429,13 +18455,13 @@ template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, 
 }
 
 template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn, size_t max_shared, gcuda_stream stream) {
-    if constexpr (d_wg_slab<A>::k != WG_K) { // blocks
+    if constexpr (d_wg_slab<A>::k != WG_K) { // quantized
         if (tn == WG_FEW) { return launch_wg<A, WG_FEW>(p, max_shared, stream); }
     }
     return tn == 256 ? launch_wg<A, 256>(p, max_shared, stream) : launch_wg<A, 128>(p, max_shared, stream);
 }
 
-// Strides of 0 where a size is 1.
+// Sets strides to 0 where a size is 1.
 static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
     gcuda_array * arrays[3] = { &e.bias, &e.factor, &e.residual };
     for (int i = 0; i < 3; ++i) {
@@ -18444,7 +18470,7 @@ static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
     return e;
 }
 
-// What the sums of parts become: the result, with steps behind them or without.
+// Reduces partial sums to the result, with or without an epilogue.
 static gcuda_status wg_finish(
     d_wg_job p, const gcuda_mul_mat_args & args, const gcuda_mul_mat_epilogue * epilogue, const float * parts, gcuda_stream stream) {
     const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
@@ -18454,7 +18480,7 @@ static gcuda_status wg_finish(
                                : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, parts);
 }
 
-// ---- the launcher's side of products with both sides from memory ----
+// ---- host side of the product with both operands by TMA ----
 static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // see gcuda_launch_mul_mat_wg
     return is_float(p.a.type) && p.b.type == p.a.type && is_wide(p.a) && is_wide(p.b);
 }
@@ -18469,7 +18495,7 @@ static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
     return fits && p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2] | p.y.nb[3]) % 4 == 0;
 }
 
-// Tiles and parts as in wg_plan_of.
+// Tiles and split-K parts by the cost model of wg_plan_for.
 static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = wg_gemm_steps(p);
     const int64_t n_clusters = wg_clusters(256);
@@ -18480,7 +18506,7 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
         const int64_t n_tiles = (p.b.ne[1] + tn - 1) / tn * n_matrices;
         for (int parts = 1; parts <= WG_MAX_PARTS && parts <= n_steps; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_steps + parts - 1) / parts;
-            const double step = tn == 256 ? 2.0 : 1.2, ends = tn == 256 ? 16.0 : 8.0; // an item costs `ends` beside its steps
+            const double step = tn == 256 ? 2.0 : 1.2, ends = tn == 256 ? 16.0 : 8.0; // ends: prologue and epilogue of an item
             const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) n_elements(p.y) / 3.3e5 : 0.0;
             const double cost = (double) rounds * ((double) k * step + ends) + sums;
             if (least == 0.0 || cost < least) {
@@ -18494,13 +18520,15 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     return best;
 }
 
-// Boxes of 128 bytes of k and so many rows of a and b.
+// Tensor maps with boxes of 128 bytes of k by WG_ROWS rows of a and b_rows rows of b.
 static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_map * a, d_tensor_map * b) {
     const tensor_map_encoder encode = find_tensor_map_encoder();
     const uint32_t k = WG_K * 2 / (uint32_t) gcuda_type_size(p.a.type), a_box[4] = { k, WG_ROWS, 1, 1 }, b_box[4] = { k, b_rows, 1, 1 };
     return encode != nullptr && tensor_map_of(encode, p.a, a_box, a) && tensor_map_of(encode, p.b, b_box, b);
 }
 
+// Split-K reduction for batched products. A thread has one element and adds its parts in order.
+//   floor   parts read once, y written once
 static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
     const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
@@ -18525,11 +18553,11 @@ template <typename T> static gcuda_status launch_wg_gemm_as(const d_wg_gemm & p,
     return tn == 256 ? launch_wg_gemm<T, 256>(p, args, stream) : launch_wg_gemm<T, 128>(p, args, stream);
 }
 
-// epilogue: of one matrix, or NULL.
+// epilogue: for one matrix, or NULL.
 static gcuda_status mul_mat_wg_gemm(
     const gcuda_mul_mat_args & args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
     const wg_plan plan = wg_gemm_plan_of(args);
-    const bool has_more = plan.n_parts > 1 || epilogue != nullptr; // another kernel behind
+    const bool has_more = plan.n_parts > 1 || epilogue != nullptr; // a reduction kernel follows
     d_wg_gemm p = {};
     p.wg.m = (int) args.a.ne[1];
     p.wg.n = (int) args.b.ne[1];
@@ -18575,7 +18603,7 @@ size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
     return asked_bytes(wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes);
 }
 
-// Whether columns that are said to be rounded can be.
+// Whether packed B given by the caller is usable.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
     return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
 }
@@ -18602,7 +18630,7 @@ static gcuda_status wg_make_columns(
                                         : launch_wg_columns<__nv_bfloat16>(columns, stream);
 }
 
-// One product, with an epilogue or NULL, or several of the same columns, which are made.
+// One product, with an optional epilogue, or a group with common activations. B is packed already.
 static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, const gcuda_mul_mat_epilogue * epilogue, const wg_plan & plan,
     const void * image, const float * factor, float * parts, gcuda_stream stream) {
     const bool is_quantized = gcuda_is_quantized(args->a.type);
@@ -18624,7 +18652,7 @@ static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, con
     p.n_units = (int) (plan.k_padded / (is_quantized ? 256 : 128));
     p.n_parts = plan.n_parts;
     p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
-    const bool has_more = p.n_parts > 1 || epilogue != nullptr; // another kernel behind
+    const bool has_more = p.n_parts > 1 || epilogue != nullptr; // a reduction kernel follows
     p.y = has_more ? parts : (float *) args->y.data;
     p.y_stride = has_more ? p.m : (int64_t) (args->y.nb[1] / 4);
     p.part_stride = (int64_t) p.m * p.n;
@@ -18647,7 +18675,7 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
                : st;
 }
 
-// ---- in steps ----
+// ---- packing and product as separate launches ----
 static bool wg_has_steps(const gcuda_mul_mat_args & p) {
     return gcuda_is_quantized(p.a.type) && wg_takes(p) && fits_shared(WG_MAX_SHARED, p.max_shared) && gcuda_has_warp_groups();
 }
@@ -18697,7 +18725,7 @@ size_t gcuda_mul_mat_wg_fused_scratch_bytes(const gcuda_mul_mat_args * args) {
 }
 
 gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP || (args->is_rounded && n_args == 1)) { // one: tiles may be others, see the form
+    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP || (args->is_rounded && n_args == 1)) { // a single product may use other tiles, see gcuda_mul_mat_wg_form
         return GCUDA_STATUS_UNSUPPORTED;
     }
     for (int i = 0; i < n_args; ++i) {
@@ -18735,8 +18763,12 @@ gcuda_status gcuda_launch_mul_mat_wg_product(
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Three kernels: slots are sorted by expert, their columns are rounded in that order, experts are multiplied. The host knows no more
-// than bounds of how many tiles there are.
+// Three kernels: sort pairs by expert, pack their activations in that order, multiply. The host knows only upper bounds of the
+// number of tiles.
+//
+// Sorts expert-token pairs into lists per expert.
+//   shared  that of d_id_sort
+//   floor   ids read, order written
 static __global__ void __launch_bounds__(256) k_wg_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l) {
     DYNAMIC_SHARED(int32_t, shared);
     d_take_turn();
@@ -18744,13 +18776,16 @@ static __global__ void __launch_bounds__(256) k_wg_id_sort(const gcuda_mul_mat_i
 }
 
 struct d_wg_id_columns {
-    d_wg_columns_job to; // x: the columns of all tokens
+    d_wg_columns_job to; // x: activations of all tokens
     gcuda_array y;
     d_id_lists lists;
     int64_t * results;
 };
 
-// A block has a slot, in order of experts, and looks for its tile. Behind the last of a tile zeros fill up eight columns.
+// Packs activations per expert as BF16. A block packs the column of one pair, in order of experts, and searches its tile. The last
+// pair of a tile pads the tile to eight columns with zeros.
+//   shared  4 KiB
+//   floor   b read once per pair, 2 bytes per element written
 static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
     alignas(16) __shared__ uint32_t words[8][128];
     __shared__ int tile;
@@ -18783,11 +18818,11 @@ static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONST
                 }
             }
         }
-        __syncthreads(); // the tile's number is read
+        __syncthreads(); // all threads have read tile
     }
 }
 
-// Bytes of scratch: lists, results, columns.
+// Layout of scratch: lists, results, packed B.
 struct wg_id_plan {
     int64_t k_padded, max_tiles;
     size_t results_at, image_at, bytes;
@@ -18803,7 +18838,7 @@ static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l)
     return plan;
 }
 
-// Experts whose rows, or of large blocks whose pieces of 16 bytes, lie as the kernel reads them, and results of F32.
+// Whether rows of experts are aligned as the kernel reads them, and results are F32.
 static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
     const size_t multiple = gcuda_blck_size(p.as.type) == 32 ? 2 : 16;
     const bool a_fits = gcuda_is_quantized(p.as.type) && p.as.ne[0] > 0 && p.as.ne[0] % 32 == 0 && (uintptr_t) p.as.data % 16 == 0 &&
@@ -18814,7 +18849,7 @@ static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
            id_max_tiles(p, WG_FEW) * m_tiles <= INT32_MAX;
 }
 
-// Lists, and the columns by them.
+// Builds the lists and packs activations.
 static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_plan & plan, d_id_lists & l, gcuda_stream stream) {
     d_wg_id_columns c = {};
     size_t n_bytes;
@@ -18873,34 +18908,33 @@ gcuda_status gcuda_launch_mul_mat_id_wg(const gcuda_mul_mat_id_args * args, gcud
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
 #if GCUDAI_KERNEL_HAS(CONV)
-// The product of a large convolution, from >>k-conv-packed: BM output channels by BN pixels, both sides from shared memory. One
-// warp group fetches, two multiply: 64 of 128 channels each, or, with tiles of 64 channels, every second tile each, so that one
-// stores while the other multiplies. Blocks stay and take tile after tile.
-//   floor   2 OC K pixels operations; (BM + BN) 128 bytes from L2 for a step of 64 elements of K
+// Implicit GEMM of a large convolution, operands from >>k-conv-packed: BM output channels by BN pixels. One producer and two consumer
+// warpgroups. With BM 128 a consumer has 64 channels; with BM 64 consumers alternate tiles, so that one stores while the other
+// multiplies. Blocks are persistent.
 template <int BM, int BN> struct d_wg_conv {
     static constexpr int a_bytes = BM * PACKED_ROW, stage_bytes = (BM + BN) * PACKED_ROW;
     static constexpr int stages = (PACKED_SHARED - SHARED_STATIC - 1024 - 2 * BN * 4) / stage_bytes;
-    static constexpr int shared_bytes = 1024 + stages * stage_bytes + 2 * BN * 4; // 1024: to align
-    static constexpr int behind = 2; // steps whose copies a fetching thread has under way
+    static constexpr int shared_bytes = 1024 + stages * stage_bytes + 2 * BN * 4; // 1024: alignment for the swizzle
+    static constexpr int behind = 2; // steps whose copies a producer thread has in flight
     static constexpr bool in_turns = BM == 64;
     static_assert(stages >= behind + 2, "else who fetches waits for who multiplies and the other way round");
 };
 
-#define WG_CONV_WIDE 48.0 // relative times of a tile, as they are in the mean of four shapes on an H200
+#define WG_CONV_WIDE 48.0 // relative time of a tile: mean of four shapes, H200
 #define WG_CONV_SQUARE 30.0
 #define WG_CONV_FLAT 31.0
 
-// Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
+// Consumers alternate on the stages: one that ran ahead could mistake a barrier's phase for a later one of the same parity.
 static inline __device__ void d_wg_await_turn(int group) { d_named_sync(2 + group, 256); }
 static inline __device__ void d_wg_pass_turn(int group) { d_named_arrive(2 + group, 256); }
 
 struct d_wg_conv_ring {
     char * stages;
-    uint32_t * firsts;    // of the patches of a tile; two tiles
-    uint32_t full, empty; // barriers, eight bytes each
+    uint32_t * firsts; // of the patches of a tile; double-buffered
+    uint32_t full, empty; // mbarriers, eight bytes each
 };
 
-// A thread has a piece of 16 bytes of every sixteenth row. What it copied is announced two steps later.
+// Producer: a thread copies a 16-byte piece of every sixteenth row by cp.async and arrives two steps later; TMA loads weights.
 template <int BM, int BN>
 static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
     typedef d_wg_conv<BM, BN> shape;
@@ -18908,7 +18942,7 @@ static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d
     d_pipeline_state<shape::stages> at = { 0, 1 };
     int n_behind = 0, slot_behind = 0;
     uint32_t * firsts = ring.firsts;
-    auto announce = [&] { // the oldest step not yet announced, whose copies have arrived
+    auto announce = [&] { // the oldest pending step, whose copies have arrived
         d_fence_async();
         __syncwarp();
         if (thread % 32 == 0) { d_mbarrier_arrive(ring.full + 8 * slot_behind); }
@@ -18961,13 +18995,13 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
     int turn = 0;
     if (shape::in_turns && group == 1) { d_wg_pass_turn(0); }
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x, turn ^= 1) {
-        if (shape::in_turns && turn != group) { // the other group's
+        if (shape::in_turns && turn != group) { // a tile of the other consumer
             const int to = at.index + q.n_steps;
             at.phase ^= (uint32_t) (to / shape::stages & 1);
             at.index = to % shape::stages;
             continue;
         }
-        uint32_t before = 0; // barrier of the stage that was read last
+        uint32_t before = 0; // mbarrier of the stage read last
         int adds = 0;
         if (shape::in_turns) { d_wg_await_turn(group); }
         for (int step = 0; step < q.n_steps; ++step) {
@@ -18980,7 +19014,7 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
                 adds = 1;
             }
             d_wgmma_commit();
-            d_wgmma_wait<1>(); // the step before
+            d_wgmma_wait<1>(); // the previous step
             if (before != 0 && lane == 0) { d_mbarrier_arrive(before); }
             before = ring.empty + 8 * at.index;
             at.next();
@@ -18994,6 +19028,12 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
     }
 }
 
+// 2D convolution as implicit GEMM, wgmma with both operands from shared memory. A block computes tiles of BM output channels by
+// BN pixels.
+//   shared  d_wg_conv: stages of BM + BN rows of 128 bytes, patch addresses of two tiles
+//   floor   2 OC K pixels operations; (BM + BN) 128 bytes from L2 per 64 elements of K
+//   needs   packed image and weights
+//   arch    9.0a, elsewhere empty
 template <typename TY, int BM, int BN>
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
 #if D_SM90
@@ -19002,13 +19042,13 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda
     D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x;
     d_wg_conv_ring ring;
-    ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the 128-byte swizzle
     ring.firsts = (uint32_t *) (ring.stages + shape::stages * shape::stage_bytes);
     ring.full = d_shared_address(barriers);
     ring.empty = ring.full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_mbarrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
+            d_mbarrier_init(ring.full + 8 * i, 5); // the TMA load and four warps
             d_mbarrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
         }
         d_fence_async();
@@ -19032,26 +19072,25 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
         p.max_shared, stream, p, q, (int) n_items);
 }
 
-// ---- few channels, large images: bound by memory, so image and result pass once, and neither waits for registers ----
-// A block has 256 pixels of the rows of a segment and all, at most 64, output channels, whose weights stay in shared memory. One warp
-// group has the rows of the image brought as they lie, eight units ahead, and puts them into a ring of rows in F16, as [eight
-// channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every second row of the result
-// each; a warp's channels go through shared memory, eight at a time, from where they are copied asynchronously.
-//   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
+// ---- few channels, large images: bandwidth-bound, so image and result pass once ----
+// A block has 256 pixels of the rows of a segment and all output channels, at most 64, whose weights stay in shared memory. The
+// producer warpgroup loads image rows by TMA, eight units ahead, and converts them to a ring of F16 rows as [eight
+// channels][pixel]: the next kernel column is the same matrix 16 bytes further. Consumers alternate rows of the result.
+// A warp's channels go through shared memory to TMA stores, eight at a time.
 struct d_wg_rows {
     char * ring;
     float * raw;
-    uint32_t full, empty, arrived; // barriers: of rows in the ring; of what is under way
-    int image, x0, y0, n_rows;     // the segment: where it begins in the result, and rows there
+    uint32_t full, empty, arrived; // mbarriers: rows in the ring; loads in flight
+    int image, x0, y0, n_rows; // start of the segment in the result, and its rows
 };
 
-// A unit is half a row of eight channels. Of four after each other every warp has one, and asks for its next but one when it is done.
+// A unit is half a row of eight channels. Units rotate over the four warps; a warp requests its next but one when it is done.
 static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & r, int thread) {
     const int lane = thread % 32, warp = thread / 32, per_row = 2 * q.n_c, n_rows = r.n_rows + s.below, n_units = per_row * n_rows;
     const int x0 = r.x0 - p.p0, y0 = r.y0 - p.p1, wide = (int) p.x.ne[0], high = (int) p.x.ne[1], n_in = (int) p.x.ne[2];
     const int more = s.plane / 16 - PACKED_STRIP, skip = x0 & 3;
     const char * image = (const char *) p.x.data + r.image * (int64_t) p.x.nb[3];
-    auto request = [&](int unit, int slot) { // nothing of rows outside
+    auto request = [&](int unit, int slot) { // nothing for rows outside the image
         const int row = unit / per_row, rest = unit - row * per_row, c = rest / 2 * 8 + lane, y = y0 + row;
         const int first = (x0 & ~3) + rest % 2 * (PACKED_STRIP / 2), from = first > 0 ? first : 0;
         const int end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide;
@@ -19092,7 +19131,7 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
             };
             UNROLL for (int j = 0; j < PACKED_STRIP / 2; j += 32) { convert(j + lane); }
             if (first > 0 && lane < more) { convert(PACKED_STRIP / 2 + lane); }
-            __syncwarp(); // all have read it
+            __syncwarp(); // all lanes have read raw
             if (unit + PACKED_RAWS < n_units) { request(unit + PACKED_RAWS, at); }
         }
         d_fence_async();
@@ -19103,7 +19142,7 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
     }
 }
 
-// A strip of eight of a warp's channels. In shared memory a row begins as far behind a multiple of 32 bytes as in the result.
+// Stores a strip of eight of a warp's channels. A row in shared memory has the same offset modulo 32 bytes as in the result.
 static inline __device__ void d_wg_rows_store(
     const gcuda_conv_args & p, const d_packed & q, int64_t first, int oc, int n, float * stage, int lane, const float * d) {
     const uint32_t plane = (uint32_t) q.image_pixels, start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first);
@@ -19148,7 +19187,7 @@ static inline __device__ void d_wg_rows_multiply(
     const uint32_t ring = d_shared_address(at.ring);
     float * stage = out + thread / 32 * 8 * PACKED_OUT;
     float d[PACKED_STRIP / 2];
-    if (group == 1 && lane == 0) { d_mbarrier_arrive(at.empty); } // no row before the first uses its place
+    if (group == 1 && lane == 0) { d_mbarrier_arrive(at.empty); } // the first row has no predecessor that frees its place
     for (int r = group; r < at.n_rows; r += 2) {
         const int last = r + s.below;
         d_mbarrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
@@ -19166,7 +19205,7 @@ static inline __device__ void d_wg_rows_multiply(
         d_wgmma_commit();
         d_wgmma_wait<0>();
         d_wgmma_read(d);
-        if (lane == 0) { // the first row of this result is used by the one before too, which is the other group's
+        if (lane == 0) { // the first row of this result is also used by the previous one, which the other consumer has
             d_mbarrier_arrive(at.empty + 8 * (r % s.ring));
             d_mbarrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
         }
@@ -19175,15 +19214,21 @@ static inline __device__ void d_wg_rows_multiply(
             d_wg_rows_store(p, q, first + 8 * h * (int64_t) q.image_pixels, warp * 16 + 8 * h, left, stage, lane, d + 2 * h);
         }
     }
-    d_tma_wait_read<0>(); // shared memory stays until they have read it
+    d_tma_wait_read<0>(); // TMA stores must have read shared memory before it is released
 }
 
+// 2D convolution for few channels, wgmma with both operands from shared memory. A block has a strip of PACKED_STRIP pixels in a
+// segment of rows, for all output channels.
+//   shared  weights, ring of F16 rows, PACKED_RAWS raw units, output rows; up to 226 KiB
+//   floor   image and result pass once
+//   needs   F32 image and result, at most 64 output channels (packed_rows_of)
+//   arch    9.0a, elsewhere empty
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const gcuda_conv_args p, const d_packed q, const d_packed_rows s) {
 #if D_SM90
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(barriers, 2 * PACKED_RING + PACKED_RAWS + 1);
     const int thread = (int) threadIdx.x, strip = (int) blockIdx.x % s.n_strips, rest = (int) blockIdx.x / s.n_strips;
-    char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the 128-byte swizzle
     d_wg_rows r;
     r.ring = w + q.n_steps * PACKED_TILE;
     r.raw = (float *) (r.ring + s.ring * q.n_c * s.plane);
@@ -19199,7 +19244,7 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
     if (thread == 0) {
         for (int i = 0; i < s.ring; ++i) {
             d_mbarrier_init(r.full + 8 * i, 4);
-            d_mbarrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
+            d_mbarrier_init(r.empty + 8 * i, 8); // four warps after each of two rows
         }
         for (int i = 0; i < PACKED_RAWS; ++i) { d_mbarrier_init(r.arrived + 8 * i, 1); }
         d_mbarrier_init(weights, 1);
@@ -19221,7 +19266,7 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
 #endif
 }
 
-// Of tiles that fit the channels those whose last round leaves the fewest multiprocessors idle.
+// Chooses the tile shape that leaves the fewest SMs idle in the last wave.
 gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream stream) {
     if (!fits_shared(PACKED_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
         return device_lacks();
@@ -19248,19 +19293,17 @@ gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream 
 
 #if GCUDAI_PART(14)
 // =====================================================================================================
-// >>k-mul-mat-gemm   products of floats on tensor cores, for when cuBLAS is absent
+// >>k-mul-mat-gemm   matrix products of floats on tensor cores, used without cuBLAS
 // =====================================================================================================
-// Both sides of one type: F16, BF16, or F32 rounded to TF32; sums in F32. A block has BM rows of a and BN columns of b; a step
-// is 64 bytes of k of all of them, fetched by asynchronous copies STAGES - 1 steps ahead. What is behind the last row, column or
-// element of k comes as zeros. Where tiles are too few for the device, k is cut into parts, whose sums a second kernel adds.
-//   floor   2 m n k operations; a once for every BN columns, b once for every BM rows, mostly from L2     shared  up to 96 KiB
-#define GEMM_STEP 64 // bytes
+// Operands of one type: F16, BF16, or F32 rounded to TF32; F32 accumulators. Split-K where tiles are too few for the device: a second
+// kernel reduces the parts.
+#define GEMM_STEP 64 // bytes of k per step
 #define GEMM_MAX_PARTS 8
-#define GEMM_GROUP 16 // tiles along m whose columns are walked together: their weights stay in L2
+#define GEMM_GROUP 16 // row tiles whose columns are walked together: their weights stay in L2
 
 struct d_gemm {
     gcuda_array a, b, y;
-    float * parts; // or NULL: [part][column of all matrices][row]
+    float * parts; // split-K partial sums [part][column of all matrices][row], or NULL
     int n_parts;
     int64_t m_tiles, n_tiles, n_steps, n_items;
 };
@@ -19269,7 +19312,7 @@ struct d_gemm_item {
     int64_t m0, c0, i2, i3, part;
 };
 
-// Of one matrix of y, tiles go down GEMM_GROUP rows of tiles, then to the next columns.
+// Tile order within a matrix of y: GEMM_GROUP row tiles, then the next column tile.
 template <int BM, int BN> static inline __device__ d_gemm_item d_gemm_item_of(const d_gemm & p, int64_t i) {
     d_gemm_item t;
     const int64_t n_tiles = p.m_tiles * p.n_tiles, at = i % n_tiles, group = at / (GEMM_GROUP * p.n_tiles);
@@ -19289,17 +19332,17 @@ static inline __device__ void d_gemm_mma(__half, float * c, const uint32_t * a, 
 static inline __device__ void d_gemm_mma(__nv_bfloat16, float * c, const uint32_t * a, const uint32_t * b) { d_mma(c, a, b); }
 static inline __device__ void d_gemm_mma(float, float * c, const uint32_t * a, const uint32_t * b) { d_mma_words<false>(c, a, b); }
 
-// Words as the instruction wants them.
+// Rounds words to the operand type of mma.sync.
 template <int N> static inline __device__ void d_gemm_round(__half, uint32_t (&)[N]) {}
 template <int N> static inline __device__ void d_gemm_round(__nv_bfloat16, uint32_t (&)[N]) {}
 template <int N> static inline __device__ void d_gemm_round(float, uint32_t (&w)[N]) {
     UNROLL for (int i = 0; i < N; ++i) { w[i] = d_tf32(__uint_as_float(w[i])); }
 }
 
-// Where 16 bytes of a row of a tile are: neighbouring rows have them in different banks.
+// Shared-memory layout: position of a 16-byte chunk of a row; the swizzle puts adjacent rows in different banks.
 static inline __device__ int d_gemm_at(int row, int chunk) { return row * GEMM_STEP + (chunk ^ (row >> 1 & 3)) * 16; }
 
-// Rows r0, r0 + 64, ... of a tile of ROWS, of which `left` are in the matrix: 16 bytes of a step each.
+// Rows r0, r0 + 64, ... of a tile of ROWS rows, `left` of which exist: 16 bytes of a step each.
 template <int ROWS> struct d_gemm_rows {
     const char * from;
     int64_t stride;
@@ -19329,6 +19372,12 @@ static inline __device__ void d_gemm_store(const d_gemm & p, const d_gemm_item &
     }
 }
 
+// Batched matrix product of floats, mma.sync with ldmatrix and a cp.async pipeline. A block computes BM rows of a by BN columns
+// of b for one split-K part; 8 warps, WARPS_M along m. Zeros past the last row, column and element of k.
+//   shared  STAGES stages of (BM + BN) * 64 bytes, at most 96 KiB; STAGES - 1 steps in flight
+//   floor   2 m n k operations; a once per BN columns, b once per BM rows, mostly from L2
+//   needs   a and b of one float type, rows aligned to 16 bytes (is_wide)
+//   arch    8.0; compiles everywhere, emulated below
 template <typename T, int BM, int BN, int WARPS_M, int STAGES>
 static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mul_mat_gemm(const d_gemm p) {
     DYNAMIC_SHARED(char, shared);
@@ -19352,7 +19401,7 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
         };
         float acc[MI][NI][4];
         UNROLL for (int j = 0; j < MI * NI * 4; ++j) { acc[j / 4 / NI][j / 4 % NI][j % 4] = 0.0f; }
-        __syncthreads(); // the tiles of the item before are done with
+        __syncthreads(); // the previous item's stages have been read
         UNROLL for (int s = 0; s < STAGES - 1; ++s) {
             if (s < n_steps) { copy(s); }
             d_copies_commit();
@@ -19360,11 +19409,11 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
         for (int64_t step = 0; step < n_steps; ++step) {
             d_copies_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // overwrites the stage that all warps read before the barrier
             d_copies_commit();
             const char * ta = shared + (int) (step % STAGES) * STAGE, * tb = ta + BM * GEMM_STEP;
             UNROLL for (int k = 0; k < 4; k += 2) {
-                uint32_t fa[MI][4], fb[NI / 2][4]; // of b two fragments
+                uint32_t fa[MI][4], fb[NI / 2][4]; // fb: two fragments of b
                 UNROLL for (int j = 0; j < MI; ++j) {
                     d_matrices(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
                     d_gemm_round(T(), fa[j]);
@@ -19389,6 +19438,8 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
     }
 }
 
+// Split-K reduction. A thread has one element and adds its parts in order.
+//   floor   parts read once, y written once
 static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
     const int64_t n = p.y.ne[0] * p.y.ne[1] * p.y.ne[2] * p.y.ne[3];
     FOR_ELEMENTS(i, n) {
@@ -19398,8 +19449,8 @@ static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
     }
 }
 
-// ---- the launcher's side ----
-// Tiles, the largest first: rows and columns, warps along the rows, stages, and how many blocks a multiprocessor holds.
+// ---- host side ----
+// Tile shapes, largest first: rows, columns, warps along the rows, stages, resident blocks per SM.
 #define GEMM_TILES(X) X(128, 256, 2, 4, 1) X(128, 128, 2, 4, 2) X(64, 64, 2, 4, 4)
 
 struct gemm_plan {
@@ -19410,8 +19461,8 @@ static bool gemm_fits(int bm, int bn, int stages, size_t max_shared) {
     return fits_shared((size_t) (stages * (bm + bn) * GEMM_STEP), max_shared);
 }
 
-// The tiles and parts of k that take least, in steps of the block that has most: a step of a larger tile costs less for an
-// element, and each item, and the adding of parts, something beside.
+// Chooses tile shape and split-K parts by a cost model: steps of the busiest SM. A step of a larger tile costs less per element;
+// items and the reduction have fixed costs.
 static gemm_plan gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_sm = n_multiprocessors();
     const int64_t n_steps = (p.a.ne[0] * (int64_t) gcuda_type_size(p.a.type) + GEMM_STEP - 1) / GEMM_STEP;
