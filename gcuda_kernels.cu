@@ -3357,7 +3357,7 @@ gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_strea
 
 #if GCUDAI_PART(2)
 // =====================================================================================================
-// >>k-elements   unary, binary, scale and their like, optimizer steps
+// >>k-elements   unary and binary operations, scale, optimizer steps
 // =====================================================================================================
 
 // >>op:add  >>op:sub  >>op:mul  >>op:div  >>op:add1 ---------------------------------------------------
@@ -3373,8 +3373,8 @@ struct d_mul {
 struct d_div {
     static __device__ float apply(float a, float b) { return a / b; }
 };
-// The same where the result is rounded to 16 bits: the reciprocal is exact to two units of the last of 24. F16 is always within
-// its range.
+// Division for results of 16 bits: the reciprocal is exact to two units in the last of 24 places. F16 divisors are always in its
+// range.
 struct d_div_half {
     static __device__ float apply(float a, float b) { return a * d_reciprocal(b); }
 };
@@ -3398,9 +3398,10 @@ struct d_silu_back {
     }
 };
 
-// y = a o b, b repeated. Sixteen bytes at a time where rows allow it and b repeats whole rows or one element;
-// else element by element, of any types and strides.
+// y = a o b with b broadcast along dimensions 1 to 3, and along rows if b has one element per row. A thread has two vectors of
+// 16 bytes.
 //   floor   a read, y written, b read once
+//   needs   packed rows aligned to 16 bytes; y may be a
 template <typename TA, typename TB, typename TY, typename OP>
 static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
     const int N = d_wide<TA>::N < d_wide<TY>::N ? d_wide<TY>::N : d_wide<TA>::N;
@@ -3429,6 +3430,8 @@ static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
     }
 }
 
+// y = a o b for any types and strides, b broadcast. A thread has four elements.
+//   floor   a read, y written, b read once
 template <typename OP> static __global__ void k_binary(const gcuda_binary_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -3488,7 +3491,7 @@ gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream
 }
 
 // >>op:unary ------------------------------------------------------------------------------------------
-// Comparisons, not fminf and fmaxf, which drop NaN.
+// Comparisons instead of fminf and fmaxf, which drop NaN.
 static __device__ float d_hardsigmoid(float x) {
     const float v = (x + 3.0f) / 6.0f;
     return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v;
@@ -3498,7 +3501,7 @@ static __device__ float d_xielu(float x, const float * p) {
     return x > 0.0f ? p[2] * x * x + p[3] * x : (expm1f(fminf(x, p[4])) - x) * p[1] + p[3] * x;
 }
 
-// One for each line of GCUDA_UNARY_OPS: one that is missing does not compile.
+// One per line of GCUDA_UNARY_OPS; a missing one does not compile.
 #define D_UNARY(ID, expr)                                                      \
     static inline __device__ float d_unary_##ID(float x, const float * p) {    \
         (void) p;                                                              \
@@ -3544,8 +3547,9 @@ struct d_unary_any {
     static __device__ float apply(float x, const gcuda_unary_args & p) { return d_unary(p.op, x, p.p); }
 };
 
-// y = f(x), sixteen bytes at a time, or element by element with any strides.
+// y = f(x), vectorized. A thread has two vectors of 16 bytes.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
+//   needs   one type, packed rows aligned to 16 bytes; y may be x
 template <typename T, typename OP, typename ARGS> static __global__ void k_map_wide(const ARGS p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -3564,6 +3568,8 @@ template <typename T, typename OP, typename ARGS> static __global__ void k_map_w
     }
 }
 
+// y = f(x) for any types and strides. A thread has four elements.
+//   floor   x read, y written
 template <typename OP, typename ARGS> static __global__ void k_map(const ARGS p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -3600,7 +3606,9 @@ gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stre
 }
 
 // >>op:glu --------------------------------------------------------------------------------------------
-//   floor   x and g read, y written: 3 * n * sizeof(T) bytes; as columns 10 n
+// y = gate(x) g, vectorized. A thread has two vectors of 16 bytes.
+//   floor   x and g read, y written: 3 * n * sizeof(T) bytes
+//   needs   one type, packed rows aligned to 16 bytes; y may be x or g
 template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -3623,6 +3631,8 @@ template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_
     }
 }
 
+// y = gate(x) g for any types and strides. A thread has four elements.
+//   floor   x and g read, y written
 template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -3637,7 +3647,9 @@ template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const til
     }
 }
 
-// As columns for products. A block has 2048 elements of one, a warp 256 of them.
+// y = gate(x) g as packed B for wgmma, zero-padded to whole tiles. A block has 2048 elements of a column, a warp 256.
+//   floor   x and g read, 2 bytes per element written: 10 * n bytes
+//   needs   F32, packed rows and y aligned to 16 bytes (gcuda_glu_takes_form)
 template <int OP> static __global__ void __launch_bounds__(256) k_glu_columns(const gcuda_glu_args p) {
     d_take_turn();
     const int k_all = (int) p.y.ne[0], n = (int) p.y.ne[1];
@@ -3741,8 +3753,8 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
     return map<d_leaky_relu, d_leaky_relu>(*args, stream);
 }
 
-// ---- element-wise operations in a row: x read once, y written once, operands read as they come ----
-// One operation, looked up once for all elements of a thread, so that a launch goes through little of the code.
+// ---- chains of element-wise operations: x read once, y written once, operands read in turn ----
+// One operation for all elements of a thread: a single dispatch per step keeps the executed code small.
 template <int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], const float (&b)[N], F f) {
     UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j], b[j]); }
 }
@@ -3751,7 +3763,7 @@ template <int N, typename F> static inline __device__ void d_chain_each(float (&
 }
 
 template <typename DIV, int N>
-static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) { // second: b comes first
+static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) { // is_second: b is the first operand
     switch (op) {
         case GCUDA_OP_ADD: d_chain_each(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
         case GCUDA_OP_MUL: d_chain_each(v, b, [](float x, float y) { return d_mul_rn(x, y); }); break;
@@ -3780,7 +3792,7 @@ template <int N> static inline __device__ void d_chain_map(gcuda_op op, gcuda_un
     }
 }
 
-// Between two operations values are rounded to the type, as if they had been stored.
+// Rounds to the type between operations, as a store and load would.
 template <typename T, int N> static inline __device__ void d_chain_round(float (&v)[N]) {
     UNROLL for (int j = 0; j < N; ++j) {
         T t;
@@ -3789,11 +3801,11 @@ template <typename T, int N> static inline __device__ void d_chain_round(float (
     }
 }
 
-// What the kernel of whole rows takes: all that is the same for every thread is decided by the host.
-enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 }; // no operand; an element for all of a row; rows of the type; of F32
+// Parameters of k_chain_wide: the host decides everything that is uniform over threads.
+enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 }; // no operand; one element per row; rows of type T; rows of F32
 struct chain_array {
     const char * data;
-    int64_t nb[3]; // of dimensions 1, 2, 3; 0 where it repeats one
+    int64_t nb[3]; // of dimensions 1, 2, 3; 0 where broadcast
 };
 struct chain_step {
     gcuda_op op;
@@ -3801,28 +3813,28 @@ struct chain_step {
     chain_kind kind;
     gcuda_type type;
     chain_array b;
-    uint32_t ne[3]; // dimensions in which it repeats several; 0: others
-    int next;       // the next step that has an operand; 0: none
+    uint32_t ne[3]; // sizes of partly broadcast dimensions; 0: others
+    int next; // next step with an operand; 0: none
     bool is_second, is_partial;
     float p[5];
 };
 struct chain {
     chain_array x, y;
-    int64_t n; // elements of a row
+    int64_t n; // elements per row
     gcuda_type x_type;
     divisor per_row, ne1, ne2;
     uint32_t n_tiles, n_blocks;
-    int shift, n_steps, first; // first: the first step that has an operand; -1: none
-    bool is_deep;              // has more than two dimensions
+    int shift, n_steps, first; // first step with an operand; -1: none
+    bool is_deep; // more than two dimensions
     chain_step steps[GCUDA_CHAIN_MAX];
 };
 
-// Where a thread works: its row, its first element there, and how many there are from that on; parts are step elements apart.
+// Position of a thread: its row, first element, and the number of elements from there on; parts are `step` elements apart.
 struct d_chain_at {
     uint32_t i1, i2, i3;
     int step;
     int64_t i0, n;
-    bool is_full; // all parts are
+    bool is_full; // all parts are complete
 };
 
 template <int N, int PARTS> static inline __device__ d_chain_at d_chain_where(const chain & p, uint32_t block) {
@@ -3852,7 +3864,7 @@ static inline __device__ T * d_chain_row(const chain_array & a, const chain & p,
     return (T *) (a.data + offset) + at.i0;
 }
 
-// All of a thread's elements of an array that has the type T: PARTS parts of N.
+// Loads a thread's elements of an array of type T: PARTS parts of N.
 template <typename T, int N, int PARTS>
 static inline __device__ void d_chain_load(const T * from, const d_chain_at & at, uint4 * raw) {
     const int M = d_wide<T>::N;
@@ -3869,7 +3881,7 @@ static inline __device__ void d_chain_load(const T * from, const d_chain_at & at
     }
 }
 
-// x of 16 bits in a chain of F32, where a part is eight bytes of it. All threads branch alike; a kernel of its own would be 61 KB.
+// x of 16 bits in an F32 chain, eight bytes per part. The branch is uniform; a separate kernel would be 61 KB.
 template <int PARTS> static inline __device__ void d_chain_load_short(const uint16_t * from, const d_chain_at & at, uint4 * raw) {
     UNROLL for (int k = 0; k < PARTS; ++k) {
         const uint16_t * part = from + k * at.step;
@@ -3892,7 +3904,7 @@ static inline __device__ void d_chain_unpack_short(gcuda_type type, const uint4 
     UNROLL for (int j = 0; j < 4; ++j) { v[j] = u[j]; }
 }
 
-// The operand of step s as it lies, to be unpacked when the step's turn comes.
+// Loads the operand of step s unconverted; d_chain_unpack converts it when its step begins.
 template <typename T, int N, int PARTS>
 static inline __device__ void d_chain_operand(const chain & p, const chain_step & s, const d_chain_at & at, uint4 * raw) {
     uint32_t i1 = at.i1, i2 = at.i2, i3 = at.i3;
@@ -3921,7 +3933,7 @@ template <typename T, int E> static inline __device__ void d_chain_unpack(chain_
     }
 }
 
-// Division as the kernels of one operation do it.
+// The division that the single-operation kernels use.
 template <typename T> struct chain_div {
     typedef d_div_short type;
 };
@@ -3929,21 +3941,23 @@ template <> struct chain_div<float> {
     typedef d_div type;
 };
 
-// Blocks a multiprocessor has room for; 7.5 has it for 1024 threads.
+// Resident blocks per SM; 7.5 has 1024 threads per SM.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define CHAIN_BLOCKS 4
 #else
 #define CHAIN_BLOCKS 5
 #endif
 
-// A thread's elements, E = 8 in parts of sixteen bytes. Twice as many, with room for 3 or 4 blocks, take as long for large tensors,
-// and up to 15% longer for small ones (H200).
+// A thread has E = 8 elements in vectors of 16 bytes. Twice as many, with 3 or 4 blocks per SM, take as long for large tensors
+// and up to 15 % longer for small ones (H200).
 template <typename T> struct chain_width {
     static const int N = d_wide<T>::N, PARTS = sizeof(T) == 4 ? 2 : 1, E = N * PARTS;
 };
 
-// All threads of a block take all turns and steps together; those behind the end of a row compute with zeros. x and the first
-// operand are on their way together, the next operand's while what comes before it is computed.
+// Chain of element-wise operations, vectorized. All threads of a block execute every step; those past the end of a row compute with
+// zeros. x and the first operand are loaded together, each later operand while the step before it computes.
+//   floor   x and operands read once, y written once
+//   needs   packed rows aligned to 16 bytes; operands in the type of y or F32, whole rows or one element per row. y may be x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
     const bool is_short = sizeof(T) == 4 && p.x_type != GCUDA_TYPE_F32;
@@ -3986,10 +4000,11 @@ template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN
     }
 }
 
-// Where a repeated operand is in a dimension: divisions only where it is neither one row for all nor as large as the result.
+// Index of a broadcast operand in a dimension. Divides only where it is broadcast in part.
 static inline __device__ int64_t d_repeated_at(int64_t i, int64_t ne, int64_t n) { return ne == 1 ? 0 : ne == n ? i : i % ne; }
 
-// Any strides.
+// Chain of element-wise operations for any types and strides. A thread has four elements.
+//   floor   x and operands read once, y written once
 static __global__ void __launch_bounds__(TILE_BLOCK) k_chain(const D_GRID_CONSTANT gcuda_chain_args p, const tiles t) {
     const gcuda_type type = p.y.type;
     FOR_TILES(tile, t) {
@@ -4031,7 +4046,7 @@ static chain_array chain_array_of(const gcuda_array & a) {
     return c;
 }
 
-// s is zero.
+// s is zero-filled.
 static void chain_step_of(const gcuda_chain_step & from, const gcuda_array & y, chain_step & s) {
     s.op = from.op;
     s.unary = from.unary;
@@ -4077,7 +4092,7 @@ template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p,
     return launch_in_turn(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
 }
 
-// Operations of d_chain_binary and d_chain_map, whose default branch would compute any other as their last one.
+// Operations of d_chain_binary and d_chain_map; their default branches would compute any other as their last one.
 static bool is_chain_step(const gcuda_chain_step & s) {
     switch (s.op) {
         case GCUDA_OP_ADD:
@@ -4114,13 +4129,15 @@ gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stre
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 // params: alpha, beta1, beta2, eps, weight decay, 1 / (1 - beta1^t), 1 / (1 - beta2^t)
-//   floor   a, m, v, grad read, a, m, v written: 28 bytes an element
 static inline __device__ void d_adamw(float & a, float & m, float & v, float g, const float * c) {
     m = m * c[1] + g * (1.0f - c[1]);
     v = v * c[2] + g * g * (1.0f - c[2]);
     a = a * (1.0f - c[0] * c[4]) - c[0] * (m * c[5]) / (sqrtf(v * c[6]) + c[3]);
 }
 
+// AdamW step in place. A thread has four elements; the last n % 4, or all of unaligned arrays, go one by one.
+//   floor   a, m, v, grad read, a, m, v written: 28 bytes per element
+//   needs   packed F32; n_wide > 0: all aligned to 16 bytes
 static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p, int64_t n_wide) {
     float c[7];
     for (int k = 0; k < 7; ++k) { c[k] = ((const float *) p.params.data)[k]; }
@@ -4142,10 +4159,10 @@ static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p, int64_t n_w
     }
 }
 
-// How many times four elements of all that are contiguous; 0 where one of them is not aligned.
+// Number of 4-element vectors; 0 if an array is not aligned to 16 bytes.
 static int64_t opt_step_wide(const gcuda_opt_step_args & p) {
     const uintptr_t bits =
-        (uintptr_t) p.a.data | (uintptr_t) p.grad.data | (uintptr_t) p.m.data | (uintptr_t) p.v.data; // sgd: NULL
+        (uintptr_t) p.a.data | (uintptr_t) p.grad.data | (uintptr_t) p.m.data | (uintptr_t) p.v.data; // SGD has no m and v
     return bits % 16 == 0 ? n_elements(p.a) / 4 : 0;
 }
 
@@ -4160,9 +4177,11 @@ gcuda_status gcuda_launch_opt_step_adamw(const gcuda_opt_step_args * args, gcuda
 }
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-//   floor   a and grad read, a written: 12 bytes an element
 static inline __device__ float d_sgd(float a, float g, const float * c) { return a * (1.0f - c[0] * c[1]) - c[0] * g; }
 
+// SGD step in place. A thread has four elements; the last n % 4, or all of unaligned arrays, go one by one.
+//   floor   a and grad read, a written: 12 bytes per element
+//   needs   packed F32; n_wide > 0: both aligned to 16 bytes
 static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p, int64_t n_wide) {
     const float c[2] = { ((const float *) p.params.data)[0], ((const float *) p.params.data)[1] };
     FOR_ELEMENTS(i, n_wide) {
@@ -4185,8 +4204,8 @@ gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_s
 // >>k-reduce   sums, argmax, cross entropy
 // =====================================================================================================
 
-// A tensor to one number: up to N_PARTIALS blocks leave a partial result each in scratch, and one more adds those in
-// their order. Few elements take one block and no scratch.
+// Reduction of a tensor to one number: up to N_PARTIALS blocks write partial results to scratch, and one more block adds them in
+// order. Few elements take one block and no scratch.
 #define N_PARTIALS 1024
 #define PARTIAL_MIN 32768 // elements below which one block is faster than two launches
 
@@ -4198,8 +4217,7 @@ static inline int64_t n_partials(const gcuda_array & x) {
 static size_t partial_bytes(const gcuda_array & x) { return n_partials(x) > 1 ? (size_t) n_partials(x) * 8 : 0; }
 
 // >>op:sum --------------------------------------------------------------------------------------------
-//   floor   x read once: ne0 * n_rows * sizeof(T) bytes
-// Sums in double, the partial ones too.
+// Sums and partial sums are in double.
 static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
     sum = d_block_sum(sum);
     if (threadIdx.x == 0 && gridDim.x > 1) {
@@ -4209,6 +4227,10 @@ static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
     }
 }
 
+// Sum of a packed array, or a partial sum per block. A thread adds vectors of 16 bytes, four loads in flight.
+//   shared  that of d_block_reduce
+//   floor   x read once
+//   needs   one row (rows are folded), aligned to 16 bytes
 template <typename T> static __global__ void __launch_bounds__(512) k_sum_packed(const gcuda_sum_args p) {
     const int64_t n = d_n(p.x), step = (int64_t) gridDim.x * blockDim.x;
     const int N = d_wide<T>::N;
@@ -4226,12 +4248,18 @@ template <typename T> static __global__ void __launch_bounds__(512) k_sum_packed
     d_sum_end(p, sum);
 }
 
+// Sum of an array with any type and strides, or a partial sum per block.
+//   shared  that of d_block_reduce
+//   floor   x read once
 static __global__ void __launch_bounds__(512) k_sum(const gcuda_sum_args p) {
     double sum = 0.0;
     FOR_ELEMENTS(i, d_n(p.x)) { sum += (double) d_load(p.x.type, d_at(p.x, d_unravel(p.x.ne, i))); }
     d_sum_end(p, sum);
 }
 
+// Adds n partial sums in order; one block.
+//   shared  that of d_block_reduce
+//   floor   8 * n bytes
 static __global__ void k_sum_partials(const gcuda_sum_args p, int64_t n) {
     double sum = 0.0;
     FOR_ROW_ELEMENTS(i, n) { sum += ((const double *) p.scratch)[i]; }
@@ -4242,7 +4270,7 @@ size_t gcuda_sum_scratch_bytes(const gcuda_sum_args * args) { return partial_byt
 
 gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) {
     const int64_t n = n_partials(args->x);
-    const bool is_packed = n_rows(args->x) == 1 && is_wide(args->x); // rows are folded
+    const bool is_packed = n_rows(args->x) == 1 && is_wide(args->x); // folded rows
     const gcuda_status st =
         is_packed ? with_float(args->x.type, [&](auto t) { return launch(k_sum_packed<decltype(t)>, n, 512, stream, *args); })
                   : launch(k_sum, n, 512, stream, *args);
@@ -4250,7 +4278,7 @@ gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) 
 }
 
 // >>op:sum_rows  >>op:mean ----------------------------------------------------------------------------
-// f(sixteen bytes as floats, place of the first) over packed elements [0, n), THREADS threads, four loads at a time.
+// Calls f(16 bytes as floats, index of the first) over packed elements [0, n) with THREADS threads, four loads in flight.
 template <typename T, int THREADS, typename F> static inline __device__ void d_each_wide(const T * x, int64_t n, F f) {
     const int N = d_wide<T>::N;
     for (int64_t i = (int64_t) (threadIdx.x % THREADS) * N; i < n; i += 4 * THREADS * N) {
@@ -4271,8 +4299,11 @@ template <typename T, int THREADS> static NO_INLINE __device__ double d_row_sum_
     return THREADS == 32 ? d_warp_reduce<d_sum_op>(sum) : d_block_sum(sum);
 }
 
+// Sums of packed rows, divided by `divisor`. A warp or a block owns a row. Long rows are cut into n_parts, whose sums in double go
+// to scratch for k_sum_rows_parts.
+//   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   x read once: ne0 * n_rows * sizeof(T) bytes
-// Long rows are cut into n_parts, whose sums in double go to scratch; a second launch adds them.
+//   needs   rows aligned to 16 bytes; parts are multiples of 8 elements
 template <typename T, int THREADS>
 static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce_args p, float divisor, int64_t n_parts, int64_t part) {
     FOR_HELD_ROWS(r, d_rows(p.x) * n_parts, THREADS) {
@@ -4286,7 +4317,7 @@ static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce
         const float own = (sum[0] + sum[1]) + (sum[2] + sum[3]);
         const bool is_part = THREADS > 32 && n_parts > 1;
         const double all = is_part ? d_block_sum((double) own) : (double) (THREADS == 32 ? d_warp_reduce<d_sum_op>(own) : d_block_sum(own));
-        const bool is_lost = !(fabs(all) <= 1.7976931348623157e308); // an infinite sum in F32, or NaN from two of them
+        const bool is_lost = !(fabs(all) <= 1.7976931348623157e308); // infinite F32 sum, or NaN from two of them
         const double sum_again = is_lost ? d_row_sum_double<T, THREADS>(x, n) : 0.0;
         if (threadIdx.x % THREADS == 0 && is_part) {
             ((double *) p.scratch)[r] = is_lost ? sum_again : all;
@@ -4296,6 +4327,9 @@ static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce
     }
 }
 
+// Adds the partial sums of each row in order. A block owns a row.
+//   shared  that of d_block_reduce
+//   floor   8 * n_parts * n_rows bytes
 static __global__ void k_sum_rows_parts(const gcuda_reduce_args p, float divisor, int64_t n_parts) {
     FOR_ROWS(r, d_rows(p.x)) {
         double sum = 0.0;
@@ -4305,6 +4339,9 @@ static __global__ void k_sum_rows_parts(const gcuda_reduce_args p, float divisor
     }
 }
 
+// Sums of rows with any type and strides, in double. A block owns a row.
+//   shared  that of d_block_reduce
+//   floor   x read once
 static __global__ void __launch_bounds__(512) k_sum_rows(const gcuda_reduce_args p, float divisor) {
     FOR_ROWS(r, d_rows(p.x)) {
         const char * x = d_row(p.x, r);
@@ -4317,7 +4354,7 @@ static __global__ void __launch_bounds__(512) k_sum_rows(const gcuda_reduce_args
     }
 }
 
-// Parts of 32768 elements where rows are long and too few to fill the device, but not more than 1024 in all.
+// Parts of 32768 elements where rows are long and too few to fill the device, at most 1024 in all.
 #define SUM_PART 32768
 static int64_t sum_parts(const gcuda_array & x) {
     const int64_t rows = n_rows(x), n = x.ne[0] / SUM_PART, most = rows > 0 ? 1024 / rows : 0;
@@ -4353,8 +4390,7 @@ gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stre
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Of equal maxima the last one; of a row without a number the last element. Index -1: no number seen yet.
-//   floor   x read once
+// The last of equal maxima; in a row without numbers the last element. Index -1: no number yet.
 struct d_best {
     float value;
     int32_t index;
@@ -4372,6 +4408,10 @@ static __device__ d_best d_warp_best(d_best best) {
     return best;
 }
 
+// Index of each row's maximum. A warp or a block owns a row. WIDE: vectors of 16 bytes.
+//   shared  32 pairs of value and index
+//   floor   x read once
+//   needs   packed rows; WIDE: aligned to 16 bytes
 template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bounds__(1024) k_argmax(const gcuda_reduce_args p) {
     __shared__ d_best part[32];
     const int64_t n = p.x.ne[0];
@@ -4381,7 +4421,7 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
         if (WIDE) {
             d_each_wide<T, THREADS>(x, n, [&](const float * v, int64_t i) {
                 for (int j = 0; j < d_wide<T>::N; ++j) {
-                    if (v[j] >= best.value && i + j < n) { best = { v[j], (int32_t) (i + j) }; } // the last of equal ones
+                    if (v[j] >= best.value && i + j < n) { best = { v[j], (int32_t) (i + j) }; } // keeps the last of equal ones
                 }
             });
         } else {
@@ -4392,7 +4432,7 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
         }
         best = d_warp_best(best);
         if (THREADS > 32) {
-            __syncthreads(); // the last use of part is over
+            __syncthreads(); // part may still be read
             if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = best; }
             __syncthreads();
             best = d_warp_best(part[threadIdx.x % 32 < THREADS / 32 ? threadIdx.x % 32 : 0]);
@@ -4402,8 +4442,8 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
 }
 
 template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcuda_stream stream) {
-    const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors(); // blocks of 512, by their registers
-    const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // all at once, none behind the others
+    const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors(); // blocks of 512 threads, limited by registers
+    const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // one wave
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         return n <= 1024                      ? launch(k_argmax<T, WIDE, 32>, (rows + 7) / 8, 256, stream, p)
@@ -4417,7 +4457,6 @@ gcuda_status gcuda_launch_argmax(const gcuda_reduce_args * args, gcuda_stream st
 }
 
 // >>op:count_equal ------------------------------------------------------------------------------------
-//   floor   a and b read once: 8 * ne0 * n_rows bytes
 static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n) {
     n = d_block_reduce<d_sum_op>(n, 0LL);
     if (threadIdx.x == 0) {
@@ -4425,6 +4464,9 @@ static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n
     }
 }
 
+// Counts equal I32 elements, any strides. One count, or a partial count per block.
+//   shared  that of d_block_reduce
+//   floor   a and b read once: 8 * n bytes
 static __global__ void __launch_bounds__(512) k_count_equal(const gcuda_count_equal_args p) {
     long long n = 0;
     FOR_ELEMENTS(i, d_n(p.a)) {
@@ -4434,6 +4476,10 @@ static __global__ void __launch_bounds__(512) k_count_equal(const gcuda_count_eq
     d_count_end(p, n);
 }
 
+// k_count_equal in vectors of 16 bytes, four loads in flight.
+//   shared  that of d_block_reduce
+//   floor   a and b read once: 8 * n bytes
+//   needs   a and b packed, one folded row, aligned to 16 bytes
 static __global__ void __launch_bounds__(512) k_count_equal_wide(const gcuda_count_equal_args p) {
     const int64_t n_all = d_n(p.a), step = (int64_t) gridDim.x * blockDim.x * 4;
     long long n = 0;
@@ -4453,6 +4499,9 @@ static __global__ void __launch_bounds__(512) k_count_equal_wide(const gcuda_cou
     d_count_end(p, n);
 }
 
+// Adds n_parts partial counts; one block.
+//   shared  that of d_block_reduce
+//   floor   8 * n_parts bytes
 static __global__ void k_count_partials(const gcuda_count_equal_args p, int64_t n_parts) {
     long long n = 0;
     FOR_ROW_ELEMENTS(i, n_parts) { n += ((const int64_t *) p.scratch)[i]; }
@@ -4469,12 +4518,12 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// ln sum_i exp(a_i) of a row as max + log. Never added up: added to a large maximum the logarithm would be rounded away, and
-// (x - max) - log keeps it.
+// ln sum_i exp(a_i) of a row as max and log, never added: a large maximum would round the logarithm away, and (x - max) - log
+// keeps it.
 struct d_log_sum {
     float max, log;
 };
-static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x) { // on every thread
+static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x) { // result on every thread
     float max = -INFINITY, sum = 0.0f;
     FOR_ROW_ELEMENTS(i, a.ne[0]) { max = fmaxf(max, d_load(a.type, x + i * a.nb[0])); }
     max = d_block_max(max);
@@ -4483,9 +4532,7 @@ static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x)
 }
 static inline __device__ float d_log_soft(float x, d_log_sum norm) { return (x - norm.max) - norm.log; }
 
-// A block walks rows r, r + gridDim.x, ... and writes the sum of their losses to scratch, or the result if it is the only block. A label
-// of 0 adds 0 whatever its logit is (0 ln 0 = 0), as on the CPU.
-//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes
+// A label of 0 adds 0 whatever its logit is (0 ln 0 = 0), as on the CPU.
 static inline __device__ double d_loss_term(float label, float x, d_log_sum norm) {
     return label != 0.0f ? (double) label * ((double) norm.max - (double) x + (double) norm.log) : 0.0;
 }
@@ -4499,6 +4546,9 @@ static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double los
     }
 }
 
+// Mean loss over rows, or a partial loss per block, for any types and strides. A block owns rows r, r + gridDim.x, ...
+//   shared  that of d_block_reduce
+//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes; logits are read three times, mostly from cache
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4511,8 +4561,8 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
     d_loss_end(p, loss);
 }
 
-// d_log_sum_exp of a packed row. labels: fetch(i, at) for each vector, all under way together; then rebase(from, to) when the
-// largest logit so far changes, and add(i, x, base) with the vector of logits, -inf past the end.
+// d_log_sum_exp of a packed row in one pass. labels: fetch(k, at) per vector, all in flight together; rebase(from, to) when the
+// running maximum changes; add(k, x, base) with a vector of logits, -inf past the end.
 template <typename T, typename L> static __device__ d_log_sum d_log_sum_exp_wide(const T * x, int64_t n, L & labels) {
     const int N = d_wide<T>::N;
     const int64_t step = (int64_t) blockDim.x * N;
@@ -4552,7 +4602,7 @@ struct d_no_labels {
     inline __device__ void add(int, const float *, float) {}
 };
 
-// Of the labels of a row, sum_i b_i (base - x_i) and sum_i b_i.
+// For the labels of a row: sum_i b_i (base - x_i) and sum_i b_i.
 template <typename T> struct d_label_sums {
     const T * b;
     int64_t n;
@@ -4572,7 +4622,10 @@ template <typename T> struct d_label_sums {
     }
 };
 
-// Loss of packed rows in one pass: sum_i b_i (max - x_i) + log sum_i b_i, in double.
+// k_cross_entropy_loss of packed rows in one pass: sum_i b_i (max - x_i) + log sum_i b_i, in double.
+//   shared  that of d_block_reduce
+//   floor   logits and labels read once
+//   needs   one type, ne0 > 0, rows aligned to 16 bytes
 template <typename T> static __global__ void __launch_bounds__(512) k_cross_entropy_loss_wide(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4583,27 +4636,30 @@ template <typename T> static __global__ void __launch_bounds__(512) k_cross_entr
     d_loss_end(p, loss);
 }
 
+// Adds n partial losses in order and divides by the rows; one block.
+//   shared  that of d_block_reduce
+//   floor   8 * n bytes
 static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t n) {
     double loss = 0.0;
     FOR_ROW_ELEMENTS(i, n) { loss += ((const double *) p.scratch)[i]; }
     d_loss_end(p, loss);
 }
 
-// So little that one block has all rows at once: `span` neighbouring threads each, a power of two.
+// Small losses: one block has all rows at once, `span` adjacent threads per row, a power of two.
 #define LOSS_SMALL 8192 // elements, in 2 to 1024 rows
-#define LOSS_EACH 16    // of a row, elements a thread: more than half of 1024 threads have rows
+#define LOSS_EACH 16 // elements per thread and row: more than half of 1024 threads have rows
 static bool is_small_loss(const gcuda_cross_entropy_args & p) {
     return n_rows(p.logits) > 1 && n_rows(p.logits) <= 1024 && n_elements(p.logits) <= LOSS_SMALL;
 }
 
-// On each thread of a span. All threads of the block are here.
+// Reduction over a span, result on each of its threads. All threads of the block call it.
 template <typename OP> static __device__ float d_span_reduce(float v, int span) {
     __shared__ float part[32];
     const int warp = (int) threadIdx.x / 32, n_warps = span / 32, first = n_warps > 0 ? warp / n_warps * n_warps : warp;
     NO_UNROLL for (int offset = span < 32 ? span / 2 : 16; offset > 0; offset /= 2) {
         v = OP::apply(v, __shfl_xor_sync(0xffffffffu, v, offset));
     }
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read
     if (threadIdx.x % 32 == 0) { part[warp] = v; }
     __syncthreads();
     v = n_warps > 1 ? part[first] : v;
@@ -4611,7 +4667,7 @@ template <typename OP> static __device__ float d_span_reduce(float v, int span) 
     return v;
 }
 
-// Elements i, i + step, ... of the first n, all under way together; what is missing is `missing`.
+// Loads elements i, i + step, ... of the first n, all in flight together; absent ones are `missing`.
 template <typename T> static inline __device__ void d_take(const char * row, int64_t nb, int i, int step, int n, float missing, float * v) {
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { v[k] = i + k * step < n ? d_f32(*(const T *) (row + (i + k * step) * nb)) : missing; }
 }
@@ -4624,6 +4680,10 @@ static inline __device__ void d_take(const gcuda_array & a, int64_t r, int i, in
     }
 }
 
+// Mean loss of a small array; one block, `span` threads per row, elements in registers.
+//   shared  two reductions
+//   floor   logits and labels read once
+//   needs   at most 1024 rows of LOSS_EACH * span elements
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const gcuda_cross_entropy_args p, int span) {
     const int64_t r = (int) threadIdx.x / span, own = r < d_rows(p.logits) ? r : 0;
     const int i = (int) threadIdx.x % span, n = r < d_rows(p.logits) ? (int) p.logits.ne[0] : 0;
@@ -4647,7 +4707,7 @@ static gcuda_status loss_small(const gcuda_cross_entropy_args & p, gcuda_stream 
 
 static int64_t n_losses(const gcuda_array & x) { return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS; }
 
-static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elements ln 0 would meet labels that sum to 0
+static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elements, ln 0 would be multiplied by labels that sum to 0
     return p.logits.ne[0] > 0 && p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) && is_wide(p.labels);
 }
 
@@ -4668,6 +4728,9 @@ gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * ar
 }
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
+// y = (softmax(logits) - labels) grad / rows for any types and strides. A block owns a row.
+//   shared  that of d_block_reduce
+//   floor   logits and labels read, y written
 static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args p) {
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4681,6 +4744,10 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     }
 }
 
+// k_cross_entropy_loss_back of packed rows. A block owns a row and reads the logits twice, the second time backward from cache.
+//   shared  that of d_block_reduce
+//   floor   logits and labels read, y written
+//   needs   one type, rows aligned to 16 bytes. y may be logits or labels
 template <typename T> static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_back_wide(const gcuda_cross_entropy_args p) {
     const int N = d_wide<T>::N;
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
@@ -4690,7 +4757,7 @@ template <typename T> static __global__ void __launch_bounds__(1024) k_cross_ent
         T * y = (T *) d_row(p.y, r);
         d_no_labels none;
         const d_log_sum norm = d_log_sum_exp_wide(x, n, none);
-        for (int64_t turn = (n - 1) / (4 * step); turn >= 0; --turn) { // what was read last is in the cache
+        for (int64_t turn = (n - 1) / (4 * step); turn >= 0; --turn) { // the last vectors read are still cached
             const int64_t i = 4 * turn * step + threadIdx.x * (int64_t) N;
             uint4 raw_x[4], raw_b[4];
             UNROLL for (int k = 0; k < 4; ++k) {
@@ -4711,7 +4778,7 @@ template <typename T> static __global__ void __launch_bounds__(1024) k_cross_ent
 gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
     const int64_t n = args->logits.ne[0];
     if (loss_is_wide(*args) && args->y.type == args->logits.type && is_wide(args->y)) {
-        // Rows are read twice: no more of them at once than the cache keeps.
+        // Rows are read twice: run no more of them at once than L2 holds.
         const int64_t rows = n_rows(args->logits), n_sm = n_multiprocessors(), cache = enough(device_attribute(cudaDevAttrL2CacheSize));
         const bool is_long = 4 * n_sm * n * (int64_t) gcuda_type_size(args->y.type) > cache / 3;
         return with_float(args->y.type, [&](auto v) {
@@ -4725,14 +4792,16 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 
 #if GCUDAI_PART(9)
 // =====================================================================================================
-// >>k-rows   rows put together from rows: repeat, concat, pad, roll, masks, generators
+// >>k-rows   repeat, concat, pad, roll, masks, generators
 // =====================================================================================================
 
-// Every element of y from the place that m names, or m.value where it names none: m.row(i) is what elements of the row have
-// in common, m.at(row, i0) the place of one. Types are sizes here: 1, 2, 4, 8 bytes, or 16 where whole rows move.
-//   floor   y written, what it is made of read once
+// Gather by a map: every element of y comes from the address that map m gives, or is m.value where m gives NULL. m.row(i) is
+// computed once per row, m.at(row, i0) gives the source of an element. Types are sizes: 1, 2, 4 or 8 bytes, 16 for vectors.
 template <typename T> struct d_placed { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
+// Gather of elements of sizeof(T) bytes. A thread has PARTS elements, all loads in flight before the first store.
+//   floor   y written, its sources read once
+//   needs   y and sources aligned to T; y does not overlap x
 template <typename T, typename MAP>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
     const int PARTS = d_placed<T>::PARTS;
@@ -4755,7 +4824,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y
     }
 }
 
-// Elements of any size, blocks of a quantized type, byte by byte.
+// Gather of elements of any size (quantized blocks), byte by byte. A thread has one element.
+//   floor   y written, its sources read once
 template <typename MAP> static __global__ void k_place_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, y.ne, tile, 1, 1);
@@ -4764,7 +4834,7 @@ template <typename MAP> static __global__ void k_place_blocks(const gcuda_array 
     }
 }
 
-// Sixteen bytes from anywhere, by the two aligned words that they lie in.
+// 16 bytes at any address, from the two aligned words that contain them.
 struct d_straddled {
     uint4 low, high;
 };
@@ -4795,7 +4865,7 @@ static inline __device__ void d_put_bits(char * to, uint2 bits, int size) {
     }
 }
 
-// Where elements [at, at + count) of a row of y come from if they and n on both sides are one stretch of memory, or NULL.
+// Source of elements [at, at + count) of a row if they and n on either side are contiguous in memory, otherwise NULL.
 template <typename MAP, typename ROW>
 static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & row, int64_t at, int count, int n, int size, int64_t end) {
     if (at < n || at + count + n > end) { return nullptr; }
@@ -4803,9 +4873,11 @@ static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & ro
     return before != nullptr && behind - before == (int64_t) (count + 2 * n - 1) * size ? before + 16 : nullptr;
 }
 
-// Long rows of adjacent elements: sixteen bytes of y at a time, from wherever they lie. Where what they are made of and as
-// much on both sides is one stretch, words around it may be read; elsewhere elements go one by one.
-#define PLACE_PARTS 4
+#define PLACE_PARTS 4 // vectors per thread
+// Gather of long rows of dense elements in 16-byte stores, from sources at any alignment. Where the sources and as many bytes on
+// either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one. A warp has a tile.
+//   floor   y written, its sources read once
+//   needs   element size 1, 2, 4 or 8, dense along dimension 0 in x and y
 template <typename MAP>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
     const int n = 16 / size;
@@ -4815,7 +4887,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_ar
         const auto row = m.row(i);
         char * to = d_at(y, 0, i.i1, i.i2, i.i3);
         const int64_t first = i.i0 - (int64_t) ((uintptr_t) to % 16) / size, step = d_tile_step(t, n);
-        const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // of the warp, whose part of the row may be one stretch
+        const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // first element of the warp, whose part of the row may be contiguous
         const char * from[PLACE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * PLACE_PARTS * n, n, size, y.ne[0]);
         d_straddled v[PLACE_PARTS] = {};
         if (whole != nullptr) {
@@ -4844,19 +4916,19 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_ar
     }
 }
 
-// Whether elements of a row that y is made of lie side by side.
+// Whether the sources of a row of y are dense.
 template <typename MAP> static bool are_adjacent(const MAP & m, size_t size) { return m.x.nb[0] == size; }
 struct d_filled;
-static bool are_adjacent(const d_filled &, size_t) { return false; } // of none
+static bool are_adjacent(const d_filled &, size_t) { return false; } // no source
 template <int DIM> struct d_joined;
 template <int DIM> static bool are_adjacent(const d_joined<DIM> & m, size_t size) { return m.a.nb[0] == size && m.b.nb[0] == size; }
 
 template <typename MAP> static gcuda_status place_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
     gcuda_array like = y;
-    like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows begin between multiples of sixteen bytes
+    like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows start anywhere between multiples of 16 bytes
     tiles t = tiles_of(like, 16 / size, PLACE_PARTS);
     const int64_t per_warp = 32 * PLACE_PARTS * (16 / size);
-    t.shift = 5; // a warp has a tile
+    t.shift = 5; // one tile per warp
     t.per_row = (like.ne[0] + per_warp - 1) / per_warp;
     t.n = t.per_row * t.n_rows;
     return launch_tiles(k_place_wide<MAP>, t, stream, y, m, size);
@@ -4882,7 +4954,7 @@ static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcu
     }
 }
 
-// Elements in units of 16 bytes: of rows that are moved as a whole.
+// Views rows as 16-byte units, for whole-row moves.
 static bool can_widen(const gcuda_array & a) {
     return is_wide(a) && gcuda_blck_size(a.type) == 1 && a.ne[0] * (int64_t) a.nb[0] % 16 == 0;
 }
@@ -4943,9 +5015,9 @@ gcuda_status gcuda_launch_pad(const gcuda_pad_args * args, gcuda_stream stream) 
     return args->is_circular ? pad<d_wrapped>(*args, stream) : pad<d_padded>(*args, stream);
 }
 
-// Copies of a tensor within a larger one, in the order of their places.
+// Copies of a tensor within a larger one, in index order.
 struct d_copies {
-    int64_t n[4], step[4], total; // of each dimension; bytes from one to the next
+    int64_t n[4], step[4], total; // per dimension; step: bytes
 };
 static d_copies copies_of(const gcuda_array & small, const gcuda_array & large) {
     d_copies c = {};
@@ -4962,7 +5034,10 @@ static inline __device__ int64_t d_copy_at(const d_copies & c, int64_t i) {
     return x.i0 * c.step[0] + x.i1 * c.step[1] + x.i2 * c.step[2] + x.i3 * c.step[3];
 }
 
-// An element is read once for `each` of its copies. like: [ne0, groups of copies, ne1, ne2 ne3] of x.
+// Repeat: an element is loaded once for `each` of its copies. like: [ne0, groups of copies, ne1, ne2 * ne3] of x. A thread has
+// PARTS elements.
+//   floor   x read once per `each` copies, y written
+//   needs   x and y aligned to T; y does not overlap x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_repeat(
     const gcuda_array x, const gcuda_array y, const gcuda_array like, const d_copies c, int64_t each, const tiles t) {
     const int PARTS = d_placed<T>::PARTS;
@@ -4987,7 +5062,7 @@ template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_rep
 
 template <typename T> static gcuda_status repeat_as(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
     const d_copies c = copies_of(x, y);
-    const int64_t each = n_elements(y) >= enough((int64_t) 1 << 20) ? 8 : 1; // small ones want threads
+    const int64_t each = n_elements(y) >= enough((int64_t) 1 << 20) ? 8 : 1; // small results need more threads
     gcuda_array like = x;
     like.ne[1] = (c.total + each - 1) / each;
     like.ne[2] = x.ne[1];
@@ -5017,7 +5092,7 @@ gcuda_status gcuda_launch_roll(const gcuda_pad_args * args, gcuda_stream stream)
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
 struct d_reflected {
     gcuda_array x;
-    int64_t p0, filler; // else padding, whose leftovers the simulated device may take for an address
+    int64_t p0, filler; // filler: the simulated device may take padding for an address
     uint4 value;
 
     inline __device__ const char * row(const d_index & i) const { return d_at(x, 0, i.i1, i.i2, i.i3); }
@@ -5038,8 +5113,8 @@ gcuda_status gcuda_launch_pad_reflect_1d(const gcuda_pad_reflect_1d_args * args,
 
 // >>op:concat -----------------------------------------------------------------------------------------
 struct d_joined_row {
-    const char * a, * b; // b: of DIM 0
-    int64_t step;        // of a
+    const char * a, * b; // b: for DIM 0
+    int64_t step; // of a
 };
 
 template <int DIM> struct d_joined {
@@ -5096,7 +5171,7 @@ struct d_same {
     inline __device__ const char * at(const char * row, int64_t i0) const { return row + i0 * (int64_t) x.nb[0]; }
 };
 
-// Of one type and shape.
+// Copies an array of the same type and shape.
 static gcuda_status move(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
     gcuda_array to = y;
     d_same m = {};
@@ -5123,7 +5198,7 @@ static gcuda_array stretch_of(const gcuda_array & a, int64_t first, int64_t end)
 
 static bool is_stretch(const gcuda_set_args & p) { return is_packed(p.a) && is_packed(p.y) && is_packed(p.region); }
 
-// What the region leaves of a, unless it is in place already; all of a where the region is no stretch of y.
+// Copies the part of a outside the region, unless a is y; all of a if the region is not contiguous in y.
 static gcuda_status set_around(const gcuda_set_args & p, gcuda_stream stream) {
     if (p.a.data == p.y.data) { return GCUDA_STATUS_SUCCESS; }
     if (!is_stretch(p)) { return move(p.a, p.y, stream); }
@@ -5133,7 +5208,7 @@ static gcuda_status set_around(const gcuda_set_args & p, gcuda_stream stream) {
     return st == GCUDA_STATUS_SUCCESS ? move(stretch_of(p.a, end, n), stretch_of(p.y, end, n), stream) : st;
 }
 
-// So little that a block writes it all: a, then the region, in one launch.
+// Small sets: one block writes a, then the region, in one launch.
 #define SET_SMALL 8192 // elements
 static bool is_small_set(const gcuda_set_args & p) {
     return p.a.data != p.y.data && n_elements(p.y) <= SET_SMALL && gcuda_blck_size(p.y.type) == 1 && is_packed(p.a) && is_packed(p.y);
@@ -5147,6 +5222,9 @@ static inline __device__ void d_move_element(int size, char * to, const char * f
         default: *(uint2 *) to = *(const uint2 *) from; break;
     }
 }
+// y = a with b stored (set) or added (acc) in a region. One block.
+//   floor   a and b read, y written
+//   needs   a and y packed, not overlapping; int element counts
 static __global__ void __launch_bounds__(1024) k_set_small(const gcuda_set_args p, int size, bool adds) {
     const int n = (int) d_n(p.y), n_b = (int) d_n(p.b), n0 = (int) p.b.ne[0], n1 = (int) p.b.ne[1], n2 = (int) p.b.ne[2];
     NO_UNROLL for (int i = (int) threadIdx.x; i < n; i += 1024) { d_move_element(size, (char *) p.y.data + i * size, (const char *) p.a.data + i * size); }
@@ -5211,14 +5289,16 @@ static uint4 value_of(gcuda_type type, float value) {
     return make_uint4(w, w, w, w);
 }
 
-// Sixteen bytes at a time: read where any element is kept.
+// y = x inside the diagonal band, m.value outside. A thread has four vectors of 16 bytes, loaded only where any element is kept.
+//   floor   y written, kept elements of x read
+//   needs   packed rows of whole 16-byte units, aligned. y may be x
 template <typename T> static __global__ void k_mask_wide(const gcuda_array y, const d_masked m, const tiles t) {
     const int N = 16 / (int) sizeof(T);
     T value;
     memcpy(&value, &m.value, sizeof(T));
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, y.ne, tile, N, 4);
-        const int64_t from = m.from + i.i1, to = m.to + i.i1; // kept
+        const int64_t from = m.from + i.i1, to = m.to + i.i1; // kept range
         const T * x = (const T *) d_at(m.x, 0, i.i1, i.i2, i.i3);
         uint4 raw[4];
         for (int k = 0; k < 4; ++k) {
@@ -5267,7 +5347,6 @@ struct d_filled {
     inline __device__ const char * at(const char *, int64_t) const { return nullptr; }
 };
 
-//   floor   y written: n * sizeof(T) bytes
 gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) {
     gcuda_array y = args->y;
     const d_filled m = { value_of(y.type, args->value) };
@@ -5280,7 +5359,7 @@ gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream
 }
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
-// A thread sums all that was repeated into its element, in double and in one order.
+// Sums all copies of an element, in double and in a fixed order, for any types and strides. A thread has one element of y.
 //   floor   x read once
 static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
@@ -5299,9 +5378,9 @@ static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     }
 }
 
-// The next copy's place is a few additions away.
+// Iterates over copies: the next address takes a few additions.
 struct d_copy_walk {
-    int64_t i0, i1, i2, at; // copy in dimensions 0 to 2; bytes
+    int64_t i0, i1, i2, at; // copy in dimensions 0 to 2; at: bytes
 
     inline __device__ void next(const d_copies & c) {
         at += c.step[0];
@@ -5317,7 +5396,9 @@ struct d_copy_walk {
     }
 };
 
-// Many results: a thread has a vector of them.
+// k_repeat_back for many results: a thread has a vector of y and adds its copies, AHEAD loads in flight.
+//   floor   x read once, y written
+//   needs   one type, packed rows of whole 16-byte units, aligned
 template <typename T>
 static __global__ void __launch_bounds__(256) k_repeat_back_rows(
     const gcuda_array x, const gcuda_array y, const d_copies c, const tiles t) {
@@ -5344,11 +5425,13 @@ static __global__ void __launch_bounds__(256) k_repeat_back_rows(
         if (i.i0 < y.ne[0]) { d_store_wide((T *) d_at(y, i), y.ne[0] - i.i0, v); }
     }
 }
-#define BACK_MANY ((int64_t) 128 * 1024) // results from which on threads need not share them
+#define BACK_MANY ((int64_t) 128 * 1024) // vectors of y from which threads need not share copies
 
-// Few: the same for rows of y that sixteen bytes can be taken from: a block has 32 neighbouring vectors of a row, and eight of its
-// threads share the copies of one.
-#define BACK_SLICES 8
+#define BACK_SLICES 8 // threads per vector of y
+// k_repeat_back for few results: a block has 32 adjacent vectors of a row, and BACK_SLICES threads share the copies of each.
+//   shared  BACK_SLICES * (32 * N + 1) doubles, at most 16 KiB
+//   floor   x read once, y written
+//   needs   one type, packed rows of whole 16-byte units, aligned
 template <typename T>
 static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_array x, const gcuda_array y, const d_copies c) {
     const int N = d_wide<T>::N, AHEAD = 4;
@@ -5374,7 +5457,7 @@ static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_arr
         }
         UNROLL for (int j = 0; j < N; ++j) { part[slice][j * 32 + lane] = sum[j]; }
         __syncthreads();
-        for (int at = (int) threadIdx.x; at < 32 * N; at += 256) { // at: j, then lane
+        for (int at = (int) threadIdx.x; at < 32 * N; at += 256) { // at: element j, then lane
             double all = 0.0;
             UNROLL for (int k = 0; k < BACK_SLICES; ++k) { all += part[k][at]; }
             const int64_t to = ((b - r * per_row) * 32 + at % 32) * N + at / 32;
@@ -5400,17 +5483,20 @@ gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream 
 }
 
 // >>op:arange -----------------------------------------------------------------------------------------
-// The product is rounded before the sum, as everywhere.
+// The product is rounded before the sum, as on the CPU.
 static inline __device__ float d_arange(const gcuda_arange_args & p, float i) { return __fadd_rn(p.start, __fmul_rn(p.step, i)); }
 
+// y[i] = start + step i for any stride. A thread has one element.
+//   floor   4 * n bytes written
 static __global__ void k_arange(const gcuda_arange_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) { *(float *) ((char *) p.y.data + i * (int64_t) p.y.nb[0]) = d_arange(p, (float) i); }
 }
 
-// A thread makes four times four neighbours, so that what it has to work out first is little beside them. IS_SHORT: 32 bits
-// count them, which become floats in fewer steps.
-//   floor   y written: 4 * n bytes
-#define ARANGE_TILE 4096
+#define ARANGE_TILE 4096 // elements per block
+// y[i] = start + step i, packed. A thread has four vectors, which amortizes its index arithmetic. IS_SHORT: 32-bit indices, which
+// convert to float in fewer instructions.
+//   floor   4 * n bytes written
+//   needs   y aligned to 16 bytes
 template <bool IS_SHORT> static __global__ void __launch_bounds__(256) k_arange_wide(const gcuda_arange_args p) {
     const int64_t n = d_n(p.y);
     FOR_ROWS(tile, (n + ARANGE_TILE - 1) / ARANGE_TILE) {
@@ -5430,8 +5516,8 @@ gcuda_status gcuda_launch_arange(const gcuda_arange_args * args, gcuda_stream st
 }
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// Sine and cosine of an angle in turns, at most half a one: of the eighth of a turn around the nearest quarter, by Taylor's
-// series, whose next terms are below the last digit there.
+// Sine and cosine of an angle in turns, at most 1/2. Taylor series on the eighth of a turn around the nearest quarter; the
+// omitted terms are below the last digit.
 static inline __device__ void d_sin_cos_turns(float turns, float * sine, float * cosine) {
     const float quarter = rintf(4.0f * turns), x = (turns - 0.25f * quarter) * 6.28318530717958647692f, z = x * x;
     const float s = x + x * z * (-1.0f / 6 + z * (1.0f / 120 + z * (-1.0f / 5040 + z * (1.0f / 362880))));
@@ -5441,8 +5527,10 @@ static inline __device__ void d_sin_cos_turns(float turns, float * sine, float *
     *cosine = q == 0 ? c : q == 1 ? -s : q == 2 ? -c : s;
 }
 
-// A thread has a frequency and `each` timesteps. There may be many turns: the frequency is a sum of two floats and its
-// product with the timestep another, so that whole turns leave without taking digits along.
+// A thread has a frequency and `each` timesteps. There may be many turns: the frequency is a sum of two floats, and so is its
+// product with the timestep, so that removing whole turns loses no digits.
+//   floor   y written: 4 * n bytes
+//   needs   F32, rows of y dense
 static __global__ void __launch_bounds__(256) k_timestep_embedding(const gcuda_timestep_embedding_args p, double log_period, int64_t each) {
     const int64_t n_cos = p.y.ne[0] / 2, n_j = n_cos > 0 ? n_cos : 1, n_steps = p.y.ne[1];
     FOR_ELEMENTS(i, (n_steps + each - 1) / each * n_j) {
@@ -5473,6 +5561,7 @@ gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args
 }
 
 // >>op:add_id -----------------------------------------------------------------------------------------
+// y = a + b[ids] by rows, for any types and strides; a bad id adds nothing and sets bad_index. A thread has four elements.
 //   floor   a read, y written, b mostly from cache
 static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     FOR_TILES(tile, t) {
@@ -5493,7 +5582,10 @@ static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     }
 }
 
-#define ADD_ID_PARTS 3
+#define ADD_ID_PARTS 3 // vectors per thread
+// k_add_id in vectors of 16 bytes, ADD_ID_PARTS per thread.
+//   floor   a read, y written, b mostly from cache
+//   needs   one type, packed rows aligned to 16 bytes, b not empty. y may be a
 template <typename T> static __global__ void k_add_id_wide(const gcuda_add_id_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
