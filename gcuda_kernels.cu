@@ -7444,29 +7444,29 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
 
 #if (GCUDAI_PART(11) || GCUDAI_PART(13)) && GCUDAI_KERNEL_HAS(CONV)
 // =====================================================================================================
-// >>k-conv-packed   image and weights of a large convolution, as the products of parts 11 and 13 read them
+// >>k-conv-packed   packed image and weights of large convolutions, shared by parts 11 and 13
 // =====================================================================================================
-// In scratch, in F16. The image has its channels innermost and the padding around it: how far an element of a patch is from
-// the first does not depend on the patch, and none is outside. The weights lie in the tiles that shared memory gets of both:
-// rows of 64 elements of K (a kernel's row, its column, the channel), whose pieces of 16 bytes change places with the row, so
-// that eight rows have the same piece in different banks.
-#define PACKED_ROW 128  // bytes, of a row of a tile
-#define PACKED_TILE (64 * PACKED_ROW) // of 64 output channels
-#define PACKED_SHARED (226 * 1024)    // bytes that part 13 wants
+// F16 in scratch. The image is channels-last and includes the padding: the offset of an element within a patch does not depend
+// on the patch, and no element is outside. Weights are stored in the tiles that shared memory receives: rows of 64
+// elements of K (kernel row, kernel column, channel). Swizzle: 16-byte pieces are permuted with the row, so that eight rows
+// have the same piece in different banks.
+#define PACKED_ROW 128 // bytes per row of a tile
+#define PACKED_TILE (64 * PACKED_ROW) // bytes per tile of 64 output channels
+#define PACKED_SHARED (226 * 1024) // bytes of shared memory that part 13 needs
 
 struct d_packed {
-    char * w; // [64 output channels][step] tiles
-    char * x; // [N][high][wide][n_c] pieces
+    char * w; // tiles [64 output channels][step]
+    char * x; // pieces [N][high][wide][n_c]
     size_t w_bytes;
     int wide, high;
-    int n_c, n_pieces, n_steps; // pieces of an element of the image, and of K; tiles in it
-    int n_oc, n_pixels, image_pixels; // of the result
+    int n_c, n_pieces, n_steps; // pieces per image element; pieces and tiles along K
+    int n_oc, n_pixels, image_pixels; // of the result; image_pixels: per image
 };
 
-// Output channels with those that fill the last tile.
+// Output channels rounded up to whole tiles.
 static inline int64_t packed_channels(int64_t n_oc) { return n_oc > 64 ? (n_oc + 127) / 128 * 128 : 64; }
 
-static inline d_packed packed_of(const gcuda_conv_args & p) { // of what is_packed_conv
+static inline d_packed packed_of(const gcuda_conv_args & p) { // where is_packed_conv
     d_packed q;
     q.wide = (int) ((p.y.ne[0] - 1) * p.s0 + (p.kernel.ne[0] - 1) * p.d0 + 1);
     q.high = (int) ((p.y.ne[1] - 1) * p.s1 + (p.kernel.ne[1] - 1) * p.d1 + 1);
@@ -7482,7 +7482,7 @@ static inline d_packed packed_of(const gcuda_conv_args & p) { // of what is_pack
     return q;
 }
 
-// The piece of the image where the patch of a pixel begins.
+// Piece of the image where the patch of a pixel begins.
 static inline __device__ uint32_t d_packed_first(const gcuda_conv_args & p, const d_packed & q, int pixel) {
     const uint32_t at = (uint32_t) (pixel < q.n_pixels ? pixel : q.n_pixels - 1), wide = (uint32_t) p.y.ne[0];
     const uint32_t image = at / (uint32_t) q.image_pixels, rest = at - image * (uint32_t) q.image_pixels, y = rest / wide;
@@ -7490,9 +7490,9 @@ static inline __device__ uint32_t d_packed_first(const gcuda_conv_args & p, cons
     return (row * (uint32_t) q.wide + (rest - y * wide) * (uint32_t) p.s0) * (uint32_t) q.n_c;
 }
 
-// A piece of K of every step in turn.
+// Iterator over a thread's piece of K, step by step.
 struct d_packed_walk {
-    int c, kw, left;    // its channels, in eights; pieces from it to the last
+    int c, kw, left; // c: channels in eights; left: pieces from here to the end
     uint32_t tap; // pieces from the first element of the patch to this one
 
     inline __device__ d_packed_walk(const gcuda_conv_args & p, const d_packed & q, int piece) : c(piece), kw(0), left(q.n_pieces - piece), tap(0) {
@@ -7516,23 +7516,23 @@ struct d_packed_walk {
     inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
 };
 
-// Few channels and large images in F32 have a form that reads the image as it lies: strips of PACKED_STRIP pixels, row after row of them
-// in segments.
-#define PACKED_STRIP 256
-#define PACKED_RING 8                     // rows in shared memory, at most
-#define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel as it lies
-#define PACKED_RAWS 8                      // halves of rows of eight channels that are under way: two for each warp that fetches
-#define PACKED_OUT (PACKED_STRIP + 8)      // floats from row to row of results: four rows of two floats a lane meet all banks
-#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: to align
+// Few channels and large F32 images have a kernel that reads the unpacked image: strips of PACKED_STRIP pixels, row by row in
+// segments.
+#define PACKED_STRIP 256 // pixels
+#define PACKED_RING 8 // rows in shared memory, at most
+#define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel
+#define PACKED_RAWS 8 // half rows of eight channels in flight: two per producer warp
+#define PACKED_OUT (PACKED_STRIP + 8) // row pitch of results in floats: four rows of two floats per lane cover all banks
+#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: alignment
 
 struct d_packed_rows {
-    int ring, plane; // rows in shared memory; bytes of eight channels of one
-    int below;       // rows from the first to the last of a patch
-    int n_strips, n_segments, segment; // segments: 0 for images that are not for this; rows in one
+    int ring, plane; // ring: rows in shared memory; plane: bytes of eight channels of a row
+    int below; // rows from the first to the last of a patch
+    int n_strips, n_segments, segment; // n_segments 0: kernel does not apply; segment: rows per segment
     size_t shared_bytes;
 };
 
-// Strips must be filled and many. Segments: those whose last round leaves the fewest multiprocessors idle.
+// Strips must be nearly full and numerous. Segments: the count that leaves the fewest SMs idle in the last wave.
 static inline d_packed_rows packed_rows_of(const gcuda_conv_args & p, const d_packed & q) {
     const int64_t more = (p.kernel.ne[0] - 1) * p.d0, row = q.n_c * (PACKED_STRIP + more) * 16, n_sm = n_multiprocessors();
     const int64_t fixed = PACKED_FIXED + (int64_t) q.n_steps * PACKED_TILE, rings = (PACKED_SHARED - SHARED_STATIC - fixed) / row;
@@ -7567,7 +7567,7 @@ static inline size_t packed_x_bytes(const gcuda_conv_args & p, const d_packed & 
     return (size_t) q.wide * (size_t) q.high * (size_t) q.n_c * (size_t) p.x.ne[3] * 16;
 }
 
-// A kernel of one element is a product of matrices, whose image needs no more than its channels innermost.
+// A 1 x 1 kernel is a matrix product whose image needs only channels-last order.
 static inline bool is_packed_product(const gcuda_conv_args & p) {
     return p.kernel.ne[0] * p.kernel.ne[1] == 1 && p.s0 == 1 && p.s1 == 1 && p.p0 == 0 && p.p1 == 0 && p.x.ne[2] % 8 == 0 &&
            (uintptr_t) p.kernel.data % 16 == 0 && (uintptr_t) p.scratch % 16 == 0 && p.y.type == GCUDA_TYPE_F32;
@@ -7582,10 +7582,10 @@ static inline gcuda_mul_mat_args packed_product_of(const gcuda_conv_args & p, ch
     return m;
 }
 
-// Where a piece of a row of a tile is.
+// Position of a piece in a row of a tile (swizzled).
 static inline __device__ int d_packed_at(int row, int piece) { return row * PACKED_ROW + (piece ^ (row & 7)) * 16; }
 
-// Two adjacent elements, the first at a multiple of their size.
+// Two adjacent elements, aligned to a pair.
 static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
 static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
 static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
@@ -7593,7 +7593,7 @@ static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
     memcpy(p, &h, 4);
 }
 
-// Results of a lane: N times two pixels, eight apart, of two output channels, eight apart.
+// Stores a lane's accumulators: N times two pixels, eight apart, of two output channels, eight apart.
 template <typename TY, int N>
 static inline __device__ void d_packed_store(const gcuda_conv_args & p, const d_packed & q, int oc, int pixel, const float * v) {
     int image = pixel / q.image_pixels, at = pixel - image * q.image_pixels;
@@ -7623,19 +7623,19 @@ static inline __device__ void d_packed_store(const gcuda_conv_args & p, const d_
 // >>k-conv   convolution, pooling, resampling
 // =====================================================================================================
 
-// ---- columns: elements of y from places of x, 0 outside ----
-//   floor   y written, x mostly from cache
+// ---- im2col: elements of y gathered from x, 0 outside ----
 struct d_patches { // one- to three-dimensional
     gcuda_array x, y;
-    int64_t k[3], channels, depth; // kernel extents; input channels; output places in dimension 2, 1 for images
+    int64_t k[3], channels, depth; // kernel extents; input channels; output positions in dimension 2, 1 for images
     int32_t s[3], p[3], d[3];
     bool is_3d;
 };
 
-// A thread has a column and IM2COL_PLACES neighbouring places: what places share is read from L1, and the column is
-// taken apart once.
-#define IM2COL_PLACES 16
+#define IM2COL_PLACES 16 // output positions per thread
 
+// General im2col, two- and three-dimensional. A thread has a column of IM2COL_PLACES adjacent output positions: their common
+// inputs come from L1, and the column is decomposed once.
+//   floor   y written, x mostly from cache
 template <typename TX, typename TY> static __global__ void k_im2col(const d_patches p) {
     const int64_t n_cols = (p.y.ne[0] + 255) / 256, n_places = (p.y.ne[1] + IM2COL_PLACES - 1) / IM2COL_PLACES;
     FOR_ROWS(b, n_cols * n_places * p.y.ne[2] * p.y.ne[3]) {
@@ -7666,19 +7666,19 @@ template <typename TX, typename TY> static __global__ void k_im2col(const d_patc
     }
 }
 
-// A block stages the rows that up to COLUMN_PLACES places of `channels` channels see, as they go to the columns, and a thread
-// has PER neighbouring columns of all of them. Rows in shared memory are an odd number of fours of elements apart, so that rows
-// next to each other lie in different banks.
-#define COLUMN_PLACES 64
-#define COLUMN_BYTES 36864
+// im2col through shared memory. A block stages the rows that up to COLUMN_PLACES output positions of `channels` channels read,
+// converted to the type of y; a thread writes PER adjacent columns of all positions. The row pitch is an odd multiple of
+// four elements, so that adjacent rows are in different banks.
+#define COLUMN_PLACES 64 // output positions per block, at most
+#define COLUMN_BYTES 36864 // bytes of shared memory, at most
 struct d_column_tile {
-    int channels, n_cols, width, pitch; // of a block; elements of a row, and from one to the next
-    int fours;                          // of a row, wherever it begins, where the image is read in fours; otherwise 0
-    int places, lines, rows;            // of a block: in a line, lines of them, rows of a channel that these see
-    int64_t n_groups, n_stretches, n_lines; // of channels; of places; of lines
+    int channels, n_cols, width, pitch; // per block; width: elements per row; pitch: distance of rows
+    int fours; // groups of four per row, at any offset, where x is read in fours; otherwise 0
+    int places, lines, rows; // per block: positions per line, lines, rows of a channel that they read
+    int64_t n_groups, n_stretches, n_lines; // groups of channels, of positions, of lines
 };
 
-// A row under the kernel: rows of shared memory are [channel][kernel dimension 2][row of the channel]. NULL outside.
+// Source of staged row r: rows are [channel][kernel dimension 2][row of the channel]. NULL outside.
 static inline __device__ const char * d_column_row(const d_patches & p, int rows, int r, int64_t c0, int64_t oy, int64_t last) {
     const int kd = (int) p.k[2], q = r / rows, c = q / kd;
     const int64_t image = p.is_3d ? last / p.depth : last, oz = p.is_3d ? last - image * p.depth : 0;
@@ -7688,11 +7688,11 @@ static inline __device__ const char * d_column_row(const d_patches & p, int rows
     return p.is_3d ? d_at(p.x, 0, y, z, image * p.channels + c0 + c) : d_at(p.x, 0, y, c0 + c, image);
 }
 
-// Rows to shared memory, V elements at a time, the first at place x0 of the image; 0 outside.
+// Stages rows in shared memory, V elements at a time, from position x0 of the image on; 0 outside.
 template <typename TX, typename TY, int V>
 static inline __device__ void d_column_stage(
     const d_patches & p, const d_column_tile & t, const char ** from, TY * rows, int n_rows, int64_t x0) {
-    const int AT_ONCE = V == 1 || sizeof(TY) == 2 ? 4 : 2; // registers: four cost wider results a block of a multiprocessor
+    const int AT_ONCE = V == 1 || sizeof(TY) == 2 ? 4 : 2; // limited by registers: four would cost wider types a block per SM
     const int per_row = V == 1 ? t.width : t.fours, n_threads = (int) blockDim.x, tid = (int) threadIdx.x;
     const int row_step = n_threads / per_row, rest_step = n_threads - row_step * per_row;
     const int begin = x0 < 0 ? (int) -x0 : 0, end = (int) (p.x.ne[0] - x0 < per_row * V ? p.x.ne[0] - x0 : per_row * V);
@@ -7721,7 +7721,7 @@ static inline __device__ void d_column_stage(
     }
 }
 
-// Four neighbouring columns of places next to each other, in 16 bits: two places of a column are a word of its row or parts of two.
+// Four adjacent columns of consecutive positions in 16 bits: two positions of a column are one word of its row or halves of two.
 template <typename TY>
 static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4], char * to, size_t step, int n_places) {
     const uint32_t * seen[4];
@@ -7734,7 +7734,7 @@ static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4
     for (int k = 0; k < n_places; k += 2, to += 2 * step) {
         uint32_t two[4];
         UNROLL for (int i = 0; i < 4; ++i) {
-            const uint32_t next = *seen[i]++; // behind the last place what is read does not count
+            const uint32_t next = *seen[i]++; // past the last position the value is not used
             two[i] = d_permute(v[i], next, order[i]);
             v[i] = next;
         }
@@ -7743,6 +7743,10 @@ static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4
     }
 }
 
+// im2col of a tile: up to COLUMN_PLACES positions, `lines` lines and `channels` channels.
+//   shared  staged rows and their addresses, at most COLUMN_BYTES
+//   floor   y written, x read about once per tile
+//   needs   y packed; PER 2 or 4: 16-bit y aligned to PER elements, PER 4 with stride 1 (column_tile)
 template <typename TX, typename TY, int PER>
 static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, const d_column_tile t) {
     DYNAMIC_SHARED(TY, rows);
@@ -7756,8 +7760,8 @@ static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, c
         const int n_places = (int) (p.y.ne[1] - ox0 < t.places ? p.y.ne[1] - ox0 : t.places);
         const int n_lines = (int) (p.y.ne[2] - oy < t.lines ? p.y.ne[2] - oy : t.lines);
         const int64_t x0 = ox0 * p.s[0] - p.p[0];
-        const int lead = t.fours > 0 ? (int) x0 & 3 : 0; // elements before the first, so that fours of the image stay fours
-        __syncthreads(); // the tile before is written
+        const int lead = t.fours > 0 ? (int) x0 & 3 : 0; // elements before the first, so that groups of four stay aligned
+        __syncthreads(); // the previous tile is written
         for (int r = tid; r < n_rows; r += n_threads) { from[r] = d_column_row(p, t.rows, r, c0, oy, last); }
         __syncthreads();
         if (t.fours > 0) {
@@ -7792,8 +7796,8 @@ static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, c
     }
 }
 
-// Channels of a tile: a warp's worth of columns or more, up to 512 columns (1024 in fours) and COLUMN_BYTES; lines while there is room,
-// few places and work for all multiprocessors. False: no tile.
+// Plans a tile: channels for at least a warp of columns, up to 512 columns (1024 in fours) and COLUMN_BYTES; more lines while
+// there is room, positions are few and all SMs have work. False: no tile.
 static bool column_tile(const d_patches & p, int per, d_column_tile * t) {
     const int64_t size = (int64_t) gcuda_type_size(p.y.type), per_channel = p.k[0] * p.k[1] * p.k[2], most = per == 4 ? 1024 : 512;
     const int64_t first_rows = (p.k[1] - 1) * (int64_t) p.d[1] + 1;
@@ -7898,7 +7902,7 @@ gcuda_status gcuda_launch_im2col_3d(const gcuda_im2col_3d_args * args, gcuda_str
 }
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
-// An element of the image collects the columns it was copied to.
+// General im2col_back. A thread has one element of the image and gathers the columns it was copied to.
 //   floor   x read once, y written
 static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
     const int64_t kw_n = p.kernel.ne[0], kh_n = p.kernel.ne[1];
@@ -7924,17 +7928,17 @@ static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
     }
 }
 
-// The same sums in the same order, from shared memory: a block stages the columns of a few channels that a rectangle of the image was
-// copied to, four neighbouring ones at a time. Neighbours of the rectangle stage the columns at its edges once more, from L2.
-#define IM2COL_BACK_BYTES 32768
-#define BACK_ELEMENTS 128 // of a rectangle: a thread has one of them, in every second channel of at most 16 (CHANNELS)
+// im2col_back through shared memory, same sums in the same order. A block stages the columns of a few channels that a rectangle of
+// the image was copied to, four adjacent ones at a time. Columns at the edges are staged again by the neighbours, from L2.
+#define IM2COL_BACK_BYTES 32768 // bytes of shared memory, at most
+#define BACK_ELEMENTS 128 // elements of a rectangle: a thread has one, in every second of at most 16 channels
 struct d_back_tile {
-    int channels, pitch;              // of a block; floats from one place to the next, an odd number: places lie in different banks
-    int wide, high;                   // of the rectangle, powers of two
-    int64_t n_groups, n_wide, n_high; // of channels; rectangles
+    int channels, pitch; // per block; pitch in floats, odd: positions are in different banks
+    int wide, high; // of the rectangle, powers of two
+    int64_t n_groups, n_wide, n_high; // groups of channels; rectangles
 };
 
-// Places [first, first + n) of a dimension whose columns reach elements [at, at + wide) of the image.
+// Output positions [first, first + n) of a dimension whose columns cover elements [at, at + wide) of the image.
 struct d_copied {
     int64_t first;
     int n;
@@ -7946,6 +7950,10 @@ struct d_copied {
     }
 };
 
+// im2col_back of a rectangle of BACK_ELEMENTS elements and up to 2 * CHANNELS channels.
+//   shared  staged columns, at most IM2COL_BACK_BYTES
+//   floor   x read once, mostly from memory; y written
+//   needs   dense columns, rows aligned to four elements (back_tile)
 template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(256) k_im2col_back_tile(const gcuda_conv_args p, const d_back_tile t) {
     DYNAMIC_SHARED(float, columns);
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], taps = kw_n * kh_n, tid = (int) threadIdx.x;
@@ -7955,12 +7963,12 @@ template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(25
         const int n_c = (int) (p.y.ne[2] - c0 < t.channels ? p.y.ne[2] - c0 : t.channels), fours = n_c * taps / 4;
         const d_copied wide(x0, t.wide, p.p0, p.s0, (kw_n - 1) * (int64_t) p.d0, p.x.ne[1]);
         const d_copied high(y0, t.high, p.p1, p.s1, (kh_n - 1) * (int64_t) p.d1, p.x.ne[2]);
-        const int at_once = 256 / fours, four = tid % fours, n = tid < at_once * fours ? wide.n * high.n : 0; // places
+        const int at_once = 256 / fours, four = tid % fours, n = tid < at_once * fours ? wide.n * high.n : 0; // n: positions
         const int step_h = wide.n > 0 ? at_once / wide.n : 0, step_w = at_once - step_h * wide.n;
         int place = tid / fours, h = wide.n > 0 ? place / wide.n : 0, w = place - h * wide.n;
         const char * from = d_at(p.x, c0 * taps + 4 * four, wide.first, high.first, i3) + w * (int64_t) p.x.nb[1] + h * (int64_t) p.x.nb[2];
         const int64_t step = step_w * (int64_t) p.x.nb[1] + step_h * (int64_t) p.x.nb[2], wrapped = (int64_t) p.x.nb[2] - wide.n * (int64_t) p.x.nb[1];
-        __syncthreads(); // the rectangle before is summed up
+        __syncthreads(); // the previous rectangle is summed
         while (place < n) {
             d_pack<TX, 4> v[4];
             const int first = place;
@@ -8002,10 +8010,10 @@ template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(25
     }
 }
 
-// Places of a dimension that a rectangle's elements may have been copied to.
+// Output positions of a dimension that a rectangle's elements may have been copied to, at most.
 static int64_t most_reached(int64_t wide, int64_t below, int stride) { return (wide - 1 + below) / stride + 1; }
 
-// As many channels as there is room for, in fours of columns. False: no tile.
+// As many channels as fit, in groups of four columns. False: no tile.
 static bool back_tile(const gcuda_conv_args & p, d_back_tile * t, size_t * n_bytes) {
     const int64_t taps = p.kernel.ne[0] * p.kernel.ne[1], size = (int64_t) gcuda_type_size(p.x.type);
     const int64_t below0 = (p.kernel.ne[0] - 1) * p.d0, below1 = (p.kernel.ne[1] - 1) * p.d1;
@@ -8018,7 +8026,7 @@ static bool back_tile(const gcuda_conv_args & p, d_back_tile * t, size_t * n_byt
     t->high = BACK_ELEMENTS / t->wide;
     const int64_t places = most_reached(t->wide, below0, p.s0) * most_reached(t->high, below1, p.s1);
     int64_t c = 16;
-    const int64_t most = 4 * 256; // columns of a place: a thread stages four
+    const int64_t most = 4 * 256; // columns per position: a thread stages four
     while (c > 0 && (c * taps % 4 != 0 || c * taps > most || (c * taps + 1) * places * 4 > IM2COL_BACK_BYTES)) { c = c % 4 == 0 ? c - 4 : c / 2; }
     t->channels = (int) c;
     t->pitch = (int) (c * taps) + 1;
@@ -8042,28 +8050,34 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
-// Three forms. Few output channels, or F32 asked for: a thread has eight channels of a pixel, in F32. Otherwise a product
-// of the weights [OC, K] with the patches [K, pixels], K = IC KH KW, whose patches are gathered into shared memory tile by
-// tile and never are in global memory: with weights in F16 patches are rounded to F16, else both to TF32; sums in F32. Large
-// ones with weights in F16 gather from a copy of the image whose channels are innermost; a kernel of one element makes that a plain
-// product of matrices, and few channels of a large F32 image need no copy where warp groups are.
+// Implicit GEMM of weights [OC, K] by patches [K, pixels], K = IC KH KW, F32 accumulators. Patches are gathered to shared memory tile
+// by tile and never exist in global memory. Kernels:
+//   k_conv_2d_few       few output channels, or GCUDA_PREC_F32: F32 FMA
+//   k_conv_2d_mma       F16 weights: patches rounded to F16; otherwise both operands rounded to TF32
+//   k_conv_2d_packed    large, F16 weights: gathers from a channels-last copy of the image (>>k-conv-packed)
+//   k_conv_2d_wg        as k_conv_2d_packed, with wgmma (>>k-mul-mat-wg); a 1 x 1 kernel becomes a matrix product
+//   k_conv_2d_wg_rows   few channels of a large F32 image, with wgmma, without a copy of the image
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// Where element k of a patch is, counted from its first. Distances are ints: images, kernels and padding are less than CONV_FAR.
+// Position of element k of a patch relative to its first. Distances are ints: images, kernels and padding are below CONV_FAR.
 #define CONV_FAR (1 << 28)
 struct d_tap {
     int64_t offset; // bytes
     int dx, dy;
 };
 
-// WORDS: depth of a tile, each two halfs or a TF32 number.
+// 2D convolution as implicit GEMM with mma.sync. A block computes BM output channels by BN pixels; 8 warps, 2 x 4. A tile of K is
+// WORDS words deep; a word is two F16 or one TF32. Operands go through registers, so that loads overlap the products.
+//   shared  two stages of (BM + BN) * (WORDS + 4) words and tap offsets
+//   floor   2 OC K pixels operations; x mostly from cache
+//   needs   kernel and y contiguous, x and y of type TX; sizes below CONV_FAR and int range (conv_is_far)
 template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
 static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, uint32_t n_pixels, uint32_t n_taps) {
     const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = WORDS * PER_WORD;
-    const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4;        // words: lanes of a fragment meet no bank twice
-    const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS;          // threads of a pixel; taps of a thread
-    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements of 16 bytes; those of a thread
-    const int MI = BM / 32, NI = BN / 32;                       // fragments of a warp: 2 x 4 warps
+    const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4; // PITCH in words: no bank conflicts within a fragment
+    const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS; // threads per pixel; taps per thread
+    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements per 16 bytes; chunks per thread
+    const int MI = BM / 32, NI = BN / 32; // fragments per warp: 2 x 4 warps
     alignas(16) __shared__ uint32_t a_tile[2][BM * PITCH], b_tile[2][BN * PITCH];
     __shared__ d_tap taps[2][DEPTH];
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
@@ -8087,7 +8101,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         auto find_taps = [&](uint32_t tile) {
             if (tid < DEPTH) {
                 const uint32_t k = tile * DEPTH + (uint32_t) tid, q = k / kw_n, c = q / kh_n;
-                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // beyond the last one: outside of every image
+                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // past the last tap: outside of every image
                 if (k < n_taps) {
                     tap.dx = (int) (k - q * kw_n) * p.d0;
                     tap.dy = (int) (q - c * kh_n) * p.d1;
@@ -8144,7 +8158,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         };
 
         UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
-        __syncthreads(); // the last block's tiles are done with
+        __syncthreads(); // the previous block's tiles have been read
         find_taps(0);
         __syncthreads();
         load(0);
@@ -8153,7 +8167,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         __syncthreads();
         for (uint32_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
-            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
+            find_taps(tile + 2); // overwrites the taps of this tile, which all threads read before the last barrier
             const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
             const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * PITCH + lane % 4;
             UNROLL for (int step = 0; step < WORDS; step += 8) {
@@ -8189,7 +8203,7 @@ static gcuda_status conv_2d_tiles(const gcuda_conv_args & p, gcuda_stream stream
         p, (uint32_t) n_pixels, (uint32_t) n_taps);
 }
 
-// Large tiles where there are enough of them; small ones, and deep, where there is little to do.
+// Large tiles where there are enough of them; small, deep ones where there is little work.
 template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_oc = p.kernel.ne[3];
     if (n_oc > 64 && (n_oc + 127) / 128 * ((n_pixels + 127) / 128) >= 192) {
@@ -8205,10 +8219,14 @@ template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma
                                             : conv_2d_tiles<TX, TW, IS_F16, 32, 64, 32>(p, stream);
 }
 
-// ---- a thread per pixel and CONV_FEW channels, their weights in shared memory ----
-#define CONV_FEW 8
-#define CONV_FEW_TAPS 512 // 16 KiB of weights
+// ---- few output channels: F32 FMA, weights in shared memory ----
+#define CONV_FEW 8 // output channels per thread
+#define CONV_FEW_TAPS 512 // taps per stage: 16 KiB of weights
 
+// 2D convolution in F32. A thread computes CONV_FEW output channels of a pixel.
+//   shared  16 KiB of weights, one stage
+//   floor   2 OC K pixels operations; x mostly from cache, weights once per 128 pixels
+//   needs   kernel and y contiguous
 template <typename TX, typename TW> static __global__ void k_conv_2d_few(const gcuda_conv_args p, int64_t n_pixels, int64_t n_taps) {
     alignas(16) __shared__ float weights[CONV_FEW_TAPS][CONV_FEW];
     const int64_t n_oc = p.kernel.ne[3], n_groups = (n_oc + CONV_FEW - 1) / CONV_FEW, n_blocks = (n_pixels + 127) / 128;
@@ -8251,12 +8269,10 @@ template <typename TX, typename TW> static __global__ void k_conv_2d_few(const g
     }
 }
 
-// ---- large products: image and weights are first put in scratch (>>k-conv-packed), so that patches are gathered sixteen
-// bytes at a time, by asynchronous copies, several steps ahead ----
-//   floor   as above, and x and the weights read and written once more, at half the size
+// ---- large convolutions: packed image and weights (>>k-conv-packed), so that patches are gathered in 16-byte cp.async ----
 #ifdef GCUDAI_SIM
-#define PACKED_LEAST 1e6 // multiplications; the simulated device comes here with small ones, or no test would
-#define PACKED_FILLS 2   // tiles
+#define PACKED_LEAST 1e6 // multiplications; small here, so that tests of the simulated device reach the kernel
+#define PACKED_FILLS 2 // tiles
 #else
 #define PACKED_LEAST 2e8
 #define PACKED_FILLS 120
@@ -8268,14 +8284,14 @@ static bool packed_takes(const gcuda_conv_args & p) {
     const double high = (double) p.y.ne[1] * p.s1 + (double) p.kernel.ne[1] * p.d1;
     const double n_pixels = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3];
     return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && p.x.ne[2] >= 8 && n_oc >= 32 && n_oc < 1e9 && n_taps <= 1024 &&
-           n_pixels < 1e9 && n_c * n_taps < 1e8 && wide * high * n_c * (double) p.x.ne[3] < 2e9; // places are ints
+           n_pixels < 1e9 && n_c * n_taps < 1e8 && wide * high * n_c * (double) p.x.ne[3] < 2e9; // offsets are ints
 }
 static bool is_packed_conv(const gcuda_conv_args & p) {
     const double n = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3] * (double) p.kernel.ne[3];
     return packed_takes(p) && n * (double) p.kernel.ne[0] * (double) p.kernel.ne[1] * (double) p.x.ne[2] >= PACKED_LEAST;
 }
 
-// Block b has 128 elements of the image with its padding, by 32 channels.
+// Packs block b of the image: 128 elements of the padded image by 32 channels.
 template <typename TX>
 static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed & q, int64_t b, uint32_t (*tile)[17]) {
     const int n = q.wide * q.high, n_blocks = (n + 127) / 128, n_groups = (q.n_c + 3) / 4;
@@ -8301,18 +8317,19 @@ static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed
     }
 }
 
-// Weights of an output channel, PACK_HALFS of them at a time or those of eight input channels.
+// Weights of an output channel, in parts of PACK_HALFS elements or of eight input channels.
 #define PACK_HALFS 8192
 static inline int64_t pack_parts(const d_packed & q, int n_taps) {
     const int most = PACK_HALFS / 8 / n_taps;
     return (q.n_c + most - 1) / most;
 }
-// Eights of channels in shared memory are an odd number of words apart: lanes read the same element of neighbouring ones.
+// Packs weights. In shared memory, groups of eight channels are an odd number of words apart: lanes read the same element of
+// adjacent groups.
 static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed & q, int64_t b, int64_t n_parts, __half * w) {
-    const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps; // eights of channels at once
+    const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps; // groups of eight channels per part
     const int64_t oc = b / n_parts;
     const int c0 = (int) (b - oc * n_parts) * most, n_c = q.n_c - c0 < most ? q.n_c - c0 : most;
-    const int64_t n_left = oc < q.n_oc ? (p.x.ne[2] - 8 * c0) * n_taps : 0; // the others are 0
+    const int64_t n_left = oc < q.n_oc ? (p.x.ne[2] - 8 * c0) * n_taps : 0; // padding channels are 0
     const int n_in = (int) (n_left < 8 * n_c * n_taps ? n_left : 8 * n_c * n_taps), row = (int) (oc % 64);
     const __half * from = (const __half *) p.kernel.data + (oc < q.n_oc ? (oc * p.x.ne[2] + 8 * c0) * n_taps : 0);
     char * to = q.w + oc / 64 * q.n_steps * PACKED_TILE;
@@ -8337,6 +8354,10 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
     }
 }
 
+// Packs weights (blocks below n_w: one part of an output channel each) and the image (128 elements by 32 channels per block).
+//   shared  18 KiB
+//   floor   x and weights read, F16 copies written
+//   needs   kernel F16 and contiguous
 template <typename TX>
 static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
     alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
@@ -8347,10 +8368,16 @@ static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args 
         } else {
             d_pack_x<TX>(p, q, b - n_w, (uint32_t (*)[17]) shared);
         }
-        __syncthreads(); // the next block's halfs may overwrite these
+        __syncthreads(); // the next item overwrites shared memory
     }
 }
 
+// 2D convolution as implicit GEMM of packed operands, mma.sync with ldmatrix and cp.async. A block computes BM output channels by
+// BN pixels; 8 warps, WARPS_M along channels.
+//   shared  STAGES stages of (BM + BN) * 128 bytes, STAGES - 1 steps in flight; patch offsets
+//   floor   2 OC K pixels operations; packed image and weights once, mostly from L2
+//   needs   packed image and weights, y contiguous
+//   arch    8.0; compiles everywhere, emulated below
 template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
 static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
     DYNAMIC_SHARED(char, shared);
@@ -8363,15 +8390,15 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
     FOR_ROWS(block, (int64_t) n_m * n_n) {
         const int pixel0 = (int) (block / n_m) * BN, oc0 = (int) (block % n_m) * BM;
         const char * a_tiles = q.w + oc0 / 64 * (int64_t) q.n_steps * PACKED_TILE + tid % 512 * 16;
-        __syncthreads(); // the last block's tiles and places are done with
+        __syncthreads(); // the previous block's tiles and offsets have been read
         for (int i = tid; i < BN; i += 256) { firsts[i] = d_packed_first(p, q, pixel0 + i); }
         __syncthreads();
         uint32_t first[B_PIECES];
         UNROLL for (int i = 0; i < B_PIECES; ++i) { first[i] = firsts[row + 32 * i]; }
         d_packed_walk walk(p, q, piece);
-        auto copy = [&](int step) { // into its stage; called for every step in turn
+        auto copy = [&](int step) { // into its stage; called once per step in order
             char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
-            UNROLL for (int i = 0; i < A_PIECES; ++i) { // of every 64 output channels two
+            UNROLL for (int i = 0; i < A_PIECES; ++i) { // two pieces per 64 output channels
                 d_copy_16(a + (tid + 256 * i) * 16, a_tiles + ((int64_t) (i / 2) * q.n_steps + step) * PACKED_TILE + i % 2 * 4096, 16);
             }
             const uint32_t place = walk.place();
@@ -8389,7 +8416,7 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
         for (int step = 0; step < q.n_steps; ++step) {
             d_copies_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); } // overwrites the stage that all warps read before the barrier
             d_copies_commit();
             const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
             UNROLL for (int k = 0; k < 8; k += 2) {
@@ -8416,7 +8443,7 @@ static gcuda_status conv_2d_packed_tiles(const gcuda_conv_args & p, const d_pack
         dim3(256), STAGES * (BM + BN) * PACKED_ROW, p.max_shared, stream, p, q);
 }
 
-// The largest tiles of which there are enough.
+// Chooses the largest tile shape that still fills the device.
 template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args & p, gcuda_stream stream) {
     const d_packed q = packed_of(p);
     const int64_t n_blocks = ((int64_t) q.wide * q.high + 127) / 128 * ((q.n_c + 3) / 4) * p.x.ne[3];
@@ -8430,7 +8457,7 @@ template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args 
         st = launch(k_conv_pack<TX>, n_blocks, 256, stream, p, q, (int64_t) 0, n_parts, n_blocks);
         gcuda_launch_series * series = gcuda_thread_launches();
         const gcuda_overlap overlap = series->overlap;
-        series->overlap = GCUDA_OVERLAP_LAUNCH; // it begins while the copy ends
+        series->overlap = GCUDA_OVERLAP_LAUNCH; // PDL launch: it starts while the packing kernel ends
         st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_wg(&product, q.x + packed_x_bytes(p, q), stream) : st;
         series->overlap = overlap;
         if (st != GCUDA_STATUS_UNSUPPORTED) {
@@ -8455,7 +8482,7 @@ template <> struct is_half<__half> {
     static const bool value = true;
 };
 
-static bool conv_is_far(const gcuda_conv_args & p) { // places do not fit where the faster kernels keep them
+static bool conv_is_far(const gcuda_conv_args & p) { // offsets exceed the ranges of the faster kernels
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
     return p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
            p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR || n_pixels >= INT32_MAX - 128 ||
@@ -8492,7 +8519,7 @@ size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
     return is_packed_conv(*args) ? gcuda_conv_2d_packed_scratch_bytes(args) : 0;
 }
 
-// Kernel and result are contiguous.
+// kernel and y are contiguous.
 gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream stream) {
     return with_float(args->x.type, [&](auto x) {
         return with_float(args->kernel.type, [&](auto w) { return conv_2d<decltype(x), decltype(w)>(*args, stream); });
@@ -8500,14 +8527,16 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 }
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-//   floor   x read once, y written
-// ---- any strides: a thread has N outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
-// innermost; DW_TAPS columns of the kernel are under way together ----
-#define DW_TAPS 5
+// Kernels: k_conv_2d_dw any strides; _one, _two few outputs; _slide, _slide_quads 3 x 3 with stride 1; _tile rows of pixels through
+// shared memory; _quads channels-last.
+#define DW_TAPS 5 // kernel elements with loads in flight
 
+// General depthwise convolution. A thread has N outputs of a row, in memory order: dimensions 2, 0, 1, 3 if channels-last.
+//   floor   x read once, y written
+//   needs   x and y of type TX
 template <typename TX, typename TW, bool IS_CHANNELS, int N>
 static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
-    const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
+    const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // distance of a thread's outputs
     const int64_t nbx = (int64_t) p.x.nb[0];
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, walk.ne, tile, 1, IS_CHANNELS ? 1 : N);
@@ -8546,8 +8575,8 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
     }
 }
 
-// One output from the elements inside the image alone. Kernels that multiply the zeros of the padding call it when that gave NaN, or
-// would: 0 times an infinite weight.
+// One output from the elements inside the image. For kernels that multiply the zeros of the padding, when that gave NaN or would:
+// 0 times an infinite weight.
 template <typename TW> static inline __device__ float d_dw_inside(const gcuda_conv_args & p, int64_t ox, int64_t oy, int64_t c, int64_t i3) {
     float sum = 0.0f;
     NO_UNROLL for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
@@ -8560,11 +8589,13 @@ template <typename TW> static inline __device__ float d_dw_inside(const gcuda_co
     return sum;
 }
 
-// ---- few outputs: a thread has one, and DW_TAPS rows of DW_TAPS elements of its patch are under way together ----
+// Depthwise convolution for few outputs. A thread has one output; DW_TAPS rows of DW_TAPS elements are loaded together.
+//   floor   x read once, y written
+//   needs   sizes below CONV_FAR, 32-bit output count
 template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __launch_bounds__(128) k_conv_2d_dw_one(const gcuda_conv_args p) {
     const uint32_t wide = (uint32_t) p.y.ne[0], high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2], n = wide * high * n_c * (uint32_t) p.y.ne[3];
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1];
-    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) { // in the order of memory
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) { // in memory order
         const uint32_t n0 = IS_CHANNELS ? n_c : wide, n1 = IS_CHANNELS ? wide : high, n2 = IS_CHANNELS ? high : n_c;
         const uint32_t q0 = i / n0, q1 = q0 / n1, i3 = q1 / n2, i0 = i - q0 * n0, i1 = q0 - q1 * n1, i2 = q1 - i3 * n2;
         const uint32_t ox = IS_CHANNELS ? i1 : i0, oy = IS_CHANNELS ? i2 : i1, c = IS_CHANNELS ? i0 : i2;
@@ -8592,7 +8623,10 @@ template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __l
     }
 }
 
-// The same of kernels of K x K and steps of S: two neighbouring outputs of a row, their patches read together.
+// Depthwise convolution, K x K kernel, stride S, F32 image. A thread has two adjacent outputs of a row, whose patches it loads
+// together.
+//   floor   x read once, y written
+//   needs   dilation 1, sizes below CONV_FAR; not channels-last: dense rows of x and kernel
 template <typename TW, bool IS_CHANNELS, int K, int S>
 static __global__ void __launch_bounds__(128) k_conv_2d_dw_two(const gcuda_conv_args p) {
     const uint32_t wide = (uint32_t) (p.y.ne[0] + 1) / 2, high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2];
@@ -8634,11 +8668,11 @@ template <typename TW, bool IS_CHANNELS> static gcuda_status conv_2d_dw_two(cons
         ((p.y.ne[0] + 1) / 2 * p.y.ne[1] * p.y.ne[2] * p.y.ne[3] + 127) / 128, 128, stream, p);
 }
 
-// ---- 3 x 3, a step of one: a thread slides down DW_SLIDE rows of the result, reads every row of the image once and adds it to the
-// three rows of the result that want it ----
-#define DW_SLIDE 16
+// ---- 3 x 3, stride 1: a thread slides down DW_SLIDE rows of the result; each row of the image is loaded once and added to the
+// three rows of the result that use it ----
+#define DW_SLIDE 16 // rows
 
-// The results of a thread one by one, if one of its weights is infinite or NaN.
+// Results of a thread one by one, for infinite or NaN weights.
 template <typename TW> static inline __device__ void d_dw_slide_inside(const gcuda_conv_args & p, int ox, int oy, int n_wide, int c, int n_c, int64_t i3) {
     NO_UNROLL for (int i = 0; i < n_wide * n_c * DW_SLIDE; ++i) {
         const int x = ox + i % n_wide, y = oy + i / n_wide % DW_SLIDE, channel = c + i / n_wide / DW_SLIDE;
@@ -8646,7 +8680,9 @@ template <typename TW> static inline __device__ void d_dw_slide_inside(const gcu
     }
 }
 
-// Four elements of a row of pixels and those beside them: a padding of one, rows at multiples of 16 bytes.
+// Depthwise 3 x 3, stride 1. A thread has four adjacent pixels of DW_SLIDE rows, with their neighbours.
+//   floor   x read once, plus two rows per DW_SLIDE; y written
+//   needs   F32, padding 1, rows aligned to 16 bytes, ne0 a multiple of 4
 template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide(const gcuda_conv_args p, uint32_t n) {
     const uint32_t n_wide = (uint32_t) (p.y.ne[0] / 4), n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE), n_c = (uint32_t) p.y.ne[2];
     for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) {
@@ -8664,7 +8700,7 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
             d_dw_slide_inside<TW>(p, x, oy, 4, (int) c, 1, i3);
             continue;
         }
-        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // rows of the image: three at a time, so that sums stay where they are
+        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // three image rows at a time, so that accumulators keep their registers
             float v[3][6];
             UNROLL for (int u = 0; u < 3; ++u) {
                 const int y = y0 + j + u;
@@ -8675,7 +8711,7 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
                 v[u][1] = four.x, v[u][2] = four.y, v[u][3] = four.z, v[u][4] = four.w;
                 v[u][5] = is_row && !is_last ? row[4] : 0.0f;
             }
-            UNROLL for (int u = 0; u < 3; ++u) { // begins row j + u of the result, ends the second before
+            UNROLL for (int u = 0; u < 3; ++u) { // starts row j + u of the result and completes row j + u - 2
                 UNROLL for (int k = 0; k < 4; ++k) {
                     sum[u][k] = w[0][0] * v[u][k] + w[0][1] * v[u][k + 1] + w[0][2] * v[u][k + 2];
                     sum[(u + 2) % 3][k] += w[1][0] * v[u][k] + w[1][1] * v[u][k + 1] + w[1][2] * v[u][k + 2];
@@ -8689,11 +8725,14 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
     }
 }
 
-// Four channels, which lie together, of two pixels.
+// Four adjacent channels of one pixel.
 template <typename T> struct alignas(4 * sizeof(T)) d_quad {
     T v[4];
 };
 
+// Depthwise 3 x 3, stride 1, channels-last. A thread has four channels of two pixels of DW_SLIDE rows.
+//   floor   x read once, plus two rows per DW_SLIDE; y written
+//   needs   F32 image; groups of four channels adjacent and aligned everywhere (has_quads)
 template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide_quads(const gcuda_conv_args p, uint32_t n) {
     const uint32_t n_c = (uint32_t) (p.y.ne[2] / 4), n_wide = (uint32_t) ((p.y.ne[0] + 1) / 2);
     const uint32_t n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE);
@@ -8716,7 +8755,7 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
             continue;
         }
         UNROLL for (int k = 0; k < 4; ++k) { is_in[k] = x0 + k >= 0 && x0 + k < (int) p.x.ne[0]; }
-        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // as above
+        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // see k_conv_2d_dw_slide
             float4 v[3][4];
             UNROLL for (int u = 0; u < 3; ++u) {
                 const int y = y0 + j + u;
@@ -8748,26 +8787,29 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
     }
 }
 
-// ---- rows of pixels: what a tile of outputs is made of goes through shared memory, zeros around the image ----
-#define DW_ROWS 4 // outputs of a thread, below each other
+// ---- rows of pixels: input tiles in shared memory, zero-padded ----
+#define DW_ROWS 4 // outputs per thread, one below the other
 struct d_dw {
-    int wide, high;       // the tile in outputs
-    int in_wide, in_high; // and in elements of x
-    uint32_t per_row;     // 2^32 / in_wide, rounded up: i / in_wide of small i is the upper half of a product
+    int wide, high; // tile size in outputs
+    int in_wide, in_high; // tile size in elements of x
+    uint32_t per_row; // 2^32 / in_wide, rounded up: multiply-shift division of small i
     int64_t n_wide, n_high;
 };
 
+// Depthwise convolution of a tile. A thread has DW_ROWS outputs.
+//   shared  weights and the input tile in F32 (dw_tile), one stage
+//   floor   x read about once, y written
 template <typename TX, typename TW> static __global__ void __launch_bounds__(256) k_conv_2d_dw_tile(const gcuda_conv_args p, const d_dw w) {
     DYNAMIC_SHARED(float, shared);
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], tid = (int) threadIdx.x;
     float * weights = shared, * x = shared + (kw_n * kh_n + 31) / 32 * 32;
-    const int tx = tid % w.wide, ty = tid / w.wide, step = w.high / DW_ROWS; // of a thread's rows
+    const int tx = tid % w.wide, ty = tid / w.wide, step = w.high / DW_ROWS; // distance of a thread's rows
     FOR_ROWS(b, w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3]) {
         const int64_t rest = b / w.n_wide, plane = rest / w.n_high, i3 = plane / p.y.ne[2], c = plane - i3 * p.y.ne[2];
         const int64_t ox = (b - rest * w.n_wide) * w.wide, oy = (rest - plane * w.n_high) * w.high;
         const int64_t x0 = ox * p.s0 - p.p0, y0 = oy * p.s1 - p.p1;
         const char * image = d_at(p.x, 0, 0, c, i3);
-        __syncthreads(); // the last tile is done with
+        __syncthreads(); // the previous tile has been read
         for (int i = tid; i < kw_n * kh_n; i += 256) {
             weights[i] = d_f32(*(const TW *) d_at(p.kernel, i % kw_n, i / kw_n, 0, c));
         }
@@ -8803,9 +8845,12 @@ template <typename TX, typename TW> static __global__ void __launch_bounds__(256
     }
 }
 
-// ---- channels innermost: a thread has four of them at DW_PIXELS pixels of a row ----
-#define DW_PIXELS 4
+// ---- channels-last ----
+#define DW_PIXELS 4 // pixels per thread
 
+// Depthwise convolution, channels-last. A thread has four channels of DW_PIXELS adjacent pixels of a row.
+//   floor   x read once, y written
+//   needs   groups of four channels adjacent and aligned everywhere (has_quads); sizes below CONV_FAR
 template <typename TX, typename TW>
 static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
     FOR_TILES(tile, t) {
@@ -8846,7 +8891,7 @@ static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_a
     }
 }
 
-// Four channels lie together everywhere.
+// Whether groups of four channels are adjacent and aligned everywhere.
 static bool has_quads(const gcuda_array & a, int channels) {
     const size_t size = gcuda_type_size(a.type);
     uintptr_t bits = (uintptr_t) a.data;
@@ -8870,13 +8915,13 @@ static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of share
     return floats < 1e6 ? (size_t) (in_wide * in_high + (p.kernel.ne[0] * p.kernel.ne[1] + 31) / 32 * 32) * sizeof(float) : (size_t) -1 / 2;
 }
 
-// Fewer of them leave multiprocessors idle, and the plain form has more.
+// Smaller problems leave SMs idle in these kernels; the general one has more threads.
 #ifdef GCUDAI_SIM
-#define DW_FILLS 2 // the simulated device comes here with small images, or no test would
+#define DW_FILLS 2 // small here, so that tests of the simulated device reach the kernels
 #define DW_SLIDES 8
 #define DW_TWO 16384
 #else
-#define DW_FILLS 256    // tiles; threads with 16 outputs by four
+#define DW_FILLS 256 // tiles; outputs / 1024
 #define DW_SLIDES 65536 // threads
 #define DW_TWO (1 << 20) // outputs, at most
 #endif
@@ -8889,7 +8934,7 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
     const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024 || !is_near;
     const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large && is_near;
     const bool is_3x3 = p.kernel.ne[0] == 3 && p.kernel.ne[1] == 3 && p.s0 == 1 && p.s1 == 1 && p.d0 == 1 && p.d1 == 1 && is_large && is_near;
-    const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // outputs of a thread
+    const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // n_own: outputs per thread
     const int64_t n_slide = n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4)); // threads
     const bool is_slide = is_3x3 && p.x.type == GCUDA_TYPE_F32 && n_slide >= DW_SLIDES && n_slide < INT32_MAX &&
                           (is_channels ? is_quads : is_wide(p.x) && is_wide(p.y) && p.x.ne[0] % 4 == 0 && p.p0 == 1);
@@ -8931,17 +8976,20 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
 }
 
 // >>op:conv_transpose_1d  >>op:conv_transpose_2d ------------------------------------------------------
-// Outputs whose places have the same rest by the stride meet the same part of the kernel, every stride-th row and column: a phase. A thread
-// has eight channels of N outputs of a phase. Weights of TRANSPOSE_TAPS / (KW KH) input channels are in shared memory.
-//   floor   2 OC IC W H KW KH N operations
-#define TRANSPOSE_TAPS 1024 // times eight channels: 32 KiB
+// Outputs with the same coordinates modulo the stride form a phase: they use the same elements of the kernel, every stride-th row
+// and column.
+#define TRANSPOSE_TAPS 1024 // weights per stage and output channel: 32 KiB for eight
 
 struct d_phases {
-    int n_x, n_y;      // phases
-    int wide, high;    // outputs of the first, which has the most
-    int64_t n_tiles;   // of 128 N outputs of a phase
+    int n_x, n_y; // phases
+    int wide, high; // outputs of the first phase, the largest
+    int64_t n_tiles; // tiles of 128 N outputs of a phase
 };
 
+// Transposed convolution in F32. A thread has eight output channels of N outputs of a phase.
+//   shared  32 KiB of weights: TRANSPOSE_TAPS / (KW KH) input channels, one stage
+//   floor   2 OC IC W H KW KH N operations
+//   needs   KW KH <= TRANSPOSE_TAPS; dimensions 0 and 1 packed
 template <typename TX, typename TW, int N>
 static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_transpose_args p, const d_phases f) {
     alignas(16) __shared__ float weights[TRANSPOSE_TAPS][8]; // [channel][row][column][output channel]
@@ -8957,7 +9005,7 @@ static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_
         float sum[N][8] = {};
         UNROLL for (int j = 0; j < N; ++j) {
             const int64_t at = first + 128 * j;
-            y[j] = at < (int64_t) f.wide * f.high ? (int) (at / f.wide) : f.high + kh_n; // nothing reaches that one
+            y[j] = at < (int64_t) f.wide * f.high ? (int) (at / f.wide) : f.high + kh_n; // past the end: reaches no input
             x[j] = (int) (at - at / f.wide * f.wide);
         }
         for (int64_t c0 = 0; c0 < p.x.ne[2] && n_taps > 0; c0 += n_staged) {
@@ -9015,7 +9063,8 @@ static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_
     }
 }
 
-// Kernels too large to stage.
+// Transposed convolution for kernels too large to stage. A thread has one output.
+//   floor   2 OC IC W H KW KH N operations
 static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, const tiles t) {
     const int64_t s = p.stride;
     FOR_TILES(tile, t) {
@@ -9037,7 +9086,7 @@ static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, c
     }
 }
 
-// Dimensions 0 and 1 of all three are packed.
+// Dimensions 0 and 1 of x, kernel and y are packed.
 static gcuda_status conv_transpose(const gcuda_conv_transpose_args & p, gcuda_stream stream) {
     if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS || p.y.ne[0] >= CONV_FAR || p.y.ne[1] >= CONV_FAR) {
         return launch_tiles(k_conv_transpose_any, tiles_of(p.y, 1, 1), stream, p);
@@ -9060,24 +9109,23 @@ static gcuda_status conv_transpose(const gcuda_conv_transpose_args & p, gcuda_st
     });
 }
 
-// Large ones in two dimensions, which may be computed on tensor cores: the product of all elements of the kernel with all pixels, as a
-// convolution with a kernel of one element, whose result are columns that im2col_back adds up. As many output channels at a time as have
-// room for their columns.
-//   floor   as above; 4 KW KH OC W H bytes written and read once more
-#define TRANSPOSE_CHANNELS 32 // with fewer, as with little to multiply, columns take longer than what they save
+// Large transposed convolutions on tensor cores: the product of all kernel elements with all pixels, as a 1 x 1 convolution, gives
+// columns that im2col_back adds up. As many output channels at a time as their columns fit.
+//   floor   that of k_conv_transpose, and 4 KW KH OC W H bytes written and read
+#define TRANSPOSE_CHANNELS 32 // with fewer, or with little work, the columns cost more than they save
 #ifdef GCUDAI_SIM
-#define TRANSPOSE_LEAST 1e5 // multiplications; the simulated device comes here with small ones, or no test would
+#define TRANSPOSE_LEAST 1e5 // multiplications; small here, so that tests of the simulated device reach it
 #define TRANSPOSE_COLUMNS ((int64_t) 64 << 10) // bytes
 #else
 #define TRANSPOSE_LEAST 1e8
 #define TRANSPOSE_COLUMNS ((int64_t) 256 << 20)
 #endif
 struct d_transpose_product {
-    int64_t n_taps, n_oc; // elements of a kernel; output channels at a time, 0: not this way
-    size_t columns_at, rest_at, n_bytes; // in scratch, behind the weights: columns, and what the convolution wants; in all
+    int64_t n_taps, n_oc; // kernel elements; output channels at a time, 0: not used
+    size_t columns_at, rest_at, n_bytes; // offsets in scratch after the weights: columns, scratch of the convolution; n_bytes: total
 };
 
-// Of n_oc output channels from oc.
+// The 1 x 1 convolution for n_oc output channels from oc on.
 static gcuda_conv_args transpose_conv_of(const gcuda_conv_transpose_args & p, const d_transpose_product & t, int64_t oc, int64_t n_oc) {
     const int64_t n_in = p.x.ne[2], n_rows = n_oc * t.n_taps;
     char * scratch = (char *) p.scratch;
@@ -9118,14 +9166,14 @@ static d_transpose_product transpose_product_of(const gcuda_conv_transpose_args 
 
 static gcuda_status conv_transpose_product(const gcuda_conv_transpose_args & p, const d_transpose_product & t, gcuda_stream stream) {
     const int64_t n_oc = p.kernel.ne[2], n_rows = n_oc * t.n_taps;
-    gcuda_cpy_args w = {}; // input channels become adjacent
+    gcuda_cpy_args w = {}; // makes input channels adjacent
     w.y = packed_array(p.kernel.type, p.scratch, p.x.ne[2], n_rows, 1, 1);
     w.x = packed_array(p.kernel.type, p.kernel.data, p.x.ne[2], n_rows, 1, 1);
     w.x.nb[0] = p.kernel.nb[3], w.x.nb[1] = p.kernel.nb[0];
     gcuda_status st = gcuda_launch_cpy(&w, stream);
     for (int64_t oc = 0; oc < n_oc && st == GCUDA_STATUS_SUCCESS; oc += t.n_oc) {
         const gcuda_conv_args c = transpose_conv_of(p, t, oc, n_oc - oc < t.n_oc ? n_oc - oc : t.n_oc);
-        gcuda_conv_args back = {}; // of a column the elements are a plane apart
+        gcuda_conv_args back = {}; // elements of a column are a plane apart
         back.kernel = p.kernel;
         back.x = c.y;
         back.x.ne[0] = c.y.ne[2], back.x.ne[1] = c.y.ne[0], back.x.ne[2] = c.y.ne[1];
@@ -9157,8 +9205,7 @@ gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * ar
 }
 
 // >>op:pool_1d  >>op:pool_2d --------------------------------------------------------------------------
-//   floor   x read, y written: 4 bytes an element
-// The part of a window that lies in the image.
+// The part of a window inside the image.
 struct d_window {
     int64_t x0, x1, y0, y1;
 };
@@ -9170,10 +9217,10 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
     return w;
 }
 
-// Whether v is larger than the largest before it, where NaN is no number.
+// Whether v is larger than the maximum so far; NaN counts as no number.
 static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
 
-// The largest value and where in the plane its first occurrence is; NaN if the window has no number, -FLT_MAX and -1 if it has no element.
+// Maximum of a window and its first position in the plane; NaN if the window has no number, -FLT_MAX and -1 if it is empty.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
     float max = NAN;
     *at = -1;
@@ -9189,14 +9236,14 @@ static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w
     return *at < 0 ? -F32_MOST : max;
 }
 
-// A maximum that began as NaN: still NaN if the window has no number, which is -FLT_MAX if it has no element either.
+// Result for a maximum that started as NaN: still NaN if the window has no number, -FLT_MAX if it is empty.
 static inline __device__ float d_pool_max_of(const gcuda_pool_args & p, float max, int64_t ox, int64_t oy) {
     if (!isnan(max)) { return max; }
     const d_window w = d_window_of(p, ox, oy);
     return w.x0 < w.x1 && w.y0 < w.y1 ? max : -F32_MOST;
 }
 
-// Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
+// Divisor of the mean of window ox; 1 for a window of padding only, whose mean is 0.
 static inline __device__ float d_pool_divisor(const gcuda_pool_args & p, int64_t ox) {
     if (!p.counts_inside) { return (float) p.k0 * (float) p.k1; }
     const int64_t x = ox * p.s0 - p.p0, x0 = x > 0 ? x : 0, x1 = x + p.k0 < p.x.ne[0] ? x + p.k0 : p.x.ne[0];
@@ -9214,11 +9261,13 @@ static NO_INLINE __device__ float d_pool_mean(const gcuda_pool_args & p, int64_t
     const double divisor = p.counts_inside ? (double) d_pool_divisor(p, ox) : (double) p.k0 * (double) p.k1;
     return (float) (sum / divisor);
 }
-// The mean of a window from its F32 sum, recomputed if that is not finite.
+// Mean of a window from its F32 sum, recomputed if that is not finite.
 static inline __device__ float d_pool_mean_of(const gcuda_pool_args & p, float sum, float divisor, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
     return fabsf(sum) <= F32_MOST ? sum / divisor : d_pool_mean(p, ox, oy, i2, i3);
 }
 
+// General pooling for any strides and windows. A thread has one output.
+//   floor   x read, y written: 4 bytes per element
 static __global__ void k_pool(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
@@ -9243,8 +9292,10 @@ static __global__ void k_pool(const D_GRID_CONSTANT gcuda_pool_args p, const til
     }
 }
 
-// Packed elements and windows K wide: POOL_AHEAD results a thread, the rows of their windows read together.
-#define POOL_AHEAD 4
+#define POOL_AHEAD 4 // outputs per thread
+// Pooling with windows K wide. A thread has POOL_AHEAD outputs, whose window rows are loaded together.
+//   floor   x read, y written
+//   needs   dense rows of x
 template <typename T, int K, bool IS_MAX>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     const float whole = (float) p.k0 * (float) p.k1;
@@ -9295,7 +9346,9 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
     }
 }
 
-// The same where windows touch: as many results a thread as sixteen bytes of x have elements, from K of these a row.
+// Pooling with adjacent windows (stride K). A thread has one output per element of a 16-byte vector and loads K vectors per row.
+//   floor   x read, y written
+//   needs   rows of x aligned to 16 bytes, no padding along dimension 0; is_wide_y: rows of y too
 template <typename T, int K, bool IS_MAX>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRID_CONSTANT gcuda_pool_args p, bool is_wide_y, const tiles t) {
     const int N = d_wide<T>::N;
@@ -9360,7 +9413,7 @@ template <int K> static gcuda_status pool_wide(const gcuda_pool_args & p, gcuda_
 }
 
 gcuda_status gcuda_launch_pool_2d(const gcuda_pool_args * args, gcuda_stream stream) {
-    // a window of a dimension is a row of its own: dimension 1 is no window in one dimension
+    // pool_1d calls this too: its windows have extent 1 along dimension 1
     const bool is_dense = args->x.nb[0] == gcuda_type_size(args->x.type);
     if (is_dense && args->k0 == 2) { return pool_wide<2>(*args, stream); }
     if (is_dense && args->k0 == 3) { return pool_wide<3>(*args, stream); }
@@ -9373,16 +9426,17 @@ gcuda_status gcuda_launch_pool_1d(const gcuda_pool_args * args, gcuda_stream str
 }
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Of largest values first where each window has its own; then every element collects from the windows over it. Of small images it
-// looks there itself, in one launch: the same sums in the same order.
-//   floor   x and dy read, y written
+// Max pooling with overlapping windows: k_pool_winners finds each window's maximum, then k_pool_2d_back gathers. Small images search
+// in k_pool_2d_back itself, in one launch: same sums in the same order.
 #define POOL_BACK_SMALL 65536 // elements
-#define POOL_BACK_READS 128   // of an element, in the windows over it
+#define POOL_BACK_READS 128 // reads per element over all windows that contain it
 static bool finds_winners(const gcuda_pool_args & p) {
     const int64_t n_windows = ((int64_t) p.k0 + p.s0 - 1) / p.s0 * (((int64_t) p.k1 + p.s1 - 1) / p.s1);
     return p.op == GCUDA_OP_POOL_MAX && n_elements(p.y) <= POOL_BACK_SMALL && (int64_t) p.k0 * p.k1 <= POOL_BACK_READS / n_windows;
 }
 
+// Writes each window's position of the maximum to scratch. A thread has one window.
+//   floor   x read, 8 bytes written per window
 static __global__ void k_pool_winners(const gcuda_pool_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.dy.ne, tile, 1, 1);
@@ -9393,7 +9447,7 @@ static __global__ void k_pool_winners(const gcuda_pool_args p, const tiles t) {
     }
 }
 
-// First output whose window of k at o * s - p reaches place x.
+// First output whose window of size k at o * s - p contains position x.
 static __device__ int64_t d_pool_first(int64_t x, int32_t k, int32_t s, int32_t p) {
     return x + p >= k ? (x + p - k) / s + 1 : 0;
 }
@@ -9409,6 +9463,9 @@ static NO_INLINE __device__ float d_pool_back_mean(const gcuda_pool_args & p, co
     return (float) (sum / ((double) p.k0 * (double) p.k1));
 }
 
+// Gradient of pooling. A thread has one element of y and gathers from the windows that contain it. FINDS: searches the maxima
+// instead of reading them from scratch.
+//   floor   x and dy read, y written
 template <bool FINDS> static __global__ void k_pool_2d_back(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     const float divisor = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
@@ -9437,9 +9494,11 @@ template <bool FINDS> static __global__ void k_pool_2d_back(const D_GRID_CONSTAN
     }
 }
 
-// Windows that touch or lie apart: a thread has what lies from the beginning of one to that of the next, and looks for its largest once.
+// Windows that do not overlap: a cell reaches from the start of a window to the start of the next.
 static bool are_apart(const gcuda_pool_args & p) { return p.s0 >= p.k0 && p.s1 >= p.k1; }
 
+// Gradient of pooling without overlap. A thread has a cell and searches its maximum once.
+//   floor   x and dy read, y written
 static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda_array cells, const tiles t) {
     const float divisor = p.op == GCUDA_OP_POOL_MAX ? 1.0f : (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
@@ -9461,7 +9520,7 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
     }
 }
 
-// Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
+// One 2 x 2 window of an F32 image.
 static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
     const float v[4] = { top.x, top.y, low.x, low.y };
     float max = v[0], y[4];
@@ -9476,6 +9535,9 @@ static inline __device__ void d_pool_back_two(bool is_max, float g, const float2
     *y_low = make_float2(y[2], y[3]);
 }
 
+// Gradient of 2 x 2 pooling with stride 2. A thread has two pairs of adjacent windows, two rows of 16 bytes each.
+//   floor   x and dy read, y written
+//   needs   F32, windows cover the image, rows of x and y aligned to 16 bytes, of dy to 8 (are_twos)
 static __global__ void k_pool_2d_back_twos(const gcuda_pool_args p, const tiles t) {
     const bool is_max = p.op == GCUDA_OP_POOL_MAX;
     FOR_TILES(tile, t) {
@@ -9496,7 +9558,7 @@ static __global__ void k_pool_2d_back_twos(const gcuda_pool_args p, const tiles 
             const int64_t at = i.i0 + k * d_tile_step(t, 2);
             float2 y_top[2], y_low[2];
             if (at >= p.dy.ne[0]) { continue; }
-            const float scale = is_max ? 1.0f : 0.25f; // a power of two: the bits of the division
+            const float scale = is_max ? 1.0f : 0.25f; // a power of two: same bits as a division
             d_pool_back_two(is_max, (0.0f + g[k].x) * scale, make_float2(top[k].x, top[k].y), make_float2(low[k].x, low[k].y), &y_top[0], &y_low[0]);
             d_pool_back_two(is_max, (0.0f + g[k].y) * scale, make_float2(top[k].z, top[k].w), make_float2(low[k].z, low[k].w), &y_top[1], &y_low[1]);
             *(float4 *) (y + 8 * at) = make_float4(y_top[0].x, y_top[0].y, y_top[1].x, y_top[1].y);
@@ -9531,15 +9593,14 @@ gcuda_status gcuda_launch_pool_2d_back(const gcuda_pool_args * args, gcuda_strea
 }
 
 // >>op:upscale ----------------------------------------------------------------------------------------
-//   floor   x read once, y written
-struct d_factors { // output pixels per source pixel; in F32 and a divisor, as everyone has it: the last bit decides
+struct d_factors { // output pixels per source pixel, F32 divisors as on the CPU: the last bit decides
     float f[4];
 };
 
 static inline __device__ int64_t d_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 static inline __device__ int64_t d_nearest(int64_t i, float factor, int64_t n) {
     const float at = (float) i / factor;
-    return d_clamp_index(n <= 1 << 30 ? (int) at : (int64_t) at, n); // conversions to 32 bits are faster
+    return d_clamp_index(n <= 1 << 30 ? (int) at : (int64_t) at, n); // conversion to 32 bits is faster
 }
 
 template <int N> struct d_taps {
@@ -9581,7 +9642,7 @@ template <int N> static __device__ float d_resample(const gcuda_upscale_args & p
     return sum;
 }
 
-// A triangle as wide as the shrinking, from first to end, around center.
+// Triangle filter for downscaling with antialias: elements [first, end) around center.
 struct d_reach {
     int64_t first, end;
     float center, width;
@@ -9601,7 +9662,7 @@ static __device__ float d_reach_weight(const d_reach & r, int64_t at) {
     return fmaxf(0.0f, 1.0f - fabsf(((float) at - r.center) / r.width));
 }
 
-// The sum of all that is reached, with weights times `scale`; of the weights in *weight.
+// Weighted sum over the filter with weights times `scale`; *weight is the sum of weights.
 static __device__ float d_reach_sum(const gcuda_upscale_args & p, const d_reach & rx, const d_reach & ry, const char * plane, float scale, float * weight) {
     float sum = 0.0f;
     *weight = 0.0f;
@@ -9616,7 +9677,7 @@ static __device__ float d_reach_sum(const gcuda_upscale_args & p, const d_reach 
     return sum;
 }
 
-// A sum beyond F32 is taken once more, with weights that are 1 together: their mean may be finite.
+// A sum beyond F32 is repeated with weights that add up to 1: the mean may be finite.
 static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
     const float offset = p.align_corners ? 0.0f : 0.5f;
     const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
@@ -9631,15 +9692,16 @@ static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_fa
 
 enum upscale_kind { UPSCALE_LINEAR, UPSCALE_CUBIC, UPSCALE_WIDE };
 
-// A thread works out its columns once for UPSCALE_ROWS rows.
-#define UPSCALE_ROWS 8
+#define UPSCALE_ROWS 8 // rows per thread, which shares its column indices
 static gcuda_array upscale_like(const gcuda_array & y) {
     gcuda_array like = y;
     like.ne[1] = (y.ne[1] + UPSCALE_ROWS - 1) / UPSCALE_ROWS;
     return like;
 }
 
-// WIDE: results are stored sixteen bytes at a time.
+// Nearest-neighbour upscaling. A thread has N columns of UPSCALE_ROWS rows. WIDE: 16-byte stores.
+//   floor   x read once, y written
+//   needs   WIDE: rows of y aligned to 16 bytes and whole vectors
 template <typename T, bool WIDE>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
     const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
@@ -9654,7 +9716,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
         for (int64_t r = i1; r < end && n > 0; ++r) {
             const char * row = plane + d_nearest(r, f.f[1], p.x.ne[1]) * (int64_t) p.x.nb[1];
             T * y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3), v[N];
-            UNROLL for (int k = 0; k < N; ++k) { v[k] = *(const T *) (row + from[k]); } // clamped: always there
+            UNROLL for (int k = 0; k < N; ++k) { v[k] = *(const T *) (row + from[k]); } // clamped: always valid
             if (WIDE) {
                 uint4 w = make_uint4(0, 0, 0, 0);
                 memcpy(&w, v, sizeof v < 16 ? sizeof v : 16);
@@ -9668,20 +9730,24 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
     }
 }
 
-// A thread has C neighbouring columns of a strip of rows, whose N taps begin at most two places apart: what they read of a row of the
-// image is a window of W elements, from which each column selects its own. Rows under a row of the result are kept in registers,
-// resampled along themselves, and slide down the image, one more always on its way. Weights of rows are worked out once for the block.
-#define UPSCALE_STRIP 64 // rows of a thread, at most
-#define UPSCALE_EXACT (1 << 22) // places of a larger image are too coarse in F32 to slide along
+// Linear and cubic upscaling. A thread has C adjacent columns of a strip of rows. Their N taps start at most two elements apart, so
+// that one window of W elements per image row serves all columns. Image rows, resampled horizontally, are kept in registers and
+// slide down the image, with the next row in flight. Vertical weights are computed once per block.
+#define UPSCALE_STRIP 64 // rows per thread, at most
+#define UPSCALE_EXACT (1 << 22) // above this size F32 positions are too coarse to slide along
 struct d_upscale_strips {
-    int shift, rows; // 2^shift threads side by side, above each other the rest of the block; rows of each
+    int shift, rows; // 2^shift threads across, the rest of the block down; rows per thread
     int64_t across, down;
 };
-template <int N> struct alignas(16) d_upscale_row { // of the result: weights, and the first row of the image that they are for
+template <int N> struct alignas(16) d_upscale_row { // row of the result: weights, and the first image row that they apply to
     float w[N];
     int base;
 };
 
+// Linear (N = 2) and cubic (N = 4) upscaling, see above.
+//   shared  vertical weights of 4 * UPSCALE_STRIP rows
+//   floor   x read about once per strip, y written
+//   needs   sizes up to UPSCALE_EXACT; C > 1: rows of y aligned to 16 bytes, ne0 a multiple of C
 template <typename T, int N, int C>
 static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
     const gcuda_upscale_args p, const d_factors f, const d_upscale_strips t) {
@@ -9696,7 +9762,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
         const int r0 = (tid >> t.shift) * t.rows, end = r0 + t.rows < n_rows ? r0 + t.rows : n_rows;
         const char * plane = d_at(p.x, 0, 0, d_nearest(i2, f.f[2], p.x.ne[2]), d_nearest(i3, f.f[3], p.x.ne[3]));
         d_taps<N> taps;
-        __syncthreads(); // the rows before are done with
+        __syncthreads(); // the previous weights have been read
         for (int r = tid; r < n_rows; r += 128) {
             const float at = ((float) (y0 + r) + offset) / f.f[1] - offset;
             d_taps_of(taps, at, p.x.ne[1]);
@@ -9710,7 +9776,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
         float w[C][N], part[N][C];
         T window[W];
         uint32_t from[W];
-        int first = 0, behind[C]; // the first tap of the first column, and how far behind it those of the others begin
+        int first = 0, behind[C]; // first tap of the first column; offsets of the other columns' first taps
         UNROLL for (int j = 0; j < C; ++j) {
             const float at = ((float) (x0 + j) + offset) / f.f[0] - offset;
             const int base = (int) floorf(at) - (N / 2 - 1);
@@ -9720,7 +9786,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
             behind[j] = base - first;
         }
         UNROLL for (int k = 0; k < W; ++k) { from[k] = (uint32_t) d_clamp_index(first + k, p.x.ne[0]) * (uint32_t) p.x.nb[0]; }
-        auto load = [&](int at) { // of a row of the image, the nearest if there is none
+        auto load = [&](int at) { // a row of the image, clamped
             const char * row = plane + (at < 0 ? 0 : at > last ? last : at) * (int64_t) p.x.nb[1];
             UNROLL for (int k = 0; k < W; ++k) { window[k] = *(const T *) (row + from[k]); }
         };
@@ -9735,7 +9801,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
                 }
             }
         };
-        int next = known[r0].base; // of the rows of the image the next that comes into the window
+        int next = known[r0].base; // next image row to enter the window
         UNROLL for (int k = 0; k < N; ++k, ++next) {
             load(next);
             resample(part[k]);
@@ -9749,7 +9815,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
                     UNROLL for (int j = 0; j < C; ++j) { part[k][j] = part[k + 1][j]; }
                 }
                 resample(part[N - 1]);
-                next = next + 1 < own.base ? own.base : next + 1; // past rows that nothing needs
+                next = next + 1 < own.base ? own.base : next + 1; // skips rows that nothing needs
                 load(next);
             }
             d_pack<T, C> all;
@@ -9763,7 +9829,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
     }
 }
 
-// As many threads side by side as the result asks, and long strips where they still give every multiprocessor several blocks.
+// As many threads across as the result needs, and long strips while every SM gets several blocks.
 template <typename T, int N, int C>
 static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     d_upscale_strips t = { 5, UPSCALE_STRIP, 0, 0 };
@@ -9776,7 +9842,7 @@ static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors
     return launch(k_upscale_taps<T, N, C>, t.across * t.down * n_planes, 128, stream, p, f, t);
 }
 
-// Columns of a thread: four where they are half a place apart or less, two where at most one, and where results can be stored together.
+// Columns per thread: four if source positions are at most half an element apart, two if at most one, and y allows vector stores.
 template <int N> static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     const bool is_near = is_wide(p.y) && p.y.ne[0] <= UPSCALE_EXACT && p.x.ne[0] <= UPSCALE_EXACT;
     return with_float(p.x.type, [&](auto v) {
@@ -9794,6 +9860,8 @@ template <typename T> static gcuda_status upscale_nearest(const gcuda_upscale_ar
                                               : launch_tiles(k_upscale_nearest<T, false>, tiles_of(like, 1, 4), stream, p, like, f);
 }
 
+// General upscaling: linear, cubic or antialiased. A thread has four outputs.
+//   floor   x mostly from cache, y written
 template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p, const d_factors f, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -9813,7 +9881,7 @@ template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p,
 gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream stream) {
     const tiles t = tiles_of(args->y, 1, 4);
     const bool is_exact = args->x.ne[1] <= UPSCALE_EXACT && args->y.ne[1] <= UPSCALE_EXACT &&
-                          args->x.ne[0] * (int64_t) args->x.nb[0] <= INT32_MAX; // places in a row are 32 bits
+                          args->x.ne[0] * (int64_t) args->x.nb[0] <= INT32_MAX; // offsets in a row are 32 bits
     d_factors f;
     for (int d = 0; d < 4; ++d) {
         const int64_t in = args->x.ne[d], out = args->y.ne[d];
