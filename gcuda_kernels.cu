@@ -9909,18 +9909,19 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
-// Channels are innermost in y and time is in x: 32 channels by SSM_TIMES times of x go through shared memory. Single tokens
-// are read where they lie.
-//   floor   x read, y written: 8 * D * T * S bytes
-#define SSM_TIMES 128
-#define SSM_TAPS 32 // weights of a channel that fit the tile
+// y is channels-first, x time-first: tiles of 32 channels by SSM_TIMES time steps go through shared memory. Few tokens are read
+// directly.
+#define SSM_TIMES 128 // time steps per tile
+#define SSM_TAPS 32 // taps per channel that fit the tile
 
-// What is stored for the sum of a channel: with STEPS the bias and SiLU that may follow, as nodes of their own round.
+// Epilogue of a channel's sum. STEPS: the fused bias and SiLU, rounded as the separate nodes would.
 template <bool STEPS> static inline __device__ float d_ssm_conv_end(const gcuda_ssm_conv_args & p, float sum, int64_t channel) {
     if (STEPS && p.bias.data != nullptr) { sum = d_add_rn(sum, *(const float *) d_at(p.bias, channel, 0, 0, 0)); }
     return STEPS && p.is_activated ? sum * d_sigmoid(sum) : sum;
 }
 
+// Depthwise causal convolution of few tokens, for any strides. A thread has one output.
+//   floor   x read, y written: 8 * D * T * S bytes
 template <bool STEPS> static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
         const d_index y = d_unravel(p.y.ne, i);
@@ -9932,13 +9933,16 @@ template <bool STEPS> static __global__ void k_ssm_conv(const gcuda_ssm_conv_arg
     }
 }
 
-// A warp reads four channels, all before it stores the first; then it has SSM_RUN adjacent times of 32 channels. With TAPS
-// known (0: not), a lane reads each element once and shifts it through registers.
-#define SSM_RUN (SSM_TIMES / 8)
+#define SSM_RUN (SSM_TIMES / 8) // time steps per thread
 
+// Depthwise causal convolution. A warp loads four channels, all before its first store to shared memory, then computes SSM_RUN
+// consecutive time steps of 32 channels. TAPS > 0: taps are known, and a lane shifts inputs through registers.
+//   shared  25 KiB
+//   floor   x read, y written: 8 * D * T * S bytes
+//   needs   x dense along time, at most SSM_TAPS taps
 template <typename T, int TAPS, bool STEPS>
 static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
-    __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // an odd pitch: no bank twice
+    __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // odd pitch: no bank conflicts
     __shared__ float w[SSM_TAPS][32];
     const int n_taps = TAPS > 0 ? TAPS : (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t n_d = (p.y.ne[0] + 31) / 32, each = SSM_TIMES + 1 - n_taps, n_t = (p.y.ne[1] + each - 1) / each;
@@ -9956,7 +9960,7 @@ static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_co
             }
         }
         UNROLL for (int k = 0; k < TAPS; ++k) { own[k] = lane < n_channels ? d_load(p.c.type, d_at(p.c, k, d0 + lane, 0, 0)) : 0.0f; }
-        __syncthreads(); // the last tile is done with
+        __syncthreads(); // the previous tile has been read
         UNROLL for (int c = 0; c < 4; ++c) {
             UNROLL for (int k = 0; k < SSM_TIMES / 32; ++k) {
                 if (4 * warp + c < n_channels && lane + 32 * k < n_in) { x[4 * warp + c][lane + 32 * k] = d_f32(v[c][k]); }
@@ -10009,11 +10013,11 @@ gcuda_status gcuda_launch_ssm_conv(const gcuda_ssm_conv_args * args, gcuda_strea
     return with_float(x.type, [&](auto v) { return ssm_conv_tile<decltype(v), false>(*args, stream); });
 }
 
-// ---- vectors spread over the lanes of a group ----
-// LANES threads share a vector, PER elements each, four adjacent ones at a time: element place<LANES>(lane, k).
+// ---- vectors distributed over the lanes of a group ----
+// LANES threads share a vector, PER elements each, in groups of four adjacent ones: element d_spread<LANES>(lane, k).
 template <int LANES> static inline __device__ int d_spread(int lane, int k) { return (k / 4 * LANES + lane) * 4 + k % 4; }
 
-// WIDE: F32, aligned to 16 bytes, a multiple of 4 elements; what is missing is 0.
+// WIDE: F32, aligned to 16 bytes, length a multiple of 4. Zeros past the end.
 template <int LANES, int PER, bool WIDE>
 static inline __device__ void d_spread_load(gcuda_type type, const char * row, size_t nb0, int n, int lane, float * v) {
     for (int k = 0; k < PER; k += 4) {
@@ -10034,8 +10038,8 @@ template <int LANES> static inline __device__ float d_group_sum(float v) {
 
 static inline bool is_wide_f32(const gcuda_array & a) { return a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[0] % 4 == 0; }
 
-// The sums over the lanes of N values, spread over them: those from lane * N / LANES on are in v[0], v[1] ..., or with more
-// lanes than values one is on LANES / N of them. Half as many shuffles after every step, where one sum alone takes all.
+// Reduce-scatter of N values over the lanes: v[0], v[1] ... get the sums from lane * N / LANES on; with more lanes than values,
+// LANES / N lanes share one. Each step halves the shuffles, where separate sums would take all in every step.
 template <int LANES, int N> struct d_spread_sums {
     static inline __device__ void add(float * v, int lane) {
         const bool is_upper = (lane & LANES / 2) != 0;
@@ -10057,27 +10061,31 @@ template <> struct d_spread_sums<1, 1> {
 };
 
 // >>op:ssm_scan ---------------------------------------------------------------------------------------
-// LANES threads keep the state of one channel in registers over all tokens; what a token brings is read one token ahead.
-//   floor   state read and written once, x, dt, B, C read, y written
+//   floor   state read and written once; x, dt, B, C read; y written
+// Kernels: k_ssm_scan_chunk on tensor cores, _staged through shared memory, _one a single token, _any states beyond registers,
+// k_ssm_scan the others.
 struct d_scan_step {
     float x, dt;
 };
 
-// Which of the states sequence q begins with; what launchers complete has no ids where those in last go on.
-// By reference: of a value nvcc makes k_ssm_scan_join 2.6 times as long.
+// Initial state of sequence q. Launchers set ids to NULL where states continue in `last`. By reference: by value nvcc makes
+// k_ssm_scan_join 2.6 times as long.
 template <typename T> static inline __device__ int64_t d_scan_state(T * const & ids, int64_t q) {
     return ids != nullptr ? (int64_t) ((const int32_t *) ids)[q] : q;
 }
 
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
+// Selective scan, token by token. LANES threads keep the state of a channel in registers; inputs are loaded one token ahead.
+//   floor   state read and written once; x, dt, B, C read; y written
+//   needs   at most LANES * PER states; WIDE: s, B, C in F32 and aligned to 16 bytes
 template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const gcuda_ssm_scan_args p) {
     const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES;
     const int64_t n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
     const int64_t per_block = blockDim.x / LANES, n_padded = (n_channels + per_block - 1) / per_block * per_block;
     const bool is_one = p.a.ne[0] == 1;
     for (int64_t item = blockIdx.x * per_block + threadIdx.x / LANES; item < n_padded; item += gridDim.x * per_block) {
-        const bool is_real = item < n_channels; // the others only take part in shuffles
+        const bool is_real = item < n_channels; // padding items only take part in shuffles
         const int64_t ch = is_real ? item : 0, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1], q = ch / p.x.ne[0] / p.x.ne[1];
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = d_scan_state(p.ids.data, q);
@@ -10124,12 +10132,15 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
     }
 }
 
-// The same with SCAN_TOKENS tokens at a time in shared memory, which are fetched while the ones before are worked on. All
-// channels of a block are of one group, so that B and C are read once for them; with one decay a head (IS_ONE) a thread
-// has two channels for what it reads of B and C. Tokens behind the last one leave the state as it is.
-#define SCAN_TOKENS 8
+#define SCAN_TOKENS 8 // tokens per stage
 #define SCAN_BLOCK 128
 
+// Selective scan with SCAN_TOKENS tokens per stage in shared memory; the next stage is loaded to registers meanwhile. All channels
+// of a block share a group, so that B and C are read once for them. IS_ONE (one decay per head): a thread has two channels.
+// Padding tokens leave the state unchanged.
+//   shared  SCAN_TOKENS * (2 * LANES * PER + 2 * CHANNELS) floats, at most 18 KiB
+//   floor   state read and written once; x, dt, B, C read; y written
+//   needs   s, B, C in F32 and aligned to 16 bytes; channels of a group a multiple of CHANNELS
 template <int LANES, int PER, bool IS_ONE>
 static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcuda_ssm_scan_args p) {
     const int CH = IS_ONE ? 2 : 1, CHANNELS = SCAN_BLOCK / LANES * CH, SIZE = LANES * PER;
@@ -10185,7 +10196,7 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
         };
         fetch(0);
         for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_TOKENS) {
-            __syncthreads(); // the tokens before are done with
+            __syncthreads(); // the previous tokens have been read
             UNROLL for (int i = 0; i < LOADS; ++i) {
                 const int at = tid + i * SCAN_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
                 if (t < SCAN_TOKENS) {
@@ -10237,40 +10248,39 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     }
 }
 
-// SCAN_CHUNK tokens at once on tensor cores, for one decay a head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S the state
-// before the chunk and u_s = delta_s x_s:
+// Chunked scan on tensor cores: SCAN_CHUNK tokens at once, one decay per head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S
+// the state before the chunk and u_s = delta_s x_s:
 //   y_t = K(-1, t) C_t S + sum over s <= t of K(s, t) (C_t . B_s) u_s          S' = K(-1, end) S + sum over s of K(s, end) B_s u_s
-// Decays are only multiplied, so any are right. A pair of warps has 16 channels, each warp half of their states as the
-// accumulators of S'; columns 2 t and 2 t + 1 of an accumulator serve as words t and t + 4 of the next product's a, and what
-// it is multiplied by is read in that order. A block's warps are of one head; four of them share C . B.
-// Where heads are too few for all multiprocessors, tokens are in segments that begin at the same time, in three kernels: what segments
-// make of a state of zeros (SCAN_STATES), the states that they begin with, from the first to the last, and their outputs with these.
-//   floor   2 products of 2 * n_state * channels * tokens operations      shared  up to 45 KiB
+// Decays are only multiplied, so any value is safe. A pair of warps has 16 channels; each warp has half of their states as the
+// accumulators of S'. Columns 2 t and 2 t + 1 of an accumulator become words t and t + 4 of the next product's A operand;
+// its B operand is read in that order. Warps of a block share a head; up to four of them compute C . B.
+// With too few heads for all SMs, tokens are split into segments that run concurrently, in three kernels: SCAN_STATES computes
+// the segments' states from zero, k_ssm_scan_join their initial states, SCAN_SEGMENTS their outputs.
 #define SCAN_CHUNK 16
-#define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
-#define CHUNK_MOST 5       // pairs of warps in a block
+#define CHUNK_PITCH 20 // row pitch of 16 x 16 matrices: rows are in different banks
+#define CHUNK_MOST 5 // warp pairs per block, at most
 static size_t chunk_bytes(int64_t n, int64_t pairs) {
     const int64_t n_slices = 2 * pairs < 4 ? 2 * pairs : 4;
     return (size_t) (4 * SCAN_CHUNK * (n + 8) + (n_slices + pairs) * 256 + 2 * SCAN_CHUNK * CHUNK_PITCH + 4 * SCAN_CHUNK) * sizeof(float);
 }
 
-#define SEGMENT_PAIRS 4 // of a block then: two blocks of a multiprocessor have 128 registers a thread
+#define SEGMENT_PAIRS 4 // warp pairs per block with segments: two blocks per SM have 128 registers per thread
 #ifdef GCUDAI_SIM // segments in small tests
 #define SEGMENT_LEAST 32
 #define WHOLE_CHANNELS(n_sm) 65
 #else
 #define SEGMENT_LEAST 64 // tokens
-#define WHOLE_CHANNELS(n_sm) (40 * (n_sm)) // from here on tokens are in one segment
+#define WHOLE_CHANNELS(n_sm) (40 * (n_sm)) // channels from which tokens form one segment
 #endif
-#define SEGMENT_FEWEST 4 // that pay for two more kernels
+#define SEGMENT_FEWEST 4 // segments that pay for two more kernels
 enum scan_span { SCAN_WHOLE, SCAN_STATES, SCAN_SEGMENTS };
 struct d_scan_segments {
-    int64_t n, first, tokens; // segments; tokens of the first, and of those behind it but the last, multiples of SCAN_CHUNK
-    float * states, * decays; // of segments, after each other: [N, P, H, S]; of all tokens together, [H, S]
+    int64_t n, first, tokens; // segments; tokens of the first, and of the others but the last, multiples of SCAN_CHUNK
+    float * states, * decays; // states per segment [N, P, H, S]; decay over all its tokens [H, S]
 };
 
-// y += weights u of a chunk whose u is not all finite: each sum takes the tokens up to its own, where the product's weight of 0
-// times an infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u: as in the kernel.
+// y += weights u for a chunk with non-finite u. Each sum takes only tokens up to its own: the product's weight of 0 times an
+// infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u as in the kernel.
 static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[8], const float * weights, int token) {
     const int quad = (int) threadIdx.x % 32 / 4 * 4;
     NO_UNROLL for (int k = 0; k < 4; ++k) {
@@ -10284,34 +10294,39 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
     }
 }
 
-// Of SCAN_SEGMENTS p.s are the states that they begin with, one after the other. x is F32 but for SCAN_WHOLE.
+// Chunked selective scan, see above. A block has `pairs` warp pairs of 16 channels of a head, for one segment. In SCAN_SEGMENTS p.s
+// holds the initial states, segment by segment.
+//   shared  chunk_bytes: two stages of B and C, C . B, weights, decays, partial y; up to 45 KiB
+//   floor   2 products of 2 * n_state * channels * tokens operations
+//   needs   64 or 128 states, s, B, C in F32 aligned to 16 bytes; x in F32 except in SCAN_WHOLE
+//   arch    8.0; compiles everywhere, emulated below
 template <int NT, scan_span SPAN>
 static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST : SEGMENT_PAIRS), SPAN == SCAN_WHOLE ? 1 : 2)
     k_ssm_scan_chunk(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const bool HAS_Y = SPAN != SCAN_STATES;
-    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators of a warp
+    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators per warp
     DYNAMIC_SHARED(float, shared);
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
     const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
-    float * const tokens = shared; // two stages of B, then C
+    float * const tokens = shared; // two stages of B and C
     float * const dots = tokens + 4 * SCAN_CHUNK * PITCH, * const weights = dots + n_slices * 256;
     float * const decays = weights + SCAN_CHUNK * CHUNK_PITCH; // K(s, t) in row t
     float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH, * const partial = partials + warp / 2 * 256;
     float * const scalars = partials + pairs * 256;
-    const int for_decays = n_warps > n_slices ? n_slices : 0; // the first warp that works them out: without a share of C . B, if there is one
+    const int for_decays = n_warps > n_slices ? n_slices : 0; // first warp that computes decays: one without a share of C . B if possible
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
     if (SPAN == SCAN_STATES) { d_start_next(); }
-    FOR_ROWS(block, per_head * n_heads * n_spans) { // nobody begins with what the last segment makes
+    FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
         const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
         const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
-        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first one, which may be short, at last
+        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first segment, which may be short, runs last
         const int64_t begin = SPAN == SCAN_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
         const int64_t behind = segments.first + segment * segments.tokens;
         const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
         const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p.ids.data, q);
-        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // the kernel between tells otherwise
+        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // with segments k_ssm_scan_join checks ids
         const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
         const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
         const char * own_x = d_at(p.x, c0 + g, h, 0, q);
@@ -10344,7 +10359,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             }
             d_copies_commit();
             const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
-            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // asked once, so that the loads stand together
+            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // tested once, so that the loads stay together
                 UNROLL for (int m = 0; m < 8; ++m) { // tokens t, t + 4, t + 8, t + 12
                     next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
                 }
@@ -10354,10 +10369,10 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 }
             }
         };
-        const auto fetch_dt = [&](int64_t t0) { // of the last warp's first lanes
+        const auto fetch_dt = [&](int64_t t0) { // for the last warp's first lanes
             return lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
         };
-        const auto find_scalars = [&](int64_t t0, int stage) { // behind the last token the state stays
+        const auto find_scalars = [&](int64_t t0, int stage) { // the state does not change past the last token
             float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
             const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
             if (lane < SCAN_CHUNK) {
@@ -10365,14 +10380,14 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
             }
         };
-        __syncthreads(); // the block before is done with
+        __syncthreads(); // the previous block's data has been read
         fetch(begin, 0);
         if (warp == n_warps - 1) {
             next_dt = fetch_dt(begin);
             find_scalars(begin, 0);
             next_dt = fetch_dt(begin + SCAN_CHUNK);
         }
-        if (SPAN == SCAN_SEGMENTS) { d_wait_before(); } // tokens were there before
+        if (SPAN == SCAN_SEGMENTS) { d_wait_before(); } // tokens were written earlier
         if (SPAN != SCAN_WHOLE) { load_states(); }
         for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
             const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
@@ -10383,7 +10398,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             __syncthreads();
             if (t0 + SCAN_CHUNK < end_token) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
             float y[2][4] = {}, mine[4];
-            if (HAS_Y && warp < n_slices) { // C . B of a share of the states
+            if (HAS_Y && warp < n_slices) { // C . B over a share of the states
                 for (int k = warp; k < 2 * NT; k += n_slices) {
                     d_split_tf32<4> u;
                     UNROLL for (int r = 0; r < 2; ++r) {
@@ -10406,8 +10421,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                     }
                 }
             }
-            if (warp >= for_decays) { // a row of decays by half a warp: of token s what is kept of s + 1 and all up to the row's
-                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // of states the last one counts
+            if (warp >= for_decays) { // half a warp per row of decays: product over tokens s + 1 to the row's token
+                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // for states only the last row counts
                 for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
                     const int s = lane % 16;
                     float decay = s < to ? keep[s + 1] : 1.0f;
@@ -10422,7 +10437,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 find_scalars(t0 + SCAN_CHUNK, 1 - stage);
                 next_dt = fetch_dt(t0 + 2 * SCAN_CHUNK);
             }
-            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // the state's part of y
+            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // part of y from the state
                 d_split_tf32<4> u;
                 UNROLL for (int r = 0; r < 2; ++r) {
                     u.set(r, st[i][2 * r]);
@@ -10436,7 +10451,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                     d_mma_split(y[j], u, w);
                 }
             }
-            // A side gives the other its part of the eight tokens that are the other's.
+            // The two warps of a pair exchange their parts of y: each finishes eight tokens.
             if (HAS_Y) {
                 UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
                 *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
@@ -10467,7 +10482,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 }
             }
             if (!HAS_Y) { continue; }
-            __syncthreads(); // weights are there
+            __syncthreads(); // weights are complete
             const int token = 8 * side + 2 * t;
             const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
             const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
@@ -10502,7 +10517,9 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     }
 }
 
-// Puts the states that segments begin with in the place of those that they make of zeros. A thread has four neighbouring states.
+// Replaces the segments' final states from zero by their initial states, a serial scan over segments. A thread has four adjacent
+// states.
+//   floor   states read and written once
 static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
     d_start_next();
@@ -10535,8 +10552,8 @@ static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_sc
     }
 }
 
-// Segments of tokens, as many as all run at once: two blocks of a head's warps a multiprocessor. Where that leaves places, too few for
-// all heads, one more segment before them is so short that they take it after each other meanwhile.
+// Plans segments: as many as run at once with two blocks per SM. If SMs are left over but too few for all heads, one more, shorter
+// segment before the others uses them: its blocks run there one after another.
 static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pairs) {
     const int64_t n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3], most = p.x.ne[2] / SEGMENT_LEAST;
     const int64_t places = 2 * n_multiprocessors(), room = places / n_blocks, wanted = room < most ? room : most, n = wanted > 1 ? wanted : 1;
@@ -10555,16 +10572,14 @@ static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pair
     return s;
 }
 
-// Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels. More than one segment:
-// where heads alone are too few for this form.
+// Warp pairs per block: all of a head's, unless that leaves SMs idle. 0: other kernels. Sets segments where heads alone are too few.
 static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segments) {
     const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
     if (p.x.ne[2] < 2 * SCAN_CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
     if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c) || n_heads == 0 || all == 0) { return 0; }
     int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
     while (all % pairs != 0) { --pairs; }
-    // Measured at 512 tokens in one segment: with 23 channels for each multiprocessor token by token is faster, with 78 it takes
-    // twice as long.
+    // Measured at 512 tokens in one segment: with 23 channels per SM token by token is faster, with 78 it takes twice as long.
     if (p.x.ne[0] * n_heads < WHOLE_CHANNELS(n_multiprocessors())) {
         *segments = scan_segments(p, pairs);
         return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32 ? pairs : 0;
@@ -10581,7 +10596,7 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
         return launch_shared(n == 64 ? k_ssm_scan_chunk<4, SCAN_WHOLE> : k_ssm_scan_chunk<8, SCAN_WHOLE>, n_blocks, block, n_bytes, 0,
             stream, p, s);
     }
-    gcuda_ssm_scan_args begun = p; // with the states that segments begin with
+    gcuda_ssm_scan_args begun = p; // with the segments' initial states
     begun.s.data = s.states;
     begun.s.ne[1] = p.x.ne[0], begun.s.ne[2] = p.x.ne[1], begun.s.ne[3] = s.n * p.x.ne[3];
     for (int d = 1; d < 4; ++d) { begun.s.nb[d] = begun.s.nb[d - 1] * (size_t) begun.s.ne[d - 1]; }
@@ -10594,18 +10609,18 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
                : st;
 }
 
-// What single tokens take of gcuda_ssm_scan_args, close together, so that blocks begin with few reads of constants.
+// Parameters of k_ssm_scan_one, compact, so that blocks start with few constant loads.
 struct d_scan_one {
-    const char *s, *x, *dt, *a, *b, *c; // strides in bytes: of channels or elements, heads or groups, sequences
+    const char *s, *x, *dt, *a, *b, *c; // strides in bytes: channels or elements, heads or groups, sequences
     char * y;
     float * last;
     const int32_t * ids;
     int32_t * bad_index;
     int64_t s_nb[3], x_nb[3], dt_nb[2], a_nb[2], b_nb[2], c_nb[2], y_nb[2];
-    int64_t n_channels, n_states, n_items; // of a head; that s has; heads of all sequences
+    int64_t n_channels, n_states, n_items; // per head; states in s; heads of all sequences
     int n, n_heads, n_groups;
-    enum gcuda_type x_type, dt_type, a_type; // the others are F32
-    bool is_one; // decay of a head
+    enum gcuda_type x_type, dt_type, a_type; // s, B and C are F32
+    bool is_one; // one decay per head
 };
 
 static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
@@ -10634,20 +10649,22 @@ static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
     return one;
 }
 
-// Blocks of a multiprocessor; 7.5 has room for 1024 threads.
+// Resident blocks per SM; 7.5 has 1024 threads per SM.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define SCAN_ONE_BLOCKS 4
 #else
 #define SCAN_ONE_BLOCKS 5
 #endif
 
-// Single tokens: nothing to wait for but the state. A block has channels of one head.
+// Selective scan of a single token. A block has 256 / LANES channels of one head.
+//   floor   state read and written once
+//   needs   at most LANES * PER states; s, B, C, last in F32 and aligned to 16 bytes
 template <int LANES, int PER> static __global__ void __launch_bounds__(256, SCAN_ONE_BLOCKS) k_ssm_scan_one(const d_scan_one p) {
     const int n = p.n, lane = (int) threadIdx.x % LANES, per_head = (int) ((p.n_channels + 256 / LANES - 1) / (256 / LANES));
     FOR_ROWS(block, per_head * p.n_items) {
         const int64_t head = block / per_head, q = head / p.n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;
         const int h = (int) (head - q * p.n_heads), g = h / (p.n_heads / p.n_groups);
-        const bool is_real = c < p.n_channels; // the others only take part in shuffles
+        const bool is_real = c < p.n_channels; // padding channels only take part in shuffles
         const int64_t own = is_real ? c : 0;
         const int64_t id = d_scan_state(p.ids, q);
         const bool is_ok = id >= 0 && id < p.n_states;
@@ -10684,7 +10701,8 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256, SCAN
     }
 }
 
-// States too large for registers stay where the last ones go: a warp per channel.
+// Selective scan for states beyond registers: the state is updated in `last`. A warp has one channel.
+//   floor   state read and written once per token; x, dt, B, C read; y written
 static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
     const int lane = (int) threadIdx.x % 32;
     const int64_t n = p.s.ne[0], n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
@@ -10718,7 +10736,7 @@ template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_
     const bool is_one = p.a.ne[0] == 1, wide = is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c);
     const int64_t per_block = SCAN_BLOCK / LANES * (is_one ? 2 : 1);
     if (wide && p.x.ne[2] > 1 && per_seq / p.b.ne[1] % per_block == 0 && (!is_one || p.x.ne[0] % 2 == 0)) {
-        if (is_one && LANES == 16) { // twice the warps, with shorter chains each
+        if (is_one && LANES == 16) { // twice the warps, with shorter dependency chains
             return launch(k_ssm_scan_staged<32, 4, true>, 2 * per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
         }
         return is_one ? launch(k_ssm_scan_staged<LANES, PER, true>, per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p)
@@ -10733,7 +10751,7 @@ template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_s
     return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, scan_one_of(p));
 }
 
-// What the kernels take: y [P, H, T, S], the states behind it if nowhere else, those to go on with as p.s.
+// Fills in the arguments that kernels use: y as [P, H, T, S], `last` after it by default, p.s where states continue.
 static gcuda_ssm_scan_args scan_completed(const gcuda_ssm_scan_args & args) {
     gcuda_ssm_scan_args p = args;
     for (int d = 1; d < 4; ++d) {
@@ -10774,16 +10792,14 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
                       : launch(k_ssm_scan_any, (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] + 7) / 8, 256, stream, p);
 }
 
-// ---- recurrences with a matrix per head ----
-// The state of a head is Z x Z; a result is a sum along its inner dimension, keys. LANES threads keep one line of inner
-// elements in registers over all tokens, so that a head has Z lines for as many blocks as there are.
-//   floor   state read and written once, inputs read, results written
+// ---- recurrences with a matrix state per head ----
+// The state of a head is Z x Z. A result is a sum along its inner dimension, the keys. A line is the inner elements of one result.
 enum linear_kind { LINEAR_WKV6, LINEAR_GLA, LINEAR_WKV7 };
 
 struct d_linear {
-    gcuda_array in[5]; // vectors of keys: wkv6 k r td tf, gla k q g, wkv7 k r w a b
+    gcuda_array in[5]; // key vectors: wkv6 k r td tf, gla k q g, wkv7 k r w a b
     gcuda_array v, state, y, last;
-    int64_t size, n_heads, n_tokens, n_seqs; // tokens of one sequence
+    int64_t size, n_heads, n_tokens, n_seqs; // n_tokens: per sequence
     float scale;
 };
 
@@ -10792,9 +10808,12 @@ template <int KIND> static inline __device__ int64_t d_linear_at(const d_linear 
 }
 
 template <int KIND> struct d_linear_inputs {
-    static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 is the same for all tokens
+    static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 does not depend on the token
 };
 
+// Linear recurrence, token by token. LANES threads keep one line of the state in registers; inputs are loaded one token ahead.
+//   floor   state read and written once, inputs read, results written
+//   needs   Z at most LANES * PER; WIDE: inputs in F32 and aligned to 16 bytes
 template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_linear(const d_linear p) {
     const int N = d_linear_inputs<KIND>::N, n = (int) p.size, lane = (int) threadIdx.x % LANES;
     const int64_t n_lines = p.size * p.n_heads * p.n_seqs, per_block = blockDim.x / LANES;
@@ -10858,20 +10877,23 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
     }
 }
 
-// The same with LINEAR_TOKENS tokens at a time in shared memory, fetched while the ones before are worked on, for blocks
-// whose lines are all of one head. Tokens behind the last one leave the state as it is: decay 1, all else 0.
-#define LINEAR_TOKENS 8
+#define LINEAR_TOKENS 8 // tokens per stage
 #define LINEAR_BLOCK 128
 
-// Groups of tokens on their way at a time, in registers: with two wkv6 takes 61% and gated linear attention 66% of the time (32 heads
-// of 64, 512 tokens, H200), wkv7, which loads more a token, 119%. Larger heads have no registers to spare.
+// Token groups in flight in registers. Two: wkv6 takes 61 % and gated linear attention 66 % of the time (32 heads of 64, 512 tokens,
+// H200), but wkv7, which loads more per token, 119 %. Larger heads have no registers to spare.
 template <int KIND, int SIZE> struct linear_sets {
     static const int N = KIND != LINEAR_WKV7 && SIZE <= 64 ? 2 : 1;
 };
 
+// Linear recurrence with LINEAR_TOKENS tokens per stage in shared memory, loaded to registers meanwhile. A block has
+// LINEAR_BLOCK / LANES lines of one head. Padding tokens leave the state unchanged: decay 1, everything else 0.
+//   shared  LINEAR_TOKENS * (N * Z + LINES) floats, at most 41 KiB
+//   floor   state read and written once, inputs read, results written
+//   needs   inputs in F32 and aligned to 16 bytes; Z a multiple of LINES
 template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_linear p) {
     const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
-    const int QUARTERS = SIZE / 4; // of a vector: loads of 16 bytes
+    const int QUARTERS = SIZE / 4; // 16-byte loads per vector
     const int SETS = linear_sets<KIND, SIZE>::N;
     const int LOADS = LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK : 1;
     const int VALUES = (LINEAR_TOKENS * LINES + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
@@ -10885,7 +10907,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         float * y = (float *) d_at(p.y, line + own, h, 0, q);
         float w[PER], first[PER], raw_value[SETS][VALUES];
         float4 raw[SETS][N][LOADS];
-        const char * at_in[N], * at_value = d_at(p.v, line + tid % LINES, h, tid / LINES, q); // of the next tokens' first load
+        const char * at_in[N], * at_value = d_at(p.v, line + tid % LINES, h, tid / LINES, q); // of the next group's first load
         UNROLL for (int i = 0; i < N; ++i) { at_in[i] = d_at(p.in[i], tid % QUARTERS * 4, h, tid / QUARTERS, q); }
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
@@ -10919,7 +10941,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
             UNROLL for (int set = 0; set < SETS; ++set) {
                 const int64_t t0 = begin + set * LINEAR_TOKENS;
                 if (t0 >= p.n_tokens) { break; }
-                __syncthreads(); // the tokens before are done with
+                __syncthreads(); // the previous tokens have been read
                 UNROLL for (int l = 0; l < LOADS; ++l) {
                     const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS), k = tid % QUARTERS * 4;
                     UNROLL for (int i = 0; i < N; ++i) {
@@ -10980,7 +11002,8 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
     }
 }
 
-// Heads too large for registers: a warp per line, the state where the last one goes.
+// Linear recurrence for heads beyond registers: the state is updated in `last`. A warp has one line.
+//   floor   state read and written once per token, inputs read, results written
 template <int KIND> static __global__ void k_linear_any(const d_linear p) {
     const int lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(item, p.size * p.n_heads * p.n_seqs, 32) {
@@ -11026,7 +11049,7 @@ template <int KIND, int LANES, int PER> static gcuda_status linear_lines(const d
                 : launch(k_linear<KIND, LANES, PER, false>, n, 64, stream, p);
 }
 
-// Inputs with the tokens of a sequence after those of another as [Z, H, T / S, S].
+// Inputs with concatenated sequences, viewed as [Z, H, T / S, S].
 static void linear_sequences(gcuda_array * a, int64_t n_seqs) {
     if (a->ne[3] != n_seqs && n_seqs > 0) {
         a->ne[2] /= n_seqs;
@@ -11083,16 +11106,14 @@ gcuda_status gcuda_launch_rwkv_wkv7(const gcuda_rwkv_wkv7_args * args, gcuda_str
 #endif // recurrences
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// A block takes COLS columns, which are in shared memory from B to X, 32 rows after another: the triangle on the diagonal
-// row after row, lanes being rows and warps columns; then what that subtracts from all rows below, which is a product.
-//   floor   A and B read, X written; the rows of a panel depend on each other
-//   shared  n (COLS + 4) + 32 * 33 floats; longer columns go through memory
+// Blocked forward substitution in panels of 32 rows: solve the diagonal triangle, then update all rows below, a matrix product.
+// COLS: columns per block.
 template <int COLS> struct d_solve {
-    static const int PITCH = COLS + 4, OWN = COLS / 8; // columns of a warp
+    static const int PITCH = COLS + 4, OWN = COLS / 8; // columns per warp
     static size_t bytes(int64_t n) { return (size_t) (n * PITCH + 32 * 33) * sizeof(float); }
 };
 
-// Four neighbouring elements of A's row.
+// Four adjacent elements of a row of A.
 static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const char * row, int64_t i, bool is_wide_row) {
     if (is_wide_row) {
         return *(const float4 *) (row + 4 * i);
@@ -11102,10 +11123,15 @@ static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const 
         d_load(p.a.type, row + (i + 2) * size), d_load(p.a.type, row + (i + 3) * size));
 }
 
+// Triangular solve with the columns in shared memory from B to X. A block has COLS columns. In the triangle lanes are rows and
+// warps are columns.
+//   shared  n * (COLS + 4) + 32 * 33 floats
+//   floor   A and B read, X written; rows of a panel depend on each other
+//   needs   n within shared memory; is_wide_row: A in F32, rows aligned to 16 bytes. X may be B
 template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_held(const gcuda_solve_tri_args p, bool is_wide_row) {
     DYNAMIC_SHARED(float, shared);
     typedef d_solve<COLS> S;
-    float * tile = shared, * x = shared + 32 * 33; // the triangle, pitch 33; the columns
+    float * tile = shared, * x = shared + 32 * 33; // tile: the triangle, pitch 33; x: the columns
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n = (int) p.y.ne[1];
     const int64_t n_groups = (p.y.ne[0] + COLS - 1) / COLS;
     FOR_ROWS(b, n_groups * p.y.ne[2] * p.y.ne[3]) {
@@ -11114,7 +11140,7 @@ template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_he
         const char * a = d_at(p.a, 0, 0, i2, i3), * from = d_at(p.b, c0, 0, i2, i3);
         char * to = d_at(p.y, c0, 0, i2, i3);
         float next[4];
-        auto fetch = [&](int r0) { // the triangle from row r0 on, a warp a row
+        auto fetch = [&](int r0) { // the triangle from row r0 on, one row per warp
             UNROLL for (int k = 0; k < 4; ++k) {
                 const int r = warp + 8 * k;
                 const bool is_in = r0 + r < n && lane <= r;
@@ -11122,7 +11148,7 @@ template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_he
             }
         };
         fetch(0);
-        __syncthreads(); // the columns before are done with
+        __syncthreads(); // the previous columns have been stored
         for (int i = tid; i < n * COLS; i += 256) {
             const int r = i / COLS, c = i % COLS;
             x[r * S::PITCH + c] = c < n_cols ? d_load(p.b.type, from + r * (int64_t) p.b.nb[1] + c * (int64_t) p.b.nb[0]) : 0.0f;
@@ -11170,7 +11196,9 @@ template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_he
     }
 }
 
-// Columns of any length: X is written panel by panel and read again for the ones below.
+// Triangular solve for columns of any length: X is written panel by panel and read again for the rows below. A block has 32 columns.
+//   shared  8 KiB
+//   floor   A and B read, X written; X read n / 64 times from cache
 static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
     __shared__ float a[32][33], x[32][32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -11186,7 +11214,7 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
             }
             for (int64_t t0 = 0; t0 <= r0; t0 += 32) {
                 __syncthreads();
-                for (int i = warp; i < 32; i += 8) { // row r0 + i of A, of earlier rows of X row t0 + i
+                for (int i = warp; i < 32; i += 8) { // row r0 + i of A; for earlier panels row t0 + i of X
                     const bool is_in = r0 + i < n && t0 + lane < n && t0 + lane <= r0 + i;
                     a[i][lane] = is_in ? d_load(p.a.type, d_at(p.a, t0 + lane, r0 + i, i2, i3)) : 0.0f;
                     if (t0 < r0) {
@@ -11199,7 +11227,7 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
                     for (int c = 0; c < 4; ++c) { rest[c] -= a[lane][t] * x[t][4 * warp + c]; }
                 }
             }
-            for (int t = 0; t < 32 && r0 + t < n; ++t) { // the same for all lanes
+            for (int t = 0; t < 32 && r0 + t < n; ++t) { // uniform over the warp
                 for (int c = 0; c < 4; ++c) {
                     const float v = __shfl_sync(0xffffffffu, rest[c], t) / a[t][t];
                     rest[c] = lane == t ? v : lane > t ? rest[c] - a[lane][t] * v : rest[c];
@@ -11218,7 +11246,7 @@ template <int COLS> static gcuda_status solve_tri(const gcuda_solve_tri_args & p
         d_solve<COLS>::bytes(p.y.ne[1]), 0, stream, p, wide);
 }
 
-#define SOLVE_FILLS 256 // blocks of 32 columns that fill the device; with fewer of them, blocks have 8
+#define SOLVE_FILLS 256 // blocks of 32 columns that fill the device; with fewer, blocks have 8 columns
 
 gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_stream stream) {
     const gcuda_solve_tri_args & p = *args;
@@ -11230,26 +11258,26 @@ gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_str
 }
 
 // =====================================================================================================
-// >>k-sort   orders of rows
+// >>k-sort   argsort, top_k
 // =====================================================================================================
 
 static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const char * row, int64_t i) {
     const char * at = row + i * (int64_t) p.x.nb[0];
-    const uint32_t raw = p.x.type == GCUDA_TYPE_F32 ? *(const uint32_t *) at : *(const uint16_t *) at; // loads of neighbours stay together
+    const uint32_t raw = p.x.type == GCUDA_TYPE_F32 ? *(const uint32_t *) at : *(const uint16_t *) at; // keeps loads of adjacent elements together
     const uint32_t widened = p.x.type == GCUDA_TYPE_F32 ? raw : raw << 16;
     const float f16 = __half2float(__ushort_as_half((unsigned short) raw));
     return d_sort_key(p.x.type == GCUDA_TYPE_F16 ? f16 : __uint_as_float(widened));
 }
 
-// ---- short rows: as many as fit into a block, by a bitonic network ----
-#define SORT_SHORT 4096 // elements, 32 KiB of keys
-#define SORT_EACH 8     // neighbouring keys of a thread
+// ---- short rows: bitonic sort, several rows per block ----
+#define SORT_SHORT 4096 // elements: 32 KiB of keys
+#define SORT_EACH 8 // adjacent keys per thread
 
 static inline __device__ void d_sort_select(unsigned long long & key, unsigned long long other, bool is_smaller_kept) {
     key = (other < key) == is_smaller_kept ? other : key;
 }
 
-// Compares keys STEP apart within the thread, whose first is at this place of the row.
+// Compare-exchange of keys STEP apart within a thread whose first key is at index `place` of the row.
 template <int STEP> static inline __device__ void d_sort_own(unsigned long long * key, int place, int size) {
     UNROLL for (int j = 0; j < SORT_EACH; ++j) {
         if ((j & STEP) == 0) {
@@ -11261,8 +11289,10 @@ template <int STEP> static inline __device__ void d_sort_own(unsigned long long 
     }
 }
 
-// Rows of 2^bits keys (padded with the largest), n_in_block of them. What is compared lies in one thread, in one warp, or
-// goes through shared memory.
+// Bitonic sort of rows of up to 2^bits elements, padded with the largest key; n_in_block rows per block. Keys carry their index, so
+// that the sort is stable. Partners are in the same thread, the same warp (shuffles) or in shared memory.
+//   shared  32 KiB
+//   floor   x read, y written: 8 bytes per element
 static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
     __shared__ unsigned long long keys[SORT_SHORT];
@@ -11270,7 +11300,7 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     const int64_t n_rows = d_rows(p.x);
     FOR_ROWS(b, (n_rows + n_in_block - 1) / n_in_block) {
         unsigned long long key[SORT_EACH];
-        UNROLL for (int j = 0; j < SORT_EACH; ++j) { // in any order within the row: a warp reads neighbours where it has one row
+        UNROLL for (int j = 0; j < SORT_EACH; ++j) { // order within the row does not matter: a warp with one row loads adjacent elements
             const int e = bits < 8 ? first + j : (first & -32 * SORT_EACH) + 32 * j + tid % 32, at = e & mask;
             const int64_t r = b * n_in_block + (e >> bits);
             key[j] = ~0ULL;
@@ -11280,7 +11310,7 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
             }
         }
         for (int size = 2; size <= 1 << bits; size *= 2) {
-            const bool is_up = size == 1 << bits || (place & size) == 0; // of keys of different threads
+            const bool is_up = size == 1 << bits || (place & size) == 0; // for keys of different threads
             int step = size / 2;
             for (; step >= 32 * SORT_EACH; step /= 2) {
                 __syncthreads();
@@ -11313,11 +11343,12 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     }
 }
 
-// ---- few rows of up to 64: a warp counts how many keys come before each; of equal ones the earlier does ----
-// Soon done, but more work than the network's: for rows that all run at once.
-#define SORT_WARP 64
-#define SORT_WARP_ROWS 1024
+// ---- few rows of up to 64: rank sort in a warp ----
+#define SORT_WARP 64 // elements
+#define SORT_WARP_ROWS 1024 // rows: more work per row than the bitonic sort, so only if all run at once
 
+// Rank sort: a warp counts for each key how many come before it; of equal keys the earlier index comes first.
+//   floor   x read, y written; n^2 comparisons per row
 static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args p, bool is_descending, int64_t n_out) {
     const int n = (int) p.x.ne[0], lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(r, d_rows(p.x), 32) {
@@ -11354,21 +11385,21 @@ static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gc
         p.y.ne[0]);
 }
 
-// ---- long rows: byte by byte from the low end, tiles counted, counts summed, tiles spread out ----
-#define SORT_TILE 4096 // elements of a block, and of one where few elements would leave multiprocessors idle
-#define SORT_TILE_FEW 1024
-#define SORT_FEW ((int64_t) 1 << 19)
-#define SORT_BATCH ((int64_t) 1 << 24) // elements sorted at once, at least a row: 16 bytes of scratch each
+// ---- long rows: least-significant-digit radix sort, 8 bits per round: count, scan, scatter ----
+#define SORT_TILE 4096 // elements per tile
+#define SORT_TILE_FEW 1024 // with few elements, so that no SM is idle
+#define SORT_FEW ((int64_t) 1 << 19) // elements
+#define SORT_BATCH ((int64_t) 1 << 24) // elements sorted at once, at least a row; 16 bytes of scratch each
 
 struct d_sort {
     gcuda_sort_args p;
-    int64_t row0, n_rows, n, n_tiles; // the batch; elements and tiles of a row
+    int64_t row0, n_rows, n, n_tiles; // of the batch; elements and tiles per row
     uint32_t * keys[2], * index[2], * counts, * totals; // counts: [row][digit][tile]; totals: [row][digit]
     int shift;
     bool is_descending, is_first, is_last;
 };
 
-// The lanes whose byte is the same as this one's, of those in the mask.
+// Mask of lanes with the same digit (an 8-bit match_any), among those with is_in.
 static inline __device__ unsigned d_match8(uint32_t digit, bool is_in) {
     unsigned peers = __ballot_sync(0xffffffffu, is_in);
     for (int bit = 0; bit < 8; ++bit) {
@@ -11379,7 +11410,7 @@ static inline __device__ unsigned d_match8(uint32_t digit, bool is_in) {
     return peers;
 }
 
-// Adds elements to the counts of their bytes, once for lanes that have the same.
+// Adds digits to the histogram, with one atomic per distinct digit of a warp.
 static inline __device__ void d_count8(unsigned * count, uint32_t digit, bool is_in) {
     if (__ballot_sync(0xffffffffu, is_in) != 0) {
         const unsigned peers = d_match8(digit, is_in);
@@ -11387,7 +11418,7 @@ static inline __device__ void d_count8(unsigned * count, uint32_t digit, bool is
     }
 }
 
-// Sums over the threads before this one and over all, of 256 threads.
+// Exclusive scan over 256 threads.
 static inline __device__ unsigned d_block_before(unsigned own, unsigned * part) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     unsigned sum = own;
@@ -11395,7 +11426,7 @@ static inline __device__ unsigned d_block_before(unsigned own, unsigned * part) 
         const unsigned left = __shfl_up_sync(0xffffffffu, sum, d);
         sum += lane >= d ? left : 0;
     }
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 31) { part[warp] = sum; }
     __syncthreads();
     for (int w = 0; w < 8; ++w) { sum += w < warp ? part[w] : 0; }
@@ -11409,6 +11440,9 @@ static inline __device__ uint32_t d_sort_key_at(const d_sort & s, const char * x
     return d_sort_place(d_sort_load(s.p, x, i), s.is_descending);
 }
 
+// Histogram of digits per tile.
+//   shared  1 KiB
+//   floor   4 bytes per element
 template <int TILE> static __global__ void __launch_bounds__(256) k_sort_count(const d_sort s) {
     __shared__ unsigned count[256];
     FOR_ROWS(b, s.n_rows * s.n_tiles) {
@@ -11425,7 +11459,8 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_count(c
     }
 }
 
-// A warp turns the counts of a digit into sums over the tiles before each.
+// Exclusive scan of counts over tiles. A warp has one digit of a row.
+//   floor   counts read and written once
 static __global__ void __launch_bounds__(256) k_sort_sum(const d_sort s) {
     const int lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(r, s.n_rows * 256, 32) {
@@ -11448,8 +11483,10 @@ static __global__ void __launch_bounds__(256) k_sort_sum(const d_sort s) {
     }
 }
 
-// Warps have adjacent stretches of a tile and count their digits one after another, so that elements with the same byte
-// keep their order; the tile is put in order in shared memory, so that what goes to one place is written together.
+// Stable scatter by digit. Each warp ranks a contiguous part of a tile in order. The tile is sorted in shared memory first, so that
+// runs of a digit are stored together. The first round creates the index, the last writes y.
+//   shared  8 * TILE bytes and 9 KiB, at most 41 KiB
+//   floor   16 bytes per element
 template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(const d_sort s) {
     const int ITEMS = TILE / 256;
     __shared__ uint32_t keys[TILE], index[TILE];
@@ -11487,7 +11524,7 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(
             count[w][tid] = n;
             n += own;
         }
-        const unsigned first = d_block_before(n, part); // of this digit in the tile
+        const unsigned first = d_block_before(n, part); // first element of this digit in the tile
         for (int w = 0; w < 8; ++w) { count[w][tid] += first; }
         to[tid] = base - first;
         __syncthreads();
@@ -11501,7 +11538,7 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(
         __syncthreads();
         char * y = d_row(s.p.y, s.row0 + row);
         for (int i = tid; i < n_here; i += 256) {
-            const uint32_t place = to[keys[i] >> s.shift & 255u] + (unsigned) i; // modulo 2^32, as the difference is
+            const uint32_t place = to[keys[i] >> s.shift & 255u] + (unsigned) i; // modulo 2^32, like the difference
             if (s.is_last) {
                 *(int32_t *) (y + (int64_t) place * (int64_t) s.p.y.nb[0]) = (int32_t) index[i];
             } else {
@@ -11513,7 +11550,7 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(
     }
 }
 
-static int64_t sort_rows(const gcuda_sort_args & p) { // of a batch
+static int64_t sort_rows(const gcuda_sort_args & p) { // per batch
     const int64_t n = p.x.ne[0] > 0 ? SORT_BATCH / p.x.ne[0] : 1, most = n_rows(p.x);
     return n < 1 ? 1 : n < most ? n : most;
 }
@@ -11536,7 +11573,6 @@ static d_sort sort_of(const gcuda_sort_args & p) {
 }
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-//   floor   x read, y written: 8 bytes an element
 size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
     const int64_t n = args->x.ne[0], tile = sort_tile(*args);
     return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1));
@@ -11575,22 +11611,21 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 }
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// The key of the k-th largest element byte by byte, counting those that share what is known of it; then all above it and
-// as many equal to it as there is room for, in the order of the row. Short rows are sorted.
-//   floor   x read once; what does not fit registers is read seven times, mostly from cache
+// Radix select: finds the key of the k-th largest element digit by digit from the top, then takes all larger elements and the
+// first equal ones in row order. Short rows are sorted.
 #define TOP_K_SHORT 256
 
-// By the first warp: the byte, from the highest down, at which the counts reach left, and how many of it are still wanted.
+// Called by the first warp: the digit, from the highest down, at which the counts reach `left`, and how many of it are needed.
 static inline __device__ void d_top_k_digit(const unsigned * count, unsigned left, unsigned * digit, unsigned * rest) {
     const int lane = (int) threadIdx.x % 32;
     unsigned own[8], sum = 0;
     UNROLL for (int j = 0; j < 8; ++j) { sum += own[j] = count[255 - 8 * lane - j]; }
-    unsigned above = sum; // in digits above this lane's, and its own
+    unsigned above = sum; // sum over digits above this lane's, and its own
     for (int d = 1; d < 32; d *= 2) {
         const unsigned v = __shfl_up_sync(0xffffffffu, above, d);
         above += lane >= d ? v : 0;
     }
-    if (left <= above && left > above - sum) { // one lane
+    if (left <= above && left > above - sum) { // true in one lane
         above -= sum;
         UNROLL for (int j = 0; j < 8; ++j) {
             if (above < left && left <= above + own[j]) {
@@ -11602,12 +11637,12 @@ static inline __device__ void d_top_k_digit(const unsigned * count, unsigned lef
     }
 }
 
-// f(key, place) of all elements of a row, adjacent stretches of it for the warps: HELD keys of a thread in registers, or with
-// 0 read from memory every time, four at once.
+// Calls f(key, index) for all elements of a row; each warp has a contiguous part. HELD keys per thread stay in registers; with 0
+// keys are loaded again each time, four at once.
 template <int HELD> struct d_row_keys {
     static const int AHEAD = HELD > 0 ? HELD : 4;
     uint32_t key[AHEAD];
-    // a loop for each type: ptxas finds no predicates for all conditions in one
+    // a loop for each type: ptxas runs out of predicates if one loop has all conditions
     template <typename T> inline __device__ void load(const gcuda_sort_args & p, const char * x, int64_t i0) {
         UNROLL for (int k = 0; k < AHEAD; ++k) {
             const int64_t i = i0 + 32 * k;
@@ -11629,7 +11664,7 @@ template <int HELD> struct d_row_keys {
     }
 };
 
-// The key at place `left` from the top, and in left how many equal to it are wanted. each(g) calls g(key, whether it counts).
+// Key at rank `left` from the top; *left becomes how many keys equal to it are needed. each(g) calls g(key, is_in).
 template <typename F> static inline __device__ uint32_t d_top_k_last(unsigned * count, unsigned * chosen, unsigned * left, F each) {
     uint32_t prefix = 0, known = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -11647,7 +11682,10 @@ template <typename F> static inline __device__ uint32_t d_top_k_last(unsigned * 
     return prefix;
 }
 
-// Of each thread's largest key the k-th largest is no larger than the one looked for, and few keys are not below it.
+// Radix select of a row per block. First the k-th largest of the threads' maxima: a lower bound that few keys pass.
+//   shared  2 KiB
+//   floor   x read once; rows beyond registers (HELD = 0) are read seven times, mostly from cache
+//   needs   HELD > 0: rows of at most 256 * HELD elements
 template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 1024) k_top_k(const gcuda_sort_args p) {
     __shared__ unsigned count[256], chosen[2], part[32][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -11658,11 +11696,11 @@ template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 10
         d_row_keys<HELD> keys;
         uint32_t most = 0, least = 0;
         keys.each(p, x, true, [&](uint32_t key, int64_t) { most = key > most ? key : most; });
-        if (n > 1024 && p.y.ne[0] <= (int64_t) blockDim.x) { // of fewer, counting all is as fast
+        if (n > 1024 && p.y.ne[0] <= (int64_t) blockDim.x) { // for fewer elements a full count is as fast
             unsigned left = (unsigned) p.y.ne[0];
             least = d_top_k_last(count, chosen, &left, [&](auto add) { add(most, true); });
         }
-        unsigned left = (unsigned) p.y.ne[0]; // to be taken of those that are equal to the last
+        unsigned left = (unsigned) p.y.ne[0]; // how many keys equal to the last are needed
         const uint32_t last = d_top_k_last(count, chosen, &left, [&](auto add) {
             keys.each(p, x, false, [&](uint32_t key, int64_t i) { add(key, i < n && key >= least); });
         });
@@ -11697,10 +11735,11 @@ template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 10
     }
 }
 
-// Too few rows to fill the device: tiles of them add to the counts of their row, in integers, whose order does not matter.
-// state[row][round]: the bytes known before that round, and how many elements are wanted of those that share them;
-// counts[round][row][256]; found[row][tile]: how many elements are above and equal to the last key.
-#define TOP_K_TILE 2048  // elements, or a multiple of it: at most TOP_K_TILES of a row
+// Few long rows: tiles of a row add to its histograms by integer atomics, whose order does not matter.
+//   state[row][round]       digits known before the round, and how many elements are needed among those that share them
+//   counts[round][row][256] histograms
+//   found[row][tile]        elements above and equal to the last key
+#define TOP_K_TILE 2048 // elements, or a multiple: at most TOP_K_TILES per row
 #define TOP_K_TILES 1024
 
 struct d_top_k {
@@ -11709,12 +11748,13 @@ struct d_top_k {
     unsigned * counts;
 };
 
+// Clears the histograms and sets the first state. A thread has one counter.
 static __global__ void k_top_k_begin(const gcuda_sort_args p, const d_top_k t) {
     FOR_ELEMENTS(i, d_rows(p.x) * 4 * 256) { t.counts[i] = 0; }
     FOR_ELEMENTS(r, d_rows(p.x)) { t.state[r * 5] = make_uint2(0, (unsigned) p.y.ne[0]); }
 }
 
-// What the rounds before this one have found. A row's first block keeps it for the next ones.
+// State of a round, from the histogram of the previous one. A row's first block stores it for the next round.
 static __device__ uint2 d_top_k_state(const gcuda_sort_args & p, const d_top_k & t, int round, int64_t row, int64_t tile) {
     __shared__ unsigned count[256], chosen[2];
     if (round == 0) {
@@ -11731,7 +11771,7 @@ static __device__ uint2 d_top_k_state(const gcuda_sort_args & p, const d_top_k &
     return now;
 }
 
-// A thread's keys of a stretch of TOP_K_TILE.
+// A thread's keys of TOP_K_TILE elements.
 static inline __device__ void d_top_k_keys(const gcuda_sort_args & p, const char * x, int64_t i0, uint32_t * key) {
     UNROLL for (int k = 0; k < TOP_K_TILE / 256; ++k) {
         const int64_t i = i0 + 256 * k + (int) threadIdx.x;
@@ -11739,6 +11779,9 @@ static inline __device__ void d_top_k_keys(const gcuda_sort_args & p, const char
     }
 }
 
+// Histogram of a round's digit over the elements that share the known digits. A block has one tile.
+//   shared  1 KiB, and that of d_top_k_state
+//   floor   x read once per round
 static __global__ void __launch_bounds__(256) k_top_k_count(const gcuda_sort_args p, const d_top_k t, int round) {
     __shared__ unsigned count[256];
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
@@ -11765,6 +11808,9 @@ static __global__ void __launch_bounds__(256) k_top_k_count(const gcuda_sort_arg
     }
 }
 
+// Counts elements above and equal to the last key. A block has one tile.
+//   shared  that of d_top_k_state and d_block_reduce
+//   floor   x read once
 static __global__ void __launch_bounds__(256) k_top_k_found(const gcuda_sort_args p, const d_top_k t) {
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
         const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
@@ -11785,6 +11831,9 @@ static __global__ void __launch_bounds__(256) k_top_k_found(const gcuda_sort_arg
     }
 }
 
+// Writes the indices: all elements above the last key, then the first equal ones. A block has one tile.
+//   shared  64 bytes, and that of d_block_reduce
+//   floor   x read once, y written
 static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args p, const d_top_k t) {
     __shared__ unsigned part[8][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -11794,7 +11843,7 @@ static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args
         char * y = d_row(p.y, row);
         const uint2 state = t.state[row * 5 + 4];
         const uint2 here = t.found[b];
-        if (here.x + here.y == 0) { // the same for all threads
+        if (here.x + here.y == 0) { // uniform over the block
             continue;
         }
         long long n = 0;
@@ -11803,7 +11852,7 @@ static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args
             n += ((long long) v.x << 32) + v.y;
         }
         n = d_block_reduce<d_sum_op>(n, 0LL);
-        unsigned n_above = (unsigned) (n >> 32), n_equal = (unsigned) n; // before this stretch
+        unsigned n_above = (unsigned) (n >> 32), n_equal = (unsigned) n; // before this part
         for (int64_t i0 = tile * t.tile; i0 < (tile + 1) * t.tile; i0 += TOP_K_TILE) {
             uint32_t key[TOP_K_TILE / 256];
             d_top_k_keys(p, x, i0, key);
@@ -11835,7 +11884,7 @@ static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args
     }
 }
 
-static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block has a row
+static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block per row
     const int64_t n = p.x.ne[0], least = TOP_K_TILE * (int64_t) TOP_K_TILES;
     return n <= 2 * SORT_SHORT || n_rows(p.x) >= 32 ? 0 : (n + least - 1) / least * TOP_K_TILE;
 }
@@ -11867,20 +11916,20 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 }
 #endif // part 12
 
-// ---- slots of mul_mat_id by expert: parts 4 and 13 ----
+// ---- expert-token pairs of mul_mat_id sorted by expert: parts 4 and 13 ----
 struct d_id_tile {
-    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
+    int32_t expert, first, n; // pairs order[first .. first + n); expert -1: rows of zeros
 };
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13)
 static int64_t align_16(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
-// learns how many tiles there are: the kernels read it.
+// Pairs are sorted by expert on the device, stable within an expert; tiles follow from the counts. The host never learns the
+// number of tiles: kernels read it.
 struct d_id_lists {
     int32_t * n_tiles;
-    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
-    int32_t * order;   // [slots]
+    int32_t * counts; // [experts + 1], used where counts do not fit in shared memory
+    int32_t * order; // [pairs]
     d_id_tile * tiles; // [max_tiles]
     int64_t n_experts, n_slots;
     int tn;
@@ -11892,7 +11941,7 @@ static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
     return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
 }
 
-// Returns the bytes of scratch.
+// Lays out the lists in scratch and returns their bytes.
 static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
     l->n_experts = p.as.ne[2];
     l->n_slots = p.ids.ne[0] * p.ids.ne[1];
@@ -11911,7 +11960,7 @@ static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32
     return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
 }
 
-// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
+// A warp writes tiles and pairs of expert e. counts: pairs per expert; bad ids count as one more expert.
 static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
     const int32_t * experts, int e) {
     const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
@@ -11946,7 +11995,7 @@ static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const
     }
 }
 
-// Every block counts all slots, and its warps take an expert each.
+// Every block counts all pairs; its warps then take one expert each.
 static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
     int32_t * counts = l.has_counts ? shared : l.counts;
     int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
@@ -11961,7 +12010,7 @@ static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d
     for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
 }
 
-// What the sort needs for tiles of at most tn columns: its blocks; *n_bytes: shared memory.
+// Number of blocks of the sort for tiles of at most tn columns; *n_bytes: shared memory.
 static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
     const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
     l.tn = tn;
@@ -11974,7 +12023,7 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
 #endif // parts 4, 5, 13
 
 #if GCUDAI_PART(4) || GCUDAI_PART(13)
-// Whether q is a product of the same columns as p, with weights that lie like p's.
+// Whether q has the activations of p and weights of the same layout.
 static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data &&
                  q.b.type == p.b.type && q.is_rounded == p.is_rounded;
