@@ -3753,7 +3753,7 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
     return map<d_leaky_relu, d_leaky_relu>(*args, stream);
 }
 
-// ---- chains of element-wise operations: x read once, y written once, operands read in turn ----
+// ---- chains of element-wise operations: x read once, y written once, each operand when its step begins ----
 // One operation for all elements of a thread: a single dispatch per step keeps the executed code small.
 template <int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], const float (&b)[N], F f) {
     UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j], b[j]); }
@@ -3955,7 +3955,7 @@ template <typename T> struct chain_width {
 };
 
 // Chain of element-wise operations, vectorized. All threads of a block execute every step; those past the end of a row compute with
-// zeros. x and the first operand are loaded together, each later operand while the step before it computes.
+// zeros. x and the first operand are loaded together, each later operand during the preceding step.
 //   floor   x and operands read once, y written once
 //   needs   packed rows aligned to 16 bytes; operands in the type of y or F32, whole rows or one element per row. y may be x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
@@ -5516,8 +5516,8 @@ gcuda_status gcuda_launch_arange(const gcuda_arange_args * args, gcuda_stream st
 }
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// Sine and cosine of an angle in turns, at most 1/2. Taylor series on the eighth of a turn around the nearest quarter; the
-// omitted terms are below the last digit.
+// Sine and cosine of `turns` turns, at most 1/2. Taylor series on the eighth of a turn around the nearest quarter; the omitted terms
+// are below the last digit.
 static inline __device__ void d_sin_cos_turns(float turns, float * sine, float * cosine) {
     const float quarter = rintf(4.0f * turns), x = (turns - 0.25f * quarter) * 6.28318530717958647692f, z = x * x;
     const float s = x + x * z * (-1.0f / 6 + z * (1.0f / 120 + z * (-1.0f / 5040 + z * (1.0f / 362880))));
@@ -5865,7 +5865,7 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_tu
     if (blockIdx.x == 0 && threadIdx.x == 0) { *q.n_left = 0; }
 }
 
-// Interleaved passes: even turns reduce a part, odd turns finish one that lies `first` parts earlier, while L2 holds its row.
+// Interleaved passes: even turns reduce a part, odd turns finish one that is `first` parts earlier, while L2 holds its row.
 // No block waits: if a result of the row is missing, the part goes to the list for k_behind_turns. The result is the same.
 //   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
@@ -7523,7 +7523,7 @@ struct d_packed_walk {
 #define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel
 #define PACKED_RAWS 8 // half rows of eight channels in flight: two per producer warp
 #define PACKED_OUT (PACKED_STRIP + 8) // row pitch of results in floats: four rows of two floats per lane cover all banks
-#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: alignment
+#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes next to weights and ring; 1024: alignment
 
 struct d_packed_rows {
     int ring, plane; // ring: rows in shared memory; plane: bytes of eight channels of a row
@@ -8355,7 +8355,7 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
 }
 
 // Packs weights (blocks below n_w: one part of an output channel each) and the image (128 elements by 32 channels per block).
-//   shared  18 KiB
+//   shared  20 KiB
 //   floor   x and weights read, F16 copies written
 //   needs   kernel F16 and contiguous
 template <typename TX>
@@ -11683,7 +11683,7 @@ template <typename F> static inline __device__ uint32_t d_top_k_last(unsigned * 
 }
 
 // Radix select of a row per block. First the k-th largest of the threads' maxima: a lower bound that few keys pass.
-//   shared  2 KiB
+//   shared  1.3 KiB
 //   floor   x read once; rows beyond registers (HELD = 0) are read seven times, mostly from cache
 //   needs   HELD > 0: rows of at most 256 * HELD elements
 template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 1024) k_top_k(const gcuda_sort_args p) {
@@ -13606,9 +13606,9 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // >>k-mul-mat-vec   matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 // =====================================================================================================
 // Weights are read once and the arithmetic hides behind that. A step is 2048 elements of a row. A warp keeps one step of the
-// activations in registers, as int8 with a scale per 16 elements, and walks rows. The same 2048 elements of each row come
-// through a cp.async pipeline in shared memory. Warps of a block split long rows along k (split-K); their partial sums are
-// reduced in shared memory in a fixed order.
+// activations in registers, as int8 with a scale per 16 elements, and walks rows. Those 2048 elements of each row come through
+// a cp.async pipeline in shared memory. Warps of a block split long rows along k (split-K); their partial sums are reduced in
+// shared memory in a fixed order.
 //   floor   bytes of the weights; activations come from L2, once per block
 // From compute capability 8.0, three or more columns use tensor cores (below). So do two columns of a codebook format where
 // the two-column kernel does not apply: unaligned rows, or too little shared memory for copies of the tables.
@@ -15114,7 +15114,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
 // `rounds` rounds of n_side rows of one matrix; ALIGNED: rows at multiples of 16 bytes, WIDE: tables with copies per lane.
 //   shared  tables, then d_vec_shape::slots stages of a step per warp, activations being quantized, partial sums
 //   floor   bytes of the weights; activations from L2, once per block
-//   needs   k a multiple of 32; ids within range are checked (bad_index)
+//   needs   k a multiple of 32 (vec_takes). A bad expert id gives zeros and sets bad_index
 //   arch    COLS > 2: below 8.0, elsewhere k_mul_mat_mma
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
@@ -15204,7 +15204,7 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
     static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // 1 KiB reserved per block by the system
-    // Stages per warp for n warps, beside the tables and kept sums, if the sums of `tiles` row tiles are to fit too.
+    // Stages per warp for n warps, next to the tables and kept sums, if the sums of `tiles` row tiles are to fit too.
     static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
     static constexpr int room(int n) { return (all - fixed_bytes - MMA_SUMS * sums * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
@@ -15248,7 +15248,7 @@ static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces>
     typedef d_mma_format<A> F;
     float first[4] = {};
     UNROLL for (int h = 0; h < F::pieces; ++h) {
-        // Of two pieces in D_IN_ROW, the second is the product of both minus the first.
+        // With two pieces in D_IN_ROW, the second is the product of both minus the first.
         const bool is_rest = F::pieces == 2 && F::order == D_IN_ROW && F::zero == 0 && h == 1;
         const float4 s = xs[4 * (F::pieces * g + h)];
         const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
@@ -15694,7 +15694,7 @@ static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_colum
 }
 
 // Quantizes activations of all matrices to int8, padded with zeros to 8 or 16 columns. A thread has four elements of two columns,
-// a block has a step of two columns. One block per SM is to start beside the previous product and to leave room for the next
+// a block has a step of two columns. One block per SM is to start while the previous product ends and to leave room for the next
 // (is_early). When several started on the first free SMs, blocks of the product began there after the others were half done.
 //   floor   b read, 1.25 to 1.5 bytes per element written
 static __global__ void __launch_bounds__(MMA_BESIDE, 8)
