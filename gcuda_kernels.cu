@@ -18,10 +18,10 @@
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
 //   >>k-mul-mat-vec     matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 //   >>k-mul-mat-vec-float  matrix-vector products of float weights, up to 8 columns
-//   >>k-sm90            compute capability 9.0a only: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+//   >>k-sm90            what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
 //   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
 //   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
-//   >>k-attention attention in one pass
+//   >>k-attention       attention in one pass
 //
 // Every operation has a general kernel that handles every stride and size. Packed rows, few columns and similar cases
 // have faster kernels. Kernels take plain structs by value, use no float atomics and are bitwise deterministic.
@@ -7796,8 +7796,8 @@ static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, c
     }
 }
 
-// Plans a tile: channels for at least a warp of columns, up to 512 columns (1024 in fours) and COLUMN_BYTES; more lines while
-// there is room, positions are few and all SMs have work. False: no tile.
+// Plans a tile: channels for at least a warp of columns, up to 512 columns (1024 in fours) and COLUMN_BYTES. More lines while
+// shared memory allows, positions are few and all SMs have work. False: no tile.
 static bool column_tile(const d_patches & p, int per, d_column_tile * t) {
     const int64_t size = (int64_t) gcuda_type_size(p.y.type), per_channel = p.k[0] * p.k[1] * p.k[2], most = per == 4 ? 1024 : 512;
     const int64_t first_rows = (p.k[1] - 1) * (int64_t) p.d[1] + 1;
@@ -10254,8 +10254,8 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
 // Decays are only multiplied, so any value is safe. A pair of warps has 16 channels; each warp has half of their states as the
 // accumulators of S'. Columns 2 t and 2 t + 1 of an accumulator become words t and t + 4 of the next product's A operand;
 // its B operand is read in that order. Warps of a block share a head; up to four of them compute C . B.
-// With too few heads for all SMs, tokens are split into segments that run concurrently, in three kernels: SCAN_STATES computes
-// the segments' states from zero, k_ssm_scan_join their initial states, SCAN_SEGMENTS their outputs.
+// With too few heads for all SMs, tokens are split into segments that run concurrently. Three kernels: SCAN_STATES computes the
+// segments' states from zero, k_ssm_scan_join their initial states, SCAN_SEGMENTS their outputs.
 #define SCAN_CHUNK 16
 #define CHUNK_PITCH 20 // row pitch of 16 x 16 matrices: rows are in different banks
 #define CHUNK_MOST 5 // warp pairs per block, at most
@@ -13065,8 +13065,8 @@ static inline __device__ void d_tile_store(
 }
 
 // Epilogue of a tile whose accumulators are in scratch: one matrix with few columns. For more columns a separate kernel is
-// faster. Every type's kernel contains it, so elements are processed one by one while all loads are in flight: next to
-// the stores of the accumulators it would be more code than the products. A warp has the rows that it stored.
+// faster. Every type's kernel contains it, so elements are processed one by one while all loads are in flight. Inlined in the
+// stores of the accumulators it would be more code than the products. A warp has the rows that it stored.
 #define TILE_AHEAD (GCUDA_MUL_MAT_TILE_FUSED / 2) // a thread has every second column
 static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0, int64_t c0, int n) {
     const int lane = (int) threadIdx.x % 32;
@@ -14122,7 +14122,7 @@ template <typename A> struct d_vec_traits;
 
 // Codebooks in shared memory. A second table has the signs of a code: the top bit of each nibble of an entry, or byte masks.
 // WIDE: an entry has copies for 32, 16 or 8 lanes, so that lanes seldom conflict on a bank. The offset of an entry is the
-// low byte of its code times 256, which one byte permute forms together with the lane's offset; bits above that byte
+// low byte of its code times 256, which one byte permute forms together with the lane's offset. Bits above that byte
 // select within the 256 bytes.
 static constexpr int d_log2(int n) { return n < 2 ? 0 : 1 + d_log2(n / 2); }
 template <typename A, bool WIDE> struct d_vec_tables {
@@ -14762,8 +14762,8 @@ static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, 
     }
 }
 
-// Quantizes one step of a column in shared memory and loads it to registers; the warps of a step share the work. `meanwhile`
-// issues loads after those of the column, on which the block waits first.
+// Quantizes one step of a column in shared memory and loads it to registers; the warps of a step share the work. The callback
+// meanwhile issues loads after those of the column, on which the block waits first.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_column(
     const d_vec_job & p, const char * column, int64_t step, int sub, int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
@@ -15296,7 +15296,7 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
 }
 
 // A warp's activations of a step. With one column tile they are loaded as soon as those of the previous step have been read,
-// while warps wait for the reduction (asks_ahead); with two they would take registers that decoding needs. Scales go to shared
+// while warps wait for the reduction (asks_ahead). With two they would take registers that decoding needs. Scales go to shared
 // memory.
 template <typename A, int TILES> struct d_mma_x {
     typedef d_mma_shape<A, TILES> S;
@@ -15495,7 +15495,7 @@ static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
 }
 
 // mul_mat_id: the task that starts at row tile `at` of all lists and ends before `end`: a range of one list of at most eight
-// pairs. *column and *y: those of pair c, -1 where it does not exist.
+// pairs. Column and result of pair c go to *column, -1 where it does not exist, and to *y.
 static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, int end, int c, int * column, char ** y) {
     const uint32_t m_tiles = (uint32_t) (p.m[0] + 15) / 16, i = (uint32_t) at / m_tiles;
     const uint32_t used = (uint32_t) p.job.y.ne[1], n_b = (uint32_t) p.job.b.ne[1];
@@ -15875,8 +15875,8 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
 }
 
 // A plan with fewer blocks than SMs gets one block per SM. Blocks that start while the previous kernel ends might share an SM in
-// pairs, and the launch would last as long as those: 1.2 to 1.8 times (experts of 768 x 2048 and 2880 x 2880, H200). Half of
-// the shared memory per block prevents that.
+// pairs, and the launch would last as long as those. Measured: 1.2 to 1.8 times (experts of 768 x 2048 and 2880 x 2880, H200).
+// Half of the shared memory per block prevents that.
 static bool leaves_room(int64_t n_blocks) { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE && n_blocks < n_multiprocessors(); }
 static size_t alone_bytes(size_t n_bytes, size_t max_shared) { return n_bytes > max_shared / 2 ? n_bytes : max_shared / 2; }
 
@@ -16406,7 +16406,7 @@ gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcu
 // >>k-mul-mat-vec-float   matrix-vector products of float weights, up to 8 columns
 // =====================================================================================================
 // Weights are read once in 16-byte loads, never past the last row of a matrix. A step is the elements of a row whose activations
-// fit a warp's registers. Warps of a block have different steps and walk the block's rows a few at a time; partial sums are
+// fit a warp's registers. Warps of a block have different steps and walk the block's rows a few at a time. Partial sums are
 // kept per warp in shared memory and reduced in a fixed order (split-K). How a row is split depends on its length, the
 // columns and the shared memory only, so that its sum has the same bits in any part of a matrix.
 //   floor   bytes of the weights; activations come from L2, once per block
@@ -17502,8 +17502,8 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 //             contiguous. The two blocks of a cluster have the same columns and different rows: each loads half of a step
 //             by TMA multicast
 //   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
-// The order of k within 128 elements is free if both operands agree: lane l of a warp decodes group l % 4 of the four groups,
-// in rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is free within 64.
+// The order of k within 128 elements is free if both operands agree. Lane l of a warp decodes group l % 4 of the four groups, in
+// rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is free within 64.
 // F32 is multiplied as TF32: a TF32 number takes the place of two F16 elements and words keep their positions.
 // Split-K: with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel reduces them.
 // With few columns decoding dominates, and in 61 % of the cycles none of eight warps can issue (ncu, H200). For 64 columns and
@@ -19284,7 +19284,7 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
 // ---- few channels, large images: bandwidth-bound, so image and result pass once ----
 // A block has 256 pixels of the rows of a segment and all output channels, at most 64, whose weights stay in shared memory. The
 // producer warpgroup loads image rows by TMA, eight units ahead, and converts them to a ring of F16 rows as [eight
-// channels][pixel]: the next kernel column is the same matrix 16 bytes further. Consumers alternate rows of the result.
+// channels][pixel]. So the next kernel column is the same matrix 16 bytes further. Consumers alternate rows of the result.
 // A warp's channels go through shared memory to TMA stores, eight at a time.
 struct d_wg_rows {
     char * ring;
