@@ -2344,6 +2344,7 @@ static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda
 }
 
 // Does nothing; its attributes tell which architectures the file was compiled for.
+//   floor   none: never launched
 static __global__ void k_nothing(int unused) { (void) unused; }
 
 int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
@@ -2981,6 +2982,7 @@ static inline __device__ int32_t d_index_i32(const gcuda_array & ids, int64_t i)
 }
 
 // Clears the list heads, one per thread.
+//   floor   8 bytes written per row of y
 static __global__ void __launch_bounds__(256) k_get_rows_back_none(int64_t * first, int64_t n) {
     FOR_ELEMENTS(i, n) { first[i] = -1; }
 }
@@ -3055,11 +3057,13 @@ static d_gathered gathered_of(const gcuda_get_rows_args & p) {
 static bool is_gathered(const gcuda_get_rows_args & p) { return p.ids.ne[0] > ROWS_BACK_FEW && p.ids.ne[0] < INT32_MAX; }
 
 // Clears the counters, one per thread.
+//   floor   4 bytes written per row of y
 static __global__ void __launch_bounds__(256) k_gather_clear(const d_gathered g) {
     FOR_ELEMENTS(i, g.n_rows) { g.count[i] = 0; }
     if (blockIdx.x == 0 && threadIdx.x == 0) { *g.total = 0; }
 }
 // Counts the indices of each row of y. A thread takes one index and keeps its arrival number in slot.
+//   floor   8 bytes and an integer atomic per index
 static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_rows_args p, const d_gathered g) {
     FOR_ELEMENTS(r, g.n) {
         const int32_t to = d_index_i32(p.ids, r);
@@ -3069,6 +3073,7 @@ static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_row
     }
 }
 // Allocates a segment per row of y: a warp scans 32 counts and adds their sum to the total.
+//   floor   8 bytes per row of y, an integer atomic per 32 rows
 static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g) {
     const int lane = (int) threadIdx.x % 32;
     for (int64_t first = blockIdx.x * (int64_t) 256 + threadIdx.x - lane; first < g.n_rows; first += gridDim.x * (int64_t) 256) {
@@ -3084,12 +3089,14 @@ static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g)
     }
 }
 // Stores each index in its row's segment, in order of arrival. A thread takes one index.
+//   floor   16 bytes per index
 static __global__ void __launch_bounds__(256) k_gather_place(const gcuda_get_rows_args p, const d_gathered g) {
     FOR_ELEMENTS(r, g.n) {
         if (g.slot[r] >= 0) { g.order[g.start[d_index_i32(p.ids, r)] + g.slot[r]] = (int32_t) r; }
     }
 }
 // Sorts each segment by rank. A warp per index counts the smaller indices of its segment.
+//   floor   8 bytes per index; a segment of n indices is read n times, from L2
 static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) {
     const int lane = (int) threadIdx.x % 32;
     for (int64_t r = (blockIdx.x * (int64_t) 256 + threadIdx.x) / 32; r < g.n; r += gridDim.x * (int64_t) 8) {
@@ -3247,11 +3254,13 @@ template <typename F> static inline __device__ void d_probe(const d_last_table &
 }
 
 // Frees all slots, one per thread.
+//   floor   8 bytes written per slot
 static __global__ void __launch_bounds__(256) k_set_rows_clear(const d_last_table t, int64_t n) {
     FOR_ELEMENTS(i, n) { t.slots[i] = ~0ull; }
 }
 
 // Enters each index into its batch's table; atomicMax keeps the last. A thread takes one index; bad ones set bad_index.
+//   floor   index read, one or two integer atomics per index
 static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_rows_args p, const d_last_table t) {
     FOR_ELEMENTS(i, d_n(p.ids)) {
         const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
@@ -3272,6 +3281,7 @@ static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_r
 }
 
 // Writes each index's destination to scratch, -1 unless the table names it as the last. A thread takes one index.
+//   floor   index and slot read, 8 bytes written per index
 static __global__ void __launch_bounds__(256) k_set_rows_last(const gcuda_get_rows_args p, const d_last_table t) {
     FOR_ELEMENTS(i, d_n(p.ids)) {
         const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
@@ -7101,14 +7111,14 @@ static inline __device__ void d_rotate(float * a, float * b, float cosine, float
     *b = fmaf(u, sine, d_mul_rn(v, cosine));
 }
 
+#define ROPE_AHEAD 4   // rows in flight per thread
+#define ROPE_TURNS 512 // rotations in shared memory; n_pairs never exceeds the threads
 // RoPE on aligned rows. A block has ROPE_HEADS heads of n_each consecutive tokens. For some tokens at a time its threads
 // compute the rotations of all pairs in shared memory, while the first rows are in flight. Then a thread rotates W pairs per
 // row, ROPE_AHEAD rows at a time: 16 bytes from either half of the rotated elements, so that adjacent lanes share sectors.
 //   shared  4 KiB of rotations
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 //   needs   packed rows aligned to 16 bytes, n_pairs <= 256 and a multiple of W, ne0 a multiple of W. y may be x
-#define ROPE_AHEAD 4
-#define ROPE_TURNS 512 // rotations in shared memory; n_pairs never exceeds the threads
 template <typename T, bool IS_ADJACENT>
 static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     const gcuda_rope_args p, const d_rope_plan plan, int64_t n_blocks, int64_t n_each) {
@@ -11749,6 +11759,7 @@ struct d_top_k {
 };
 
 // Clears the histograms and sets the first state. A thread has one counter.
+//   floor   4 KiB written per row
 static __global__ void k_top_k_begin(const gcuda_sort_args p, const d_top_k t) {
     FOR_ELEMENTS(i, d_rows(p.x) * 4 * 256) { t.counts[i] = 0; }
     FOR_ELEMENTS(r, d_rows(p.x)) { t.state[r * 5] = make_uint2(0, (unsigned) p.y.ne[0]); }
