@@ -12419,7 +12419,7 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
     return mul_mat_plain(p, 0, stream);
 }
 // =====================================================================================================
-// >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
+// >>k-mul-mat-tile   matrix products on tensor cores for few columns and for experts
 // =====================================================================================================
 // A block of 8 warps computes 128 rows by up to 128 columns; a warp has 16 rows and all columns. Operands of a step along k
 // come from a cp.async pipeline in shared memory: encoded weights and packed activations. A lane decodes its fragment of the
