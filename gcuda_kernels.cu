@@ -12449,12 +12449,12 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // The four lanes of a quad hold eight elements each of a group; the order of k within a product is free. With `split`, lane t
 // has elements 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 (nibbles of the same bytes), otherwise 8 t .. 8 t + 7. `row` is
 // the first byte of the step; its group is 4 part + i.
-struct d_oct {
+struct d_frag8 {
     uint32_t q[2];
     float scale, min; // see d_group
 };
 
-static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, float scale, float min) {
+static inline __device__ void d_set_frag8(d_frag8 & o, uint32_t q0, uint32_t q1, float scale, float min) {
     o.q[0] = q0;
     o.q[1] = q1;
     o.scale = scale;
@@ -12476,54 +12476,54 @@ template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
 };
 #define TILE_FORMAT(ID, SPLIT, SIGNED) \
     template <> struct d_tile_format<d_format<GCUDA_TYPE_##ID>> : d_tile_blocks<GCUDA_TYPE_##ID, SPLIT, SIGNED>
-#define TILE_OCT static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t *, d_oct & o)
-#define TILE_OCT_BY(TABLE) static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t * TABLE, d_oct & o)
+#define TILE_FRAG8 static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t *, d_frag8 & o)
+#define TILE_FRAG8_BY(TABLE) static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t * TABLE, d_frag8 & o)
 #define TILE_CODEBOOK(N, ENTRY)              \
     static constexpr int n_entries = N;      \
     static inline __device__ uint32_t entry(int i) { return ENTRY; }
 
 TILE_FORMAT(Q4_0, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
     }
 };
 TILE_FORMAT(Q4_1, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
     }
 };
-static inline __device__ void d_oct_fifth_bits(uint32_t h, int t, d_oct & o) {
+static inline __device__ void d_frag8_fifth_bits(uint32_t h, int t, d_frag8 & o) {
     o.q[0] |= d_spread_bits(h >> 4 * t) << 4;
     o.q[1] |= d_spread_bits(h >> 16 >> 4 * t) << 4;
 }
 TILE_FORMAT(Q5_0, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
-        d_oct_fifth_bits(d_word2(b->qh), t, o);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_frag8_fifth_bits(d_word2(b->qh), t, o);
     }
 };
 TILE_FORMAT(Q5_1, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
-        d_oct_fifth_bits(d_word4(b->qh), t, o);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_frag8_fifth_bits(d_word4(b->qh), t, o);
     }
 };
 TILE_FORMAT(Q8_0, false, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
-        d_set_oct(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
+        d_set_frag8(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
     }
 };
 TILE_FORMAT(IQ4_NL, true, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup(gcudai_kvalues_iq4nl, d_word2(b->qs + 4 * t), &o.q[0], &o.q[1]);
         o.scale = d_half(b->d);
@@ -12531,14 +12531,14 @@ TILE_FORMAT(IQ4_NL, true, true) {
 };
 TILE_FORMAT(MXFP4, true, false) {
     static constexpr int zero = 64; // offset of the table below
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup_words(0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu, d_word1(b->qs + 4 * t), &o.q[0], &o.q[1]);
         o.scale = gcudai_mxfp4_scale(b->e);
     }
 };
 TILE_FORMAT(IQ4_XS, true, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const int g = 4 * part + i, scale = (b->scales_l[g / 2] >> 4 * (i % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
         d_lookup(gcudai_kvalues_iq4nl, d_word4(b->qs + 16 * g + 4 * t), &o.q[0], &o.q[1]);
@@ -12547,16 +12547,16 @@ TILE_FORMAT(IQ4_XS, true, true) {
 };
 
 TILE_FORMAT(Q2_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * qs = b->qs + 32 * part + 8 * t;
         const uint32_t s = b->scales[8 * part + 2 * i + t / 2];
-        d_set_oct(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
+        d_set_frag8(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
             d_half(b->d) * (float) (s & 15u), d_half(b->dmin) * (float) (s >> 4));
     }
 };
 TILE_FORMAT(Q3_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * qs = b->qs + 32 * part + 8 * t, * high = b->hmask + 8 * t;
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -12566,7 +12566,7 @@ TILE_FORMAT(Q3_K, false, false) {
     }
 };
 // The 6-bit scales and mins of Q4_K and Q5_K, four groups at once.
-static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d_oct & o) {
+static inline __device__ void d_frag8_k_scale(const char * row, int part, int i, d_frag8 & o) {
     const uint4 head = *(const uint4 *) row;
     const uint32_t a = head.y, b = head.z, c = head.w;
     const uint32_t scales = part == 0 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
@@ -12576,24 +12576,24 @@ static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d
 }
 TILE_FORMAT(Q4_K, false, false) {
     static constexpr int odd = 32;
-    TILE_OCT {
+    TILE_FRAG8 {
         const uint2 w = *(const uint2 *) (row + 16 + 64 * part + 32 * (i / 2) + 8 * t);
         o.q[0] = w.x >> 4 * (i % 2) & 0x0f0f0f0fu;
         o.q[1] = w.y >> 4 * (i % 2) & 0x0f0f0f0fu;
-        d_oct_k_scale(row, part, i, o);
+        d_frag8_k_scale(row, part, i, o);
     }
 };
 TILE_FORMAT(Q5_K, false, false) {
     static constexpr int odd = 32;
-    TILE_OCT {
+    TILE_FRAG8 {
         const uint2 w = *(const uint2 *) (row + 48 + 64 * part + 32 * (i / 2) + 8 * t), h = *(const uint2 *) (row + 16 + 8 * t);
         o.q[0] = (w.x >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.x >> (4 * part + i) & 0x01010101u) << 4;
         o.q[1] = (w.y >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.y >> (4 * part + i) & 0x01010101u) << 4;
-        d_oct_k_scale(row, part, i, o);
+        d_frag8_k_scale(row, part, i, o);
     }
 };
 TILE_FORMAT(Q6_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * low = b->ql + 64 * part + 32 * (i % 2) + 8 * t, * high = b->qh + 32 * part + 8 * t;
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -12604,7 +12604,7 @@ TILE_FORMAT(Q6_K, false, false) {
 };
 
 // Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 25, 43; with 4 added, 64 - those.
-static inline __device__ void d_oct_iq2(uint32_t digits, uint32_t signs, d_oct & o) {
+static inline __device__ void d_frag8_iq2(uint32_t digits, uint32_t signs, d_frag8 & o) {
     digits += 4u * signs;
     o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
     o.q[1] = d_permute(0x006b5948u, 0x00152738u, digits >> 16);
@@ -12617,43 +12617,43 @@ static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t sign
 TILE_FORMAT(IQ2_XXS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(256, d_digits_to_nibbles(gcudai_grid_iq2xxs[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
-        d_oct_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
+        d_frag8_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
         o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f;
     }
 };
-static inline __device__ float d_oct_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
+static inline __device__ float d_frag8_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
     return d_half(d) * (0.5f + (float) (nibbles >> 4 * (t / 2) & 15u)) * 0.25f;
 }
 TILE_FORMAT(IQ2_XS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(512, d_digits_to_nibbles(gcudai_grid_iq2xs[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t q = b->qs[4 * g + t];
-        d_oct_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+        d_frag8_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
+        o.scale = d_frag8_iq2_scale(b->d, b->scales[g], t);
     }
 };
 TILE_FORMAT(IQ2_S, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(1024, d_digits_to_nibbles(gcudai_grid_iq2s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t code = (uint32_t) b->qs[4 * g + t] | ((uint32_t) b->qh[g] >> 2 * t & 3u) << 8;
-        d_oct_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+        d_frag8_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
+        o.scale = d_frag8_iq2_scale(b->d, b->scales[g], t);
     }
 };
 TILE_FORMAT(IQ3_XXS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(256, gcudai_iq3_xxs_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t aux = d_word2(b->scales_and_signs + 2 * g), signs = gcudai_even_signs(aux >> 7 * t & 127u);
@@ -12665,7 +12665,7 @@ TILE_FORMAT(IQ3_XXS, false, false) {
 TILE_FORMAT(IQ3_S, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(512, gcudai_iq3_s_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t high = (uint32_t) b->qh[g] >> 2 * t, signs = b->signs[4 * g + t];
@@ -12676,7 +12676,7 @@ TILE_FORMAT(IQ3_S, false, false) {
 };
 TILE_FORMAT(IQ1_S, false, false) {
     TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t h = b->qh[g];
@@ -12686,7 +12686,7 @@ TILE_FORMAT(IQ1_S, false, false) {
 };
 TILE_FORMAT(IQ1_M, false, false) {
     TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
@@ -12697,8 +12697,8 @@ TILE_FORMAT(IQ1_M, false, false) {
         o.scale = d_half((gcuda_fp16_t) d) * 0.125f * (float) (2u * (scales & 7u) + 1u);
     }
 };
-#undef TILE_OCT
-#undef TILE_OCT_BY
+#undef TILE_FRAG8
+#undef TILE_FRAG8_BY
 #undef TILE_CODEBOOK
 #undef TILE_FORMAT
 
@@ -12761,8 +12761,8 @@ static inline __device__ uint32_t d_tile_tf32(float v) {
 template <typename A> struct d_tile_weights {
     typedef d_tile_format<A> F;
     static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
-        d_oct o;
-        F::oct(row, part, i, t, table, o);
+        d_frag8 o;
+        F::frag8(row, part, i, t, table, o);
         const uint32_t scale = d_bf16_pair(o.scale, o.scale), min = A::has_min ? d_bf16_pair(-o.min, -o.min) : 0;
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t v = d_bf16_codes<F::is_signed, F::zero>(o.q[k / 2], k % 2);
