@@ -1503,13 +1503,13 @@ static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
     q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
 }
-static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
+static inline __device__ void d_codes8_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
 // Digits 0 1 2 become 0 8 16; with 4 added, those plus 2 (the shift up, see d_put_iq1).
 static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
     q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
 }
-static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
     d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
 }
 
@@ -12680,7 +12680,7 @@ TILE_FORMAT(IQ1_S, false, false) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t h = b->qh[g];
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
+        d_codes8_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
         o.scale = d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f;
     }
 };
@@ -12693,7 +12693,7 @@ TILE_FORMAT(IQ1_M, false, false) {
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t scales = (part == 0 ? s01 : s23) >> 16 * (i / 2) >> 6 * (i % 2) >> 3 * (t / 2);
         const uint32_t high = (uint32_t) b->qh[2 * g + t / 2] >> 4 * (t % 2) & 15u;
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        d_codes8_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
         o.scale = d_half((gcuda_fp16_t) d) * 0.125f * (float) (2u * (scales & 7u) + 1u);
     }
 };
@@ -13741,7 +13741,7 @@ enum d_mma_order {
 };
 
 // Eight elements of a group and the scales of its pieces. Where a code is the sum of two parts, `more` has the second.
-template <int PIECES> struct d_eight {
+template <int PIECES> struct d_frag8_pieces {
     uint32_t q[2], more[2];
     float scale[PIECES], min[PIECES];
 };
@@ -13767,7 +13767,7 @@ struct d_mma_format_of {
     // Mins as a separate TF32 product over eight groups: tf32_min is the min of group 4 i + t from `group` on, exact in TF32.
     // tf32_scale, where it exists, is their common factor. The product is added to the accumulator.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
-    typedef d_eight<PIECES> out;
+    typedef d_frag8_pieces<PIECES> out;
     static inline __device__ uint32_t entry(int) { return 0; }
 };
 
@@ -13800,7 +13800,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_I
 };
 
 // Fifth bits of lane t's codes in D_IN_QUADS, from the 32 bits of a group.
-static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
     bits >>= 4 * t;
     q[0] |= (bits & 15u) * 0x02040810u & 0x10101010u;
     q[1] |= (bits >> 16 & 15u) * 0x02040810u & 0x10101010u;
@@ -13812,7 +13812,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_I
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 22 * g;
         d_nibbles(d_words<2, ALIGNED>(shared, at, k + 6)[t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
+        d_codes8_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
@@ -13827,7 +13827,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 24 * g);
         d_nibbles(w[2 + t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(w[1], t, o.q);
+        d_codes8_fifth_bits(w[1], t, o.q);
         o.scale[0] = d_low_half(w[0]);
     }
 };
@@ -13849,15 +13849,15 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_I
 // PRMT replicates the sign bit of the selected byte if bit 3 of the selector nibble is set. A 16-entry lookup is therefore two
 // PRMTs over 8 bytes: one with the nibbles, one with their top bits flipped. Each gives 0 or -1 for entries of the other half,
 // so a table whose halves have these sign bits is the sum of both.
-static inline __device__ void d_eight_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
     q[0] = d_permute(t0, t1, nibbles);
     q[1] = d_permute(t0, t1, nibbles >> 16);
 }
 
 // -127 -104 -83 -65 -49 -35 -22 -10, otherwise -1; and 1 13 25 38 53 69 89 113 plus 1, otherwise 0
-static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
-    d_eight_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
-    d_eight_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
+static inline __device__ void d_codes8_iq4(uint32_t nibbles, d_frag8_pieces<1> & o) {
+    d_codes8_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
+    d_codes8_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
@@ -13865,7 +13865,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
-        d_eight_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
+        d_codes8_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
@@ -13877,15 +13877,15 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D
         const d_words<4> w(shared, at, g / 8 * 136);
         const int j = g % 8;
         const uint32_t low = (j % 2 ? w[1] >> 4 : w[1]) & 0x0f0f0f0fu, high = w[0] >> (16 + 2 * j) & 3u;
-        d_eight_iq4(w[2 + 4 * j + t], o);
+        d_codes8_iq4(w[2 + 4 * j + t], o);
         o.scale[0] = d_low_half(w[0]) * (float) ((int) (d_byte_of(low, j / 2) | high << 4) - 32);
     }
 };
 
 // Table values plus 12, which clears all sign bits: where one part is nonzero the other is 0.
-static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
-    d_eight_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
-    d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
+static inline __device__ void d_codes8_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
+    d_codes8_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
+    d_codes8_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
 }
 template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
     static constexpr size_t lists_at = 1; // rows of 2880 elements have 1530 bytes
@@ -13893,7 +13893,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         uint32_t upper[2];
         const int k = 17 * g;
-        d_eight_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
+        d_codes8_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
         o.q[0] |= upper[0];
         o.q[1] |= upper[1];
         o.scale[0] = gcudai_mxfp4_scale(d_byte_at(shared, at + k));
@@ -13933,7 +13933,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_I
 };
 
 // Scale of group j of a Q4_K or Q5_K block; mins are integers with a common scale.
-static inline __device__ float d_eight_k_scale(const d_words<4> & w, int j) {
+static inline __device__ float d_codes8_k_scale(const d_words<4> & w, int j) {
     const uint32_t scale = j < 4 ? w[1] & 0x3f3f3f3fu : (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
     return d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
 }
@@ -13956,7 +13956,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_k<144>
         const d_words<4> w(shared, at, g / 8 * 144);
         const int j = g % 8;
         UNROLL for (int h = 0; h < 2; ++h) { o.q[h] = w[4 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu; }
-        o.scale[0] = d_eight_k_scale(w, j);
+        o.scale[0] = d_codes8_k_scale(w, j);
     }
 };
 
@@ -13969,7 +13969,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_k<176>
             const uint32_t bits = j < 4 ? w[4 + 4 * h + t] << (4 - j) : w[4 + 4 * h + t] >> (j - 4);
             o.q[h] = (w[12 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu) | (bits & 0x10101010u);
         }
-        o.scale[0] = d_eight_k_scale(w, j);
+        o.scale[0] = d_codes8_k_scale(w, j);
     }
 };
 
@@ -13997,13 +13997,13 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
         const int k = g / 8 * 66;
         const int j = g % 8;
         const uint32_t code = d_byte_at(shared, at + k + 2 + 8 * j + t), aux = d_words<2, ALIGNED>(shared, at, k + 6 + 8 * j)[0];
-        d_eight_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
+        d_codes8_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.25f * (0.5f + (float) (aux >> 28));
     }
 };
 
 // Scales of group i of four, from the nibbles of its byte. A nibble placed in the mantissa of 128 makes d (nibble + 1/2) one FMA.
-static inline __device__ void d_eight_iq2_scales(float d, uint32_t word, int i, d_eight<2> & o) {
+static inline __device__ void d_codes8_iq2_scales(float d, uint32_t word, int i, d_frag8_pieces<2> & o) {
     const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
     UNROLL for (int h = 0; h < 2; ++h) {
         const float v = __int_as_float((int) d_permute(nibbles[h], 0x43000000u, 0x7044u + 0x100u * (uint32_t) i));
@@ -14018,8 +14018,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D
         const int k = g / 8 * 74;
         const int j = g % 8;
         const uint32_t code = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
-        d_eight_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
-        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
+        d_codes8_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
+        d_codes8_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
     }
 };
 
@@ -14032,8 +14032,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_
         const d_words<2, ALIGNED> last(shared, at, k + 66); // two words of upper bits, two of scales
         const uint32_t high = last[j / 4] >> 2 * t, upper = (j % 4 == 0 ? high << 8 : high >> (8 * (j % 4) - 8)) & 0x300u;
         const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | upper;
-        d_eight_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
-        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
+        d_codes8_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
+        d_codes8_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
     }
 };
 
@@ -14077,7 +14077,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_S>> : d_mma_format_of<D_
         const int j = g % 8;
         const uint32_t h = *(const uint16_t *) (shared + at + k + 34 + 2 * j);
         const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | (h >> 3 * t & 7u) << 8;
-        d_eight_iq1(table[code], (h & 0x8000u) != 0, o.q);
+        d_codes8_iq1(table[code], (h & 0x8000u) != 0, o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.125f * (float) (2u * (h >> 12 & 7u) + 1u);
     }
 };
@@ -14093,7 +14093,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t s = j < 4 ? s01 : s23, code = d_byte_at(shared, at + k + 4 * j + t);
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
-        d_eight_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        d_codes8_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
         UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1): the three bits go to the mantissa of 4, which counts them as halves
             const int from = 16 * (j / 2 % 2) + 6 * (j % 2) + 3 * h;
             const uint32_t bits = (from > 20 ? s >> (from - 20) : s << (20 - from)) & 0x00700000u;
@@ -14424,7 +14424,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
     }
 };
 
-// Four words of nibbles through a 16-byte table in two parts (see d_eight_lookup).
+// Four words of nibbles through a 16-byte table in two parts (see d_codes8_lookup).
 static inline __device__ void d_two_lookups(
     uint32_t low0, uint32_t low1, uint32_t high0, uint32_t high1, const uint32_t * w, uint32_t * q, uint32_t * more) {
     UNROLL for (int k = 0; k < 4; ++k) {
@@ -14435,7 +14435,7 @@ static inline __device__ void d_two_lookups(
         more[2 * k + 1] = d_permute(high0, high1, turned >> 16);
     }
 }
-static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // see d_eight_iq4
+static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // see d_codes8_iq4
     d_two_lookups(0xbfad9881u, 0xf6eaddcfu, 0x271a0e02u, 0x725a4636u, w, q, more);
 }
 
@@ -15254,7 +15254,7 @@ static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, 
 
 // Adds group g, decoded in a and b (rows g and g + 8), to the sums of a column tile with int8 activations x.
 template <typename A>
-static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces> & a, const d_eight<d_mma_format<A>::pieces> & b, int g,
+static inline __device__ void d_mma_group(const d_frag8_pieces<d_mma_format<A>::pieces> & a, const d_frag8_pieces<d_mma_format<A>::pieces> & b, int g,
     int t, uint2 x, const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
     float first[4] = {};
