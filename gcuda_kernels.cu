@@ -18411,11 +18411,11 @@ struct d_wg_columns_job {
     int tn, is_for_floats; // is_for_floats 1: a lane has 16 of 64 elements, otherwise 32 of 128
 };
 
-static inline __device__ uint32_t d_pair_of(__half, float low, float high) {
+static inline __device__ uint32_t d_pack2(__half, float low, float high) {
     const __half2 v = __floats2half2_rn(low, high);
     return *(const uint32_t *) &v;
 }
-static inline __device__ uint32_t d_pair_of(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
+static inline __device__ uint32_t d_pack2(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
 
 // Elements k .. k + 3 of a column of n elements; zeros past its end.
 static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const char * column, int64_t n, int64_t k, bool is_wide) {
@@ -18438,8 +18438,8 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
             v[i] = make_float4(ldexpf(v[i].x, -exponent), ldexpf(v[i].y, -exponent), ldexpf(v[i].z, -exponent), ldexpf(v[i].w, -exponent));
         }
         const int word = 64 * i + (p.is_for_floats != 0 ? 32 * (lane / 16) + 8 * (lane % 4) + lane / 4 % 4 : 8 * (lane % 8) + lane / 8);
-        words[word] = d_pair_of(T(), v[i].x, v[i].y);
-        words[word + 4] = d_pair_of(T(), v[i].z, v[i].w);
+        words[word] = d_pack2(T(), v[i].x, v[i].y);
+        words[word + 4] = d_pack2(T(), v[i].z, v[i].w);
     }
     __syncwarp();
     const int64_t step = k / WG_K + lane / 8;
