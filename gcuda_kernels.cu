@@ -1006,7 +1006,7 @@ static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
     }
 #endif
 }
-static inline __device__ void d_matrices(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
+static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
 // ldmatrix.x4.trans: each matrix transposed.
 static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
 #if defined(GCUDAI_SIM)
@@ -8431,9 +8431,9 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
             const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
             UNROLL for (int k = 0; k < 8; k += 2) {
                 uint32_t fa[MI][4], fb[NI][2];
-                UNROLL for (int i = 0; i < MI; ++i) { d_matrices(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
+                UNROLL for (int i = 0; i < MI; ++i) { d_ldmatrix_x4(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
                 UNROLL for (int i = 0; i < NI; i += 2) {
-                    d_matrices(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_ldmatrix_x4(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                 }
                 UNROLL for (int i = 0; i < MI; ++i) {
                     UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<true>(acc[i][j], fa[i], fb[j]); }
@@ -19635,11 +19635,11 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
             UNROLL for (int k = 0; k < 4; k += 2) {
                 uint32_t fa[MI][4], fb[NI / 2][4]; // fb: two fragments of b
                 UNROLL for (int j = 0; j < MI; ++j) {
-                    d_matrices(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
+                    d_ldmatrix_x4(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
                     d_gemm_round(T(), fa[j]);
                 }
                 UNROLL for (int j = 0; j < NI / 2; ++j) {
-                    d_matrices(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_ldmatrix_x4(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                     d_gemm_round(T(), fb[j]);
                 }
                 UNROLL for (int m = 0; m < MI; ++m) {
