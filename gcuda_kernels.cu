@@ -178,7 +178,7 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
 }
 
 // PDL launch where the caller allows it (struct gcuda_launch_series): blocks start while the previous kernel ends. Every
-// thread of the kernel calls d_wait_before before it touches memory that an earlier kernel may read or write.
+// thread of the kernel calls d_pdl_wait before it touches memory that an earlier kernel may read or write.
 template <typename... P, typename... A>
 static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -196,7 +196,7 @@ static inline bool reads_weights_behind() { return gcuda_thread_launches()->over
 
 // PDL wait: afterwards all writes of earlier grids are visible. Every thread that touches memory an earlier grid may
 // write or read calls it. At least one thread of every launch calls it, or this grid could finish before earlier ones.
-static inline __device__ void d_wait_before() {
+static inline __device__ void d_pdl_wait() {
 #if defined(GCUDAI_SIM)
     sim_wait_before();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -214,7 +214,7 @@ static inline __device__ void d_start_next() {
 // First call of a kernel for launch_in_turn: PDL wait, then trigger. In this order earlier grids have finished when blocks
 // of the next kernel start. A launcher's second kernel depends on it (launch_behind).
 static inline __device__ void d_take_turn() {
-    d_wait_before();
+    d_pdl_wait();
     d_start_next();
 }
 
@@ -229,7 +229,7 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
 }
 
 // Dependent launch after another one of the same launcher whose blocks call d_start_next. Where PDL exists, everything
-// before that launch has finished when these blocks start; d_wait_before waits for that launch only.
+// before that launch has finished when these blocks start; d_pdl_wait waits for that launch only.
 template <typename... P, typename... A>
 static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -6065,7 +6065,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
-        if (!MAY_MISS) { d_wait_before(); }
+        if (!MAY_MISS) { d_pdl_wait(); }
         bool is_missing = false;
         const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
@@ -6220,10 +6220,10 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     const bool has_b = p.b.data != nullptr;
     row x, w, b;
     d_start_next();
-    if (!is_early) { d_wait_before(); }
+    if (!is_early) { d_pdl_wait(); }
     w.load((const char *) p.w.data, n);
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
     if (p.add.data != nullptr) {
         row add;
@@ -6583,7 +6583,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
-        d_wait_before();
+        d_pdl_wait();
         float max = row.sink, sum = 0.0f; // computed by each warp separately
         for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { max = fmaxf(max, found[i].x); }
         max = d_warp_reduce<d_max_op>(max);
@@ -6959,7 +6959,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
-                if (!MAY_MISS) { d_wait_before(); }
+                if (!MAY_MISS) { d_pdl_wait(); }
                 bool is_missing = false; // includes this part, which is overwritten if y is x
                 const int64_t begin = row * q.n_parts;
                 const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
@@ -10397,7 +10397,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             find_scalars(begin, 0);
             next_dt = fetch_dt(begin + SCAN_CHUNK);
         }
-        if (SPAN == SCAN_SEGMENTS) { d_wait_before(); } // tokens were written earlier
+        if (SPAN == SCAN_SEGMENTS) { d_pdl_wait(); } // tokens were written earlier
         if (SPAN != SCAN_WHOLE) { load_states(); }
         for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
             const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
@@ -10533,7 +10533,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
 static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
     d_start_next();
-    d_wait_before();
+    d_pdl_wait();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
         const int64_t id = d_scan_state(p.ids.data, q);
@@ -14685,7 +14685,7 @@ static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
         char * y;
         d_tile_column(p.job, t, (int) (column - matrix * p.job.n), &b, &y);
         const bool is_packed = d_vec_is_packed(p.job, b);
-        d_wait_before();
+        d_pdl_wait();
         d_vec_quantize4(d_vec_load4(p.job, b, k, is_packed), w, lane, f, xq + unit * 128, xs + unit * 128);
     }
 }
@@ -15034,7 +15034,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
         if (is_early) { fill(); }
         if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-        if (is_early) { d_wait_before(); }
+        if (is_early) { d_pdl_wait(); }
         if (!is_made) {
             if (first > 0) { __syncthreads(); } // the previous step of the column has been read
             char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
@@ -15133,7 +15133,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched there, and large
     d_start_next();
     if (!d_vec_shape<A, COLS>::is_own) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-    if (!p.is_early) { d_wait_before(); }
+    if (!p.is_early) { d_pdl_wait(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the previous item have been read
         d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), i == blockIdx.x);
@@ -15595,10 +15595,10 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.begin(p, step, lane);
     const bool is_early = !LISTS && S::is_early && p.is_early;
     if (!S::is_early && !LISTS && ring.valid > 0 && lane < 16) { ring.prefetch(p, task, first_tile, step, lane); }
-    if (!is_early && is_task) { d_wait_before(); }
+    if (!is_early && is_task) { d_pdl_wait(); }
     NO_UNROLL for (int s = 0; s < S::slots && is_product; ++s) { ring.fetch(p, task, first_tile, step, lane); }
     if (LISTS && warp == 0) { d_mma_take(p, *todo, todo->task[next], lane); }
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     int slot = 0;
     d_mma_x<A, TILES> x;
     constexpr bool asks_ahead = !LISTS && S::asks_ahead;
@@ -15663,7 +15663,7 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
     }
     if constexpr (LISTS) {
         d_mma_todo & todo = *(d_mma_todo *) (shared + 4 * d_mma_format<A>::table);
-        d_wait_before();
+        d_pdl_wait();
         if (threadIdx.x == 0) { d_mma_begin(p, todo); }
         __syncthreads();
         int now = 1;
@@ -15726,7 +15726,7 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
             char * y;
             d_tile_column(p.job, tile, first + c < p.job.n ? first + c : 0, &b[c], &y);
         }
-        d_wait_before();
+        d_pdl_wait();
         UNROLL for (int c = 0; c < 2; ++c) {
             v[c] = d_vec_load4(p.job, b[c], first + c < p.job.n ? at : p.job.k, d_vec_is_packed(p.job, b[c]));
         }
@@ -16725,7 +16725,7 @@ static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_
     const int lane = (int) threadIdx.x % 32;
     W work;
     if (own.s0 < p.steps) { work.load_weights(p, rows.a, rows.m, own.first, own.s0 * W::step, lane); }
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     __syncthreads(); // column addresses are written
     for (int s = own.s0; s < p.steps; s += p.at_once) {
         const int k0 = s * W::step;
@@ -16759,7 +16759,7 @@ static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_f
     };
     W work;
     UNROLL for (int at = 0; at < W::warp_bytes; at += W::slot_bytes) { fetch(at); }
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     __syncthreads(); // column addresses are written
     if (own.s0 < p.steps) { work.ask_columns(p, columns, n, own.s0 * W::step, lane); }
     NO_UNROLL for (int s = own.s0; s < p.steps; s += p.at_once) {
@@ -16817,7 +16817,7 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
     float * part = (float *) (shared + n_warps * W::warp_bytes);
     char * copies = shared + (int) threadIdx.x / 32 * W::warp_bytes;
     d_start_next();
-    if (!p.is_early) { d_wait_before(); }
+    if (!p.is_early) { d_pdl_wait(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
         d_float_rows rows = { (const char *) p.job.a.data, nullptr, p.job.m, p.blocks, (int) (item - i * p.blocks) };
