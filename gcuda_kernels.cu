@@ -190,7 +190,7 @@ static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, di
 // Whether the next kernel may read its weights, and only them, before its PDL wait. The launcher passes the answer to the
 // kernel. Harmless in an ordinary launch: no earlier kernel is still running.
 static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
-// Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_start_next).
+// Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_pdl_trigger).
 // Where other kernels do not overlap, everything before that launch has finished.
 static inline bool reads_weights_behind() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
 
@@ -205,7 +205,7 @@ static inline __device__ void d_pdl_wait() {
 }
 
 // PDL trigger: the next kernel may occupy SMs that this grid leaves once all of its blocks have called it.
-static inline __device__ void d_start_next() {
+static inline __device__ void d_pdl_trigger() {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -215,7 +215,7 @@ static inline __device__ void d_start_next() {
 // of the next kernel start. A launcher's second kernel depends on it (launch_behind).
 static inline __device__ void d_take_turn() {
     d_pdl_wait();
-    d_start_next();
+    d_pdl_trigger();
 }
 
 template <typename... P, typename... A>
@@ -228,7 +228,7 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
-// Dependent launch after another one of the same launcher whose blocks call d_start_next. Where PDL exists, everything
+// Dependent launch after another one of the same launcher whose blocks call d_pdl_trigger. Where PDL exists, everything
 // before that launch has finished when these blocks start; d_pdl_wait waits for that launch only.
 template <typename... P, typename... A>
 static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
@@ -5856,7 +5856,7 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 // The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
-    if (!IS_LAST) { d_start_next(); }
+    if (!IS_LAST) { d_pdl_trigger(); }
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
             (void) OP::template finish<false>(p, n_blocks - 1 - turn); // the last parts read are still in L2
@@ -6219,7 +6219,7 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     const int n = (int) p.x.ne[0];
     const bool has_b = p.b.data != nullptr;
     row x, w, b;
-    d_start_next();
+    d_pdl_trigger();
     if (!is_early) { d_pdl_wait(); }
     w.load((const char *) p.w.data, n);
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
@@ -8371,7 +8371,7 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
 template <typename TX>
 static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
     alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
-    d_start_next();
+    d_pdl_trigger();
     FOR_ROWS(b, n_w + n_x) {
         if (b < n_w) {
             d_pack_w(p, q, b, n_parts, (__half *) shared);
@@ -10326,7 +10326,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     const int for_decays = n_warps > n_slices ? n_slices : 0; // first warp that computes decays: one without a share of C . B if possible
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
-    if (SPAN == SCAN_STATES) { d_start_next(); }
+    if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
         const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
         const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
@@ -10532,7 +10532,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
 //   floor   states read and written once
 static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
-    d_start_next();
+    d_pdl_trigger();
     d_pdl_wait();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
@@ -14674,7 +14674,7 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
 //   needs   xq, xs aligned to 16 bytes
 static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
     k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
-    d_start_next();
+    d_pdl_trigger();
     const int64_t n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps * 2;
     for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
         const int64_t unit = i / 2, column = unit / p.steps, matrix = column < p.job.n ? 0 : column / p.job.n;
@@ -15131,7 +15131,7 @@ template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
     if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched there, and large
-    d_start_next();
+    d_pdl_trigger();
     if (!d_vec_shape<A, COLS>::is_own) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (!p.is_early) { d_pdl_wait(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
@@ -15657,7 +15657,7 @@ template <typename A, bool ALIGNED, int TILES, bool LISTS = false>
 static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mma_shape<A, TILES>::registers))
     k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
-    d_start_next();
+    d_pdl_trigger();
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
@@ -15710,7 +15710,7 @@ static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_colum
 //   floor   b read, 1.25 to 1.5 bytes per element written
 static __global__ void __launch_bounds__(MMA_BESIDE, 8)
     k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
-    d_start_next();
+    d_pdl_trigger();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
     for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
@@ -16816,7 +16816,7 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
     const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // sums per output
     float * part = (float *) (shared + n_warps * W::warp_bytes);
     char * copies = shared + (int) threadIdx.x / 32 * W::warp_bytes;
-    d_start_next();
+    d_pdl_trigger();
     if (!p.is_early) { d_pdl_wait(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
