@@ -5992,7 +5992,7 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
 //   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, ne0 a multiple of a vector. y may be x
 template <int KIND, typename T, typename H>
-static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const gcuda_norm_args p) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
@@ -6111,7 +6111,7 @@ template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_st
                         : two_passes<d_norm_parts<KIND, T, typename part_of<T, false>::type>>(p, stream);
         }
         return with_held<T>(n, wide, [&](auto h) {
-            return launch_held(k_norm_held<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            return launch_held(k_norm_regs<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -6308,7 +6308,7 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
 //   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
@@ -6376,7 +6376,7 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
     }
     return with_float(p.x.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
-            return launch_held(k_rms_norm_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
+            return launch_held(k_rms_norm_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
@@ -6538,7 +6538,7 @@ template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_
 //   floor   x read, y written: 2 * n * sizeof(T) bytes; the mask once per group of heads
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, mask to a vector. y may be x
 template <typename T, typename H>
-static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(const gcuda_soft_max_args p) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
         typename H::template row<T> x;
@@ -6624,11 +6624,11 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
         if constexpr (sizeof(T) == 4) { // with 512 threads a fifth would be idle in such rows, and all wait at the barrier
             typedef held<384, 9, true> H;
             if (wide && n > 512 * 4 * d_wide<T>::N && n <= H::THREADS * 9 * d_wide<T>::N) {
-                return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
+                return launch_held(k_soft_max_regs<T, H>, H::THREADS, n_rows(p.y), stream, p);
             }
         }
         return with_held<T, 32>(n, wide, [&](auto h) {
-            return launch_held(k_soft_max_held<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            return launch_held(k_soft_max_regs<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -6771,7 +6771,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 //   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
@@ -6816,7 +6816,7 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
     }
     return with_float(p.y.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
-            return launch_held(k_soft_max_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
+            return launch_held(k_soft_max_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
@@ -11138,7 +11138,7 @@ static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const 
 //   shared  n * (COLS + 4) + 32 * 33 floats
 //   floor   A and B read, X written; rows of a panel depend on each other
 //   needs   n within shared memory; is_wide_row: A in F32, rows aligned to 16 bytes. X may be B
-template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_held(const gcuda_solve_tri_args p, bool is_wide_row) {
+template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_shared(const gcuda_solve_tri_args p, bool is_wide_row) {
     DYNAMIC_SHARED(float, shared);
     typedef d_solve<COLS> S;
     float * tile = shared, * x = shared + 32 * 33; // tile: the triangle, pitch 33; x: the columns
@@ -11252,7 +11252,7 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
 
 template <int COLS> static gcuda_status solve_tri(const gcuda_solve_tri_args & p, gcuda_stream stream) {
     const bool wide = is_wide(p.a) && p.a.type == GCUDA_TYPE_F32 && p.a.ne[0] % 4 == 0;
-    return launch_shared(k_solve_tri_held<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
+    return launch_shared(k_solve_tri_shared<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
         d_solve<COLS>::bytes(p.y.ne[1]), 0, stream, p, wide);
 }
 
@@ -12326,7 +12326,7 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
 //   floor   x read once, y written once
 //   needs   ne0 a multiple of 4; rows of x and y aligned to 16 bytes
 template <int N>
-static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(const gcuda_half_rows_args p) {
+static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_regs(const gcuda_half_rows_args p) {
     d_take_turn();
     FOR_ROWS(r, d_rows(p.x)) {
         const float4 * x = (const float4 *) d_row(p.x, r);
@@ -12359,9 +12359,9 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(co
 gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->x.ne[0];
     const bool fits = args->x.type == GCUDA_TYPE_F32 && n % 4 == 0 && is_wide(args->x) && is_wide(args->y);
-    const auto kernel = fits && n <= 4096    ? k_half_rows_held<2>
-                        : fits && n <= 8192  ? k_half_rows_held<4>
-                        : fits && n <= 16384 ? k_half_rows_held<8>
+    const auto kernel = fits && n <= 4096    ? k_half_rows_regs<2>
+                        : fits && n <= 8192  ? k_half_rows_regs<4>
+                        : fits && n <= 16384 ? k_half_rows_regs<8>
                                              : k_half_rows;
     return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
