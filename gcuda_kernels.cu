@@ -2402,7 +2402,7 @@ template <typename X, typename Y> static inline __device__ void d_convert_unit(c
 // Strided copy with conversion X to Y. A thread moves four units, all loaded before the first store.
 //   floor   x read once, y written once
 //   needs   both sides aligned to a unit; x and y do not overlap
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_walk(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_walk w) {
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         X v[4];
         char * to[4];
@@ -2521,7 +2521,7 @@ template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
 // Transposing copy where x is dense along dimension 1. A block moves tiles of 32 x 32 elements through shared memory.
 //   shared  32 * 33 * sizeof(Y) bytes
 //   floor   x read once, y written once
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_tile(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_walk w) {
     __shared__ Y tile[32][33];
     const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
     const int i = (int) threadIdx.x % 32, j = (int) threadIdx.x / 32;
@@ -2547,7 +2547,7 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
 }
 
 // Transposes a square of 4 / SIZE by 4 / SIZE elements of SIZE bytes in registers.
-template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
+template <int SIZE> static inline __device__ void d_transpose_square(uint32_t * w) {
     if (SIZE == 2) {
         const uint32_t lo = __byte_perm(w[0], w[1], 0x5410), hi = __byte_perm(w[0], w[1], 0x7632);
         w[0] = lo;
@@ -2562,7 +2562,7 @@ template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
     }
 }
 
-template <int SIZE> struct d_turned {
+template <int SIZE> struct d_transpose_tile {
     static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // elements per word; words per tile row; elements per side
 };
 
@@ -2570,9 +2570,9 @@ template <int SIZE> struct d_turned {
 // 64 for 4-byte elements, whose rows would otherwise be short.
 //   shared  SIDE * (WORDS + 1) words, at most 17 KiB
 //   floor   x read once, y written once
-//   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_turn)
-template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(const d_walk w) {
-    typedef d_turned<SIZE> T;
+//   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_transpose_words)
+template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_walk w) {
+    typedef d_transpose_tile<SIZE> T;
     const int ROWS = 256 / T::WORDS; // per pass
     __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
     const int64_t t0 = (w.ne[0] + T::SIDE - 1) / T::SIDE, t1 = (w.ne[1] + T::SIDE - 1) / T::SIDE;
@@ -2595,7 +2595,7 @@ template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(con
         UNROLL for (int k = 0; k < T::WORDS; k += ROWS) { // squares of column j + k
             uint32_t v[T::PER];
             UNROLL for (int r = 0; r < T::PER; ++r) { v[r] = tile[i * T::PER + r][j + k]; }
-            d_turn<SIZE>(v);
+            d_transpose_square<SIZE>(v);
             UNROLL for (int r = 0; r < T::PER; ++r) {
                 if ((j + k) * T::PER < n1 && i * T::PER < n0) { *(uint32_t *) (y + (k * T::PER + r) * w.ys[1]) = v[r]; }
             }
@@ -2698,8 +2698,8 @@ static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
     return (int64_t) (all & (~all + 1));
 }
 
-template <typename X, typename Y> static gcuda_status cpy_walk(const d_walk & w, gcuda_stream stream) {
-    return launch(k_cpy_walk<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
+template <typename X, typename Y> static gcuda_status cpy_strided(const d_walk & w, gcuda_stream stream) {
+    return launch(k_cpy_strided<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
 }
 
 // Rows dense on both sides, equal types: the largest words that alignment allows.
@@ -2709,46 +2709,46 @@ static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
     w.ne[0] = w.ne[0] * size / word;
     w.xs[0] = w.ys[0] = word;
     switch (word) {
-        case 1: return cpy_walk<uint8_t, uint8_t>(w, stream);
-        case 2: return cpy_walk<uint16_t, uint16_t>(w, stream);
-        case 4: return cpy_walk<uint32_t, uint32_t>(w, stream);
-        case 8: return cpy_walk<uint2, uint2>(w, stream);
-        default: return cpy_walk<uint4, uint4>(w, stream);
+        case 1: return cpy_strided<uint8_t, uint8_t>(w, stream);
+        case 2: return cpy_strided<uint16_t, uint16_t>(w, stream);
+        case 4: return cpy_strided<uint32_t, uint32_t>(w, stream);
+        case 8: return cpy_strided<uint2, uint2>(w, stream);
+        default: return cpy_strided<uint4, uint4>(w, stream);
     }
 }
 
-template <typename X, typename Y> static gcuda_status cpy_tile(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 1) {
         walk_swap(w, 1, dense);
     }
-    return launch(k_cpy_tile<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
+    return launch(k_cpy_transpose<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
 }
 
 // Whether both sides are dense along one of the first two dimensions, in whole words.
-template <int SIZE> static bool can_turn(const d_walk & w) {
+template <int SIZE> static bool can_transpose_words(const d_walk & w) {
     uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
     for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return all % 4 == 0 && w.ys[0] == SIZE && w.xs[1] == SIZE && w.ne[0] % (4 / SIZE) == 0 && w.ne[1] % (4 / SIZE) == 0;
 }
 
-template <int SIZE, typename T> static gcuda_status cpy_turn(d_walk w, int dense, gcuda_stream stream) {
-    const int64_t side = d_turned<SIZE>::SIDE;
+template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w, int dense, gcuda_stream stream) {
+    const int64_t side = d_transpose_tile<SIZE>::SIDE;
     d_walk v = w;
     if (dense > 1) {
         walk_swap(v, 1, dense);
     }
-    if (!can_turn<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
-        return cpy_tile<T, T>(w, dense, stream);
+    if (!can_transpose_words<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
+        return cpy_transpose<T, T>(w, dense, stream);
     }
-    return launch(k_cpy_turn<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
+    return launch(k_cpy_transpose_words<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
 }
 
-static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
     switch (size) {
-        case 1: return cpy_turn<1, uint8_t>(w, dense, stream);
-        case 2: return cpy_turn<2, uint16_t>(w, dense, stream);
-        case 4: return cpy_turn<4, uint32_t>(w, dense, stream);
-        default: return cpy_tile<uint64_t, uint64_t>(w, dense, stream);
+        case 1: return cpy_transpose_words<1, uint8_t>(w, dense, stream);
+        case 2: return cpy_transpose_words<2, uint16_t>(w, dense, stream);
+        case 4: return cpy_transpose_words<4, uint32_t>(w, dense, stream);
+        default: return cpy_transpose<uint64_t, uint64_t>(w, dense, stream);
     }
 }
 
@@ -2771,9 +2771,9 @@ static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
 // Float conversions; rows dense, or the source transposed.
 template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 0) {
-        return cpy_tile<X, Y>(w, dense, stream);
+        return cpy_transpose<X, Y>(w, dense, stream);
     }
-    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_walk<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
+    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_strided<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 template <typename STAGE> static gcuda_status cpy_numbers(d_walk w, const gcuda_cpy_args & p, gcuda_stream stream) {
@@ -2790,7 +2790,7 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
         for (int d = 3; d >= 0; --d) { dense = w.xs[d] == xs && (w.ne[d] > 1 || d == 0) ? d : dense; }
         if (p.x.type == p.y.type) {
             st = dense == 0 && w.ne[0] > 1 ? cpy_dense(w, xs, stream)
-                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_tile_same(w, dense, xs, stream) : st;
+                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_transpose_same(w, dense, xs, stream) : st;
         } else if (is_float(p.x.type) && is_float(p.y.type) && dense >= 0) {
             st = with_float(p.x.type, [&](auto tx) {
                 return with_float(p.y.type, [&](auto ty) { return cpy_floats<decltype(tx), decltype(ty)>(w, dense, stream); });
