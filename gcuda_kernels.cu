@@ -5772,24 +5772,24 @@ static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gc
 
 // ---- rows too long for registers: two passes over parts, with partial results in scratch ----
 #define PART_BYTES 16384
-#define TURNS_FROM_BYTES ((int64_t) 48 << 20)
-#define TURNS_CACHED_BYTES ((int64_t) 24 << 20)
+#define INTERLEAVE_FROM_BYTES ((int64_t) 48 << 20)
+#define INTERLEAVE_CACHED_BYTES ((int64_t) 24 << 20)
 template <typename T, bool WIDE> struct part_of {
     typedef held<PART_BYTES / 16 / (WIDE ? 4 : (int) sizeof(T)), WIDE ? 4 : 16, WIDE> type;
 };
 
-// Scratch of a two-pass kernel: one 8-byte result per part. Interleaved passes (k_turns) add the number of parts left
+// Scratch of a two-pass kernel: one 8-byte result per part. Interleaved passes (k_interleaved) add the number of parts left
 // unfinished and a list of them.
-struct d_turns {
+struct d_interleaved {
     int64_t n, first; // parts [0, first) are reduced by an earlier launch
     unsigned long long * found;
     unsigned * n_left, * left; // NULL: passes are not interleaved
 };
-static size_t turns_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
+static size_t interleaved_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
 
 // Interleaves the passes where L2 holds some of the rows but not all. n_bytes: bytes per part; at_once: blocks per SM.
-static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
-    d_turns q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
+static d_interleaved interleaved_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
+    d_interleaved q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
 #if defined(GCUDAI_SIM)
     (void) at_once;
     const int64_t under_way = -per_row / 2; // blocks run sequentially there: half of the parts are tried too early
@@ -5797,9 +5797,9 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
     const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks reduce, and some are slower
 #endif
     const int64_t first = per_row + under_way;
-    const bool is_much = n * n_bytes > enough(TURNS_FROM_BYTES) && 2 * n >= 3 * first;
+    const bool is_much = n * n_bytes > enough(INTERLEAVE_FROM_BYTES) && 2 * n >= 3 * first;
     const int64_t half_cache = device_attribute(cudaDevAttrL2CacheSize) / 2;
-    const int64_t cached = half_cache < TURNS_CACHED_BYTES ? half_cache : TURNS_CACHED_BYTES;
+    const int64_t cached = half_cache < INTERLEAVE_CACHED_BYTES ? half_cache : INTERLEAVE_CACHED_BYTES;
     if (is_much && n <= (int64_t) 1 << 30 && first * n_bytes <= cached) {
         q.first = first;
         q.n_left = (unsigned *) (q.found + n);
@@ -5809,18 +5809,18 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
 }
 
 // Sentinel for a result that is not written yet. No result equals it: NaN are stored as others.
-#define NOT_FOUND (~0ull)
+#define RESULT_MISSING (~0ull)
 template <typename F> static inline __device__ void d_leave_found(void * scratch, int64_t b, F found) {
     static_assert(sizeof(F) == sizeof(unsigned long long), "one store, which is seen as a whole");
     unsigned long long bits;
     memcpy(&bits, &found, sizeof(bits));
-    ((unsigned long long *) scratch)[b] = bits != NOT_FOUND ? bits : bits ^ 1;
+    ((unsigned long long *) scratch)[b] = bits != RESULT_MISSING ? bits : bits ^ 1;
 }
 template <typename F> static inline __device__ F d_found(const unsigned long long * at, bool * is_missing) {
     const unsigned long long bits = __ldcg(at);
     F found;
     memcpy(&found, &bits, sizeof(bits));
-    *is_missing = *is_missing || bits == NOT_FOUND;
+    *is_missing = *is_missing || bits == RESULT_MISSING;
     return found;
 }
 
@@ -5828,7 +5828,7 @@ static int64_t n_parts(const gcuda_array & x) {
     const int64_t n = PART_BYTES / (int64_t) gcuda_type_size(x.type);
     return (x.ne[0] + n - 1) / n;
 }
-static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : turns_bytes(n_parts(x) * n_rows(x)); }
+static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : interleaved_bytes(n_parts(x) * n_rows(x)); }
 
 // Part b: row, start and length. 32 bits suffice for the part number, and 32-bit division is cheaper.
 struct d_part {
@@ -5855,7 +5855,7 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 //   floor   x read twice, y written once; finish<true> returns false on all threads if a result is missing
 // The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_two_pass(const P p, int64_t n_blocks) {
     if (!IS_LAST) { d_pdl_trigger(); }
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
@@ -5869,17 +5869,17 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(cons
 // First launch of interleaved passes: reduces parts [0, first), marks the other results missing and clears n_left.
 //   floor   parts read once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved_begin(const P p, const d_interleaved q) {
     FOR_ROWS(b, q.first) { OP::find(p, b); }
-    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = NOT_FOUND; }
+    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = RESULT_MISSING; }
     if (blockIdx.x == 0 && threadIdx.x == 0) { *q.n_left = 0; }
 }
 
 // Interleaved passes: even turns reduce a part, odd turns finish one that is `first` parts earlier, while L2 holds its row.
-// No block waits: if a result of the row is missing, the part goes to the list for k_behind_turns. The result is the same.
+// No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end. The result is the same.
 //   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved(const P p, const d_interleaved q) {
     const unsigned n_find = (unsigned) (q.n - q.first);
     for (unsigned turn = blockIdx.x; turn < (unsigned) q.n + n_find; turn += gridDim.x) {
         const bool is_both = turn < 2 * n_find;
@@ -5892,10 +5892,10 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(con
     }
 }
 
-// Last launch of interleaved passes: finishes the parts that k_turns left.
+// Last launch of interleaved passes: finishes the parts that k_interleaved left.
 //   floor   listed parts read and written once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_behind_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved_end(const P p, const d_interleaved q) {
     FOR_ROWS(i, (int64_t) *q.n_left) { (void) OP::template finish<false>(p, (int64_t) q.left[i]); }
 }
 
@@ -5904,16 +5904,16 @@ template <typename OP, typename P>
 static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t n_bytes, void * scratch, gcuda_stream stream) {
     const int threads = OP::H::BLOCK;
     gcuda_status st;
-    if constexpr (OP::TAKES_TURNS) {
-        const d_turns q = turns_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
+    if constexpr (OP::MAY_INTERLEAVE) {
+        const d_interleaved q = interleaved_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
         if (q.n_left != nullptr) {
-            st = launch(k_before_turns<OP, P>, q.first, threads, stream, p, q);
-            st = st == GCUDA_STATUS_SUCCESS ? launch(k_turns<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
-            return st == GCUDA_STATUS_SUCCESS ? launch(k_behind_turns<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
+            st = launch(k_interleaved_begin<OP, P>, q.first, threads, stream, p, q);
+            st = st == GCUDA_STATUS_SUCCESS ? launch(k_interleaved<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
+            return st == GCUDA_STATUS_SUCCESS ? launch(k_interleaved_end<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
         }
     }
-    st = launch(k_pass<OP, false, P>, n, threads, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
+    st = launch(k_two_pass<OP, false, P>, n, threads, stream, p, n);
+    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_two_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
     return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART_BYTES, p.scratch, stream);
@@ -6041,7 +6041,7 @@ static inline __device__ d_norm_found d_norm_found_of(const float2 & part, doubl
 
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is NORM_MEAN
+    static const bool MAY_INTERLEAVE = KIND == NORM_MEAN && H::WIDE; // group_norm is NORM_MEAN
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -6561,7 +6561,7 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(con
 // Long rows: online softmax. Each part stores its maximum and sum of exponentials; finish combines them.
 template <typename T, typename HELD> struct d_soft_max_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = false;
+    static const bool MAY_INTERLEAVE = false;
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -6879,7 +6879,7 @@ template <typename T, bool WIDE> struct d_stretch { // segment of SCAN_THREADS t
     }
 };
 
-// Rows as n_parts parts of `part` elements, whole segments except the last, for k_pass and k_turns.
+// Rows as n_parts parts of `part` elements, whole segments except the last, for k_two_pass and k_interleaved.
 struct d_scan {
     gcuda_reduce_args p;
     int64_t n_parts, part;
@@ -6888,7 +6888,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     struct H {
         static const int BLOCK = SCAN_THREADS, LEAST = 4;
     };
-    static const bool TAKES_TURNS = IS_WIDE && sizeof(T) == 4;
+    static const bool MAY_INTERLEAVE = IS_WIDE && sizeof(T) == 4;
     typedef d_stretch<T, IS_WIDE> stretch;
 
     static inline __device__ int64_t end_of(const d_scan & q, int64_t i0) { return i0 + q.part < q.p.x.ne[0] ? i0 + q.part : q.p.x.ne[0]; }
@@ -7010,7 +7010,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every segment, or the whole row
     const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
-    const bool may_take_turns = n * (int64_t) sizeof(float) > TURNS_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
+    const bool may_take_turns = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
     const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
     return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
@@ -7018,7 +7018,7 @@ static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x
 
 size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
     const int64_t n = scan_parts(args->x);
-    return n > 1 ? turns_bytes(n * n_rows(args->x)) : 0;
+    return n > 1 ? interleaved_bytes(n * n_rows(args->x)) : 0;
 }
 
 template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
@@ -7028,7 +7028,7 @@ template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcu
         typedef decltype(v) T;
         typedef d_cumsum_parts<T, WIDE> OP;
         return q.n_parts > 1 ? two_passes<OP>(q, n, q.n_parts, q.part * (int64_t) sizeof(T), p.scratch, stream)
-                             : launch(k_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
+                             : launch(k_two_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
     });
 }
 
