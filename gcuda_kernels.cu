@@ -18526,7 +18526,7 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
 // Sums n_parts partial sums in order. A thread has four rows of a column, or one where rows are not aligned.
 //   floor   parts read once, y written once
 //   needs   parts aligned to 16 bytes
-static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
+static __global__ void __launch_bounds__(256) k_wg_reduce(const d_wg_job p, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
     FOR_ELEMENTS(i, n) {
@@ -18549,7 +18549,7 @@ static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const
 }
 
 // Address of an epilogue operand for row m of column c.
-static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t m, int64_t c) {
+static inline __device__ const char * d_wg_epilogue_at(const gcuda_array & x, int64_t m, int64_t c) {
     return (const char *) x.data + m * (int64_t) x.nb[0] + c * (int64_t) x.nb[1];
 }
 
@@ -18557,15 +18557,15 @@ static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t
 // the accumulators are one part in scratch. Inside the matrix product's kernels the epilogue took 35 us more (14336 x
 // 4096, 512 columns, bias and gelu: 101.6 us without, H200), more than this extra pass.
 //   floor   parts and residual read once, y written once
-//   needs   strides of operands are 0 where their size is 1 (wg_repeating)
-static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
+//   needs   strides of operands are 0 where their size is 1 (wg_broadcast)
+static __global__ void __launch_bounds__(256) k_wg_epilogue(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, n = (m + 3) / 4 * p.n;
     const bool is_wide = m % 4 == 0;
     FOR_ELEMENTS(i, n) {
         const int64_t c = i / ((m + 3) / 4), row = i % ((m + 3) / 4) * 4, left = m - row;
         const float * from = parts + c * m + row;
-        const char * residual = d_wg_beside(e.residual, row, c);
+        const char * residual = d_wg_epilogue_at(e.residual, row, c);
         const auto load = [=](const char * at, int k, size_t next) { return k < left ? *(const float *) (at + k * (int64_t) next) : 0.0f; };
         float v[4] = {}, r[4] = {};
         for (int part = 0; part < p.n_parts; ++part) {
@@ -18582,8 +18582,8 @@ static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const
         } else if (e.residual.data != nullptr) {
             UNROLL for (int k = 0; k < 4; ++k) { r[k] = load(residual, k, e.residual.nb[0]); }
         }
-        d_finish_sums<false, 4>(e, v, v, [&](int k) { return load(d_wg_beside(e.bias, row, c), k, e.bias.nb[0]); },
-            [](int) { return 0.0f; }, [&](int k) { return load(d_wg_beside(e.factor, row, c), k, e.factor.nb[0]); });
+        d_finish_sums<false, 4>(e, v, v, [&](int k) { return load(d_wg_epilogue_at(e.bias, row, c), k, e.bias.nb[0]); },
+            [](int) { return 0.0f; }, [&](int k) { return load(d_wg_epilogue_at(e.factor, row, c), k, e.factor.nb[0]); });
         UNROLL for (int k = 0; k < 4; ++k) { v[k] = e.residual.data != nullptr ? d_add_rn(v[k], r[k]) : v[k]; }
         float * y = p.y + c * p.y_stride + row;
         if (is_wide && ((uintptr_t) y | (uintptr_t) p.y_stride * 4) % 16 == 0) {
@@ -18682,7 +18682,7 @@ template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn,
 }
 
 // Sets strides to 0 where a size is 1.
-static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
+static gcuda_mul_mat_epilogue wg_broadcast(gcuda_mul_mat_epilogue e) {
     gcuda_array * arrays[3] = { &e.bias, &e.factor, &e.residual };
     for (int i = 0; i < 3; ++i) {
         for (int d = 0; d < 2; ++d) { arrays[i]->nb[d] = arrays[i]->ne[d] > 1 ? arrays[i]->nb[d] : 0; }
@@ -18696,8 +18696,8 @@ static gcuda_status wg_finish(
     const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
     p.y = (float *) args.y.data;
     p.y_stride = (int64_t) (args.y.nb[1] / 4);
-    return epilogue != nullptr ? launch_in_turn(k_wg_steps, n_blocks, dim3(256), stream, p, wg_repeating(*epilogue), parts)
-                               : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, parts);
+    return epilogue != nullptr ? launch_in_turn(k_wg_epilogue, n_blocks, dim3(256), stream, p, wg_broadcast(*epilogue), parts)
+                               : launch_in_turn(k_wg_reduce, n_blocks, dim3(256), stream, p, parts);
 }
 
 // ---- host side of the product with both operands by TMA ----
@@ -18749,7 +18749,7 @@ static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_m
 
 // Split-K reduction for batched products. A thread has one element and adds its parts in order.
 //   floor   parts read once, y written once
-static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
+static __global__ void __launch_bounds__(256) k_wg_gemm_reduce(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
     const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
     FOR_ELEMENTS(i, n) {
@@ -18801,7 +18801,7 @@ static gcuda_status mul_mat_wg_gemm(
         return st;
     }
     if (args.y.ne[2] * args.y.ne[3] > 1) {
-        return launch_in_turn(k_wg_gemm_parts, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
+        return launch_in_turn(k_wg_gemm_reduce, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
     }
     return wg_finish(p.wg, args, epilogue, (const float *) scratch, stream);
 }
@@ -19660,7 +19660,7 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
 
 // Split-K reduction. A thread has one element and adds its parts in order.
 //   floor   parts read once, y written once
-static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
+static __global__ void __launch_bounds__(256) k_gemm_reduce(const d_gemm p) {
     const int64_t n = p.y.ne[0] * p.y.ne[1] * p.y.ne[2] * p.y.ne[3];
     FOR_ELEMENTS(i, n) {
         float v = p.parts[i];
@@ -19753,7 +19753,7 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
     gcuda_status st = with_float(
         args->a.type, [&](auto t) { return mul_mat_gemm<decltype(t)>(p, plan, args->max_shared, stream); });
     if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
-        st = launch_elements(k_gemm_parts, p.y, stream, p);
+        st = launch_elements(k_gemm_reduce, p.y, stream, p);
     }
     return st;
 }
