@@ -15155,7 +15155,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_SUMS 16 // row tiles per block whose sums are kept over several passes
 #define MMA_LANES 8 // lanes that copy a row: 128 bytes, a cache line, at a time
 #define MMA_SHARED (227 * 1024)
-#define MMA_BESIDE 128 // threads per block of the activation kernel, with 64 registers each
+#define MMA_RESERVED_THREADS 128 // threads per block of the activation kernel, with 64 registers each
 
 // Register limit; where the compiler cannot take one or kernels do not overlap, that of the block size.
 #if defined(__CUDACC__) && !defined(__clang__) && CUDART_VERSION >= 12040 && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
@@ -15197,7 +15197,7 @@ struct d_mma_task {
 };
 
 // Work queue in shared memory, which saves registers: the current task, the next, and the range after those.
-struct alignas(16) d_mma_todo {
+struct alignas(16) d_mma_queue {
     d_mma_task task[2];
     int at, end;
 };
@@ -15216,7 +15216,7 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // 1 KiB reserved per block by the system
     // Stages per warp for n warps, next to the tables and kept sums, if the sums of `tiles` row tiles are to fit too.
-    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
+    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_queue) : 0);
     static constexpr int room(int n) { return (all - fixed_bytes - MMA_SUMS * sums * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
     // Warps hide more latency than long batches between reductions, or more than two stages. Multiples of four: each SM
@@ -15230,8 +15230,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
     static_assert(slots >= 2 && max_warps % 4 == 0, "a tile is copied while another is read");
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * sums * 4;
-    // Per thread; is_early leaves the registers of one block of MMA_BESIDE threads.
-    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_BESIDE : 0)) / (32 * max_warps) / 8 * 8;
+    // Per thread; is_early leaves the registers of one block of MMA_RESERVED_THREADS threads.
+    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_RESERVED_THREADS : 0)) / (32 * max_warps) / 8 * 8;
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
@@ -15441,7 +15441,7 @@ static inline __device__ char * d_mma_y(const d_mma_job & p, const d_mma_task & 
 // Reduces the warps' sums of n rounds of tiles, the last being `round`, into the sums kept between passes or into y, the
 // thread's column.
 template <int COLUMNS>
-static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
+static inline __device__ void d_mma_reduce(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
     const d_mma_task & t, char * y) {
     constexpr int TILE = 16 * COLUMNS;
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
@@ -15528,7 +15528,7 @@ static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, i
 
 // Starts a block's queue with an empty task. Only the device knows the number of lists: the block gets an equal range of all row
 // tiles.
-static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo) {
+static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_queue & todo) {
     const uint32_t n = (uint32_t) *p.job.n_lists * ((uint32_t) (p.m[0] + 15) / 16), each = n / gridDim.x, rest = n - each * gridDim.x;
     todo.task[0] = {};
     todo.at = (int) (each * blockIdx.x + (blockIdx.x < rest ? blockIdx.x : rest));
@@ -15536,7 +15536,7 @@ static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo
 }
 
 // Takes the next task; called by one warp.
-static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo, d_mma_task & to, int lane) {
+static inline __device__ void d_mma_next_task(const d_mma_job & p, d_mma_queue & todo, d_mma_task & to, int lane) {
     const int at = todo.at, end = todo.end, c = lane % MMA_COLUMNS;
     d_mma_task t = {};
     int next = end, column = -1;
@@ -15572,7 +15572,7 @@ template <bool LISTS> static inline __device__ const char * d_mma_a(const d_mma_
 
 // Executes `task`. LISTS (mul_mat_id): the task may be empty, and the next one is put into todo->task[next] meanwhile.
 template <typename A, bool ALIGNED, int TILES, bool LISTS>
-static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_todo * todo, int next) {
+static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_queue * todo, int next) {
     typedef d_mma_shape<A, TILES> S;
     static_assert(!LISTS || TILES == 1, "a list is a tile");
     const bool is_task = !LISTS || task.rounds > 0, is_product = !LISTS || (is_task && task.matrix >= 0);
@@ -15597,7 +15597,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     if (!S::is_early && !LISTS && ring.valid > 0 && lane < 16) { ring.prefetch(p, task, first_tile, step, lane); }
     if (!is_early && is_task) { d_pdl_wait(); }
     NO_UNROLL for (int s = 0; s < S::slots && is_product; ++s) { ring.fetch(p, task, first_tile, step, lane); }
-    if (LISTS && warp == 0) { d_mma_take(p, *todo, todo->task[next], lane); }
+    if (LISTS && warp == 0) { d_mma_next_task(p, *todo, todo->task[next], lane); }
     if (is_early) { d_pdl_wait(); }
     int slot = 0;
     d_mma_x<A, TILES> x;
@@ -15639,7 +15639,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             }
             if (in_batch == S::batch - 1 || round + 1 == task.rounds) {
                 __syncthreads();
-                d_mma_meet<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
+                d_mma_reduce<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
             }
         }
     }
@@ -15662,7 +15662,7 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
     if constexpr (LISTS) {
-        d_mma_todo & todo = *(d_mma_todo *) (shared + 4 * d_mma_format<A>::table);
+        d_mma_queue & todo = *(d_mma_queue *) (shared + 4 * d_mma_format<A>::table);
         d_pdl_wait();
         if (threadIdx.x == 0) { d_mma_begin(p, todo); }
         __syncthreads();
@@ -15708,7 +15708,7 @@ static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_colum
 // a block has a step of two columns. One block per SM is to start while the previous product ends and to leave room for the next
 // (is_early). When several started on the first free SMs, blocks of the product began there after the others were half done.
 //   floor   b read, 1.25 to 1.5 bytes per element written
-static __global__ void __launch_bounds__(MMA_BESIDE, 8)
+static __global__ void __launch_bounds__(MMA_RESERVED_THREADS, 8)
     k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
     d_pdl_trigger();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
@@ -15767,7 +15767,7 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
         if (q % (8 / f.pieces) == 0) { ((float2 *) p.xs)[(int64_t) group * f.pieces + q / 4] = scale; }
     }
 }
-static_assert(MMA_STEP == 4 * MMA_BESIDE, "a block of the columns' kernel has a step");
+static_assert(MMA_STEP == 4 * MMA_RESERVED_THREADS, "a block of the columns' kernel has a step");
 
 // ---- host side ----
 // vec_plan chooses warps, steps in parallel and blocks; it returns bytes of shared memory, 0: nothing fits. Steps in parallel do
@@ -16092,7 +16092,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     p.xs = (const float4 *) (p.xq + n_groups * 32);
     p.is_early = reads_weights_behind();
     const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
-        dim3(MMA_BESIDE), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
+        dim3(MMA_RESERVED_THREADS), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
