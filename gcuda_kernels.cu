@@ -192,7 +192,7 @@ static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, di
 static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
 // Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_pdl_trigger).
 // Where other kernels do not overlap, everything before that launch has finished.
-static inline bool reads_weights_behind() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
+static inline bool reads_weights_dependent() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
 
 // PDL wait: afterwards all writes of earlier grids are visible. Every thread that touches memory an earlier grid may
 // write or read calls it. At least one thread of every launch calls it, or this grid could finish before earlier ones.
@@ -13671,7 +13671,7 @@ struct d_vec_job {
     int step_rows; // 2: rows are processed in pairs
     bool is_aligned; // rows are aligned to 16 bytes
     bool has_pairs; // pairs of rows are, and may be processed in pairs
-    bool is_behind; // dependent launch after the kernel that quantizes activations
+    bool is_dependent; // dependent launch after the kernel that quantizes activations
     d_job job;
     d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks belong to the first matrix
     gcuda_array ids; // mul_mat_id: every expert-token pair is a product with one column
@@ -15917,14 +15917,14 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     dim3 block;
     size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &block);
     // not with ids: experts are unknown before the PDL wait
-    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_behind ? reads_weights_behind() : reads_weights_early());
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_dependent ? reads_weights_dependent() : reads_weights_early());
     if (n_bytes > 0 && leaves_room(p.n_items)) { n_bytes = alone_bytes(n_bytes, max_shared); }
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     vec_usual(p);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
-    return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+    return p.is_dependent ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
@@ -16090,7 +16090,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     mma_usual(p);
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
-    p.is_early = reads_weights_behind();
+    p.is_early = reads_weights_dependent();
     const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
         dim3(MMA_RESERVED_THREADS), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -16198,7 +16198,7 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
         }
         p.xq = xq;
         p.xs = xs;
-        p.is_behind = true;
+        p.is_dependent = true;
     }
     return with_weight_format(type, [&](auto a) {
         typedef decltype(a) A;
