@@ -12436,7 +12436,7 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 #define TILE_ROWS 128
 #define TILE_WARPS 8
 #define TILE_COLUMNS 128 // maximum
-#define TILE_SLOTS 4 // maximum of pipeline stages
+#define TILE_STAGES 4 // maximum of pipeline stages
 // Accumulators are in registers only if the loops are unrolled. Without tensor cores, where dispatch never comes, unrolling
 // would cost megabytes of code.
 #if D_TENSOR_CORES
@@ -12819,7 +12819,7 @@ struct d_tile_job {
     d_tile_part parts[GCUDA_MUL_MAT_GROUP];
 };
 
-template <typename A> struct d_tile_slot { // pitch: bytes between rows in a stage. Rows may start at any byte, and their banks differ
+template <typename A> struct d_tile_stage { // pitch: bytes between rows in a stage. Rows may start at any byte, and their banks differ
     static constexpr int pieces = (d_tile_format<A>::step_bytes + 30) / 16, odd = d_tile_format<A>::odd;
     static constexpr int pitch = (16 * pieces + odd - 1) / odd % 2 == 1 ? (16 * pieces + odd - 1) / odd * odd
                                                                        : (16 * pieces + odd - 1) / odd * odd + odd;
@@ -12828,7 +12828,7 @@ template <typename A> struct d_tile_slot { // pitch: bytes between rows in a sta
 };
 
 // Resident blocks per SM to plan for.
-static constexpr int tile_per_multiprocessor(int nt) { return nt > 64 ? 1 : 2; }
+static constexpr int tile_blocks_per_sm(int nt) { return nt > 64 ? 1 : 2; }
 
 // Work items are the steps of all tiles in order. As many blocks as possible share them, each with at least one.
 struct d_tile_units {
@@ -12896,7 +12896,7 @@ static inline __device__ const char * d_tile_packed(const d_tile_job & p, const 
 // and its one or two columns, so that an address is a register plus a constant.
 template <typename A, int NT> struct d_tile_feed {
     typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
+    typedef d_tile_stage<A> S;
     static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied per iteration
     const char * row;  // the first of the thread's two rows
     int64_t next_row;  // bytes to the second
@@ -12954,7 +12954,7 @@ template <typename A, int NT>
 static inline __device__ void d_tile_multiply(const d_tile_job & p, const char * slot, const uint32_t * table, const d_tile_rows & rows,
     int step, int n8, float (*sum)[4]) {
     typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
+    typedef d_tile_stage<A> S;
     constexpr int PARTS = F::groups > 4 ? 2 : 1, PER = F::groups / PARTS, CHUNK = NT < 32 ? NT / 8 : 4;
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, r0 = (int) threadIdx.x / 32 * 16 + g;
     const char * b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16, * a[2];
@@ -13123,12 +13123,12 @@ static inline __device__ void d_tile_wait(int n_slots) {
 //   needs   k a multiple of 32; floats, Q4_K and Q5_K: rows aligned to 16 bytes (tile_takes_weights)
 //   arch    8.0; compiles everywhere, emulated below
 template <typename A, int NT>
-static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
+static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_blocks_per_sm(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
     DYNAMIC_SHARED(char, shared);
     char ** results = (char **) shared;
     uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
     char * ring = (char *) (table + d_tile_format<A>::n_entries);
-    constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
+    constexpr int slot_bytes = d_tile_stage<A>::bytes(NT);
     d_take_turn();
     const d_tile_part & part = d_tile_part_of(p);
     const uint32_t block = blockIdx.x - (uint32_t) part.first_block, n_lists = (uint32_t) (p.job.n_lists != nullptr ? *p.job.n_lists : p.n_lists);
@@ -13333,8 +13333,8 @@ struct tile_scratch {
 };
 static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, const tile_units & units, int tn) {
     tile_scratch s;
-    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_per_multiprocessor(tile_width(tn)) * n_sm);
-    const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // also enough for fewer columns per tile
+    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_blocks_per_sm(tile_width(tn)) * n_sm);
+    const int64_t blocks = units.n * tile_blocks_per_sm(16) * n_sm; // also enough for fewer columns per tile
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
     s.factors_at = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
@@ -13348,13 +13348,13 @@ template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t
     const size_t cap = (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
     const size_t fixed = TILE_COLUMNS * sizeof(char *) + d_tile_format<A>::n_entries * sizeof(uint32_t);
     for (int tn = wanted; tn > 0; tn = tn > 64 ? 64 : tn > 32 ? 32 : tn > 16 ? 16 : 0) {
-        const size_t slot = (size_t) d_tile_slot<A>::bytes(tile_width(tn));
-        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // prefers fewer blocks per SM to a single stage
+        const size_t slot = (size_t) d_tile_stage<A>::bytes(tile_width(tn));
+        for (int many = tile_blocks_per_sm(tile_width(tn)); many > 0; --many) { // prefers fewer blocks per SM to a single stage
             const size_t share = many > 1 ? cap / (size_t) many - SHARED_STATIC : cap, n = share > fixed ? (share - fixed) / slot : 0;
             if (n >= 2 || (n == 1 && many == 1)) {
                 *per_multiprocessor = many;
                 p.tn = tn;
-                p.n_slots = (int) (n < TILE_SLOTS ? n : TILE_SLOTS);
+                p.n_slots = (int) (n < TILE_STAGES ? n : TILE_STAGES);
                 return fixed + (size_t) p.n_slots * slot;
             }
         }
@@ -13434,7 +13434,7 @@ static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * m
         p.column_bytes = tile_column_bytes(job.a);
         const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, units, wanted);
         p.job = job;
-        p.steps = (int) (p.column_bytes / d_tile_slot<A>::column_bytes);
+        p.steps = (int) (p.column_bytes / d_tile_stage<A>::column_bytes);
         p.last_bytes = (int) ((int64_t) gcuda_row_size(job.a.type, job.k) - (int64_t) (p.steps - 1) * d_tile_format<A>::step_bytes);
         p.columns = data;
         p.sums = (float *) (data + s.sums_at);
@@ -16609,7 +16609,7 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 // were slower. A stage is a step of 16 rows, refilled as soon as the warp has read it. Activations of the next step are
 // loaded while a warp walks its rows.
 #define FLOAT_MMA_WARPS 8 // per block, one block per SM: 128 KB of copies in flight, and all registers
-#define FLOAT_MMA_SLOTS 2
+#define FLOAT_MMA_STAGES 2
 #define FLOAT_MMA_BYTES 512 // per row of a stage
 
 static inline __device__ uint32_t d_round_tf32(float v) {
@@ -16627,7 +16627,7 @@ template <typename A, typename B> struct d_float_mma {
     static constexpr int N = d_wide<A>::N, PIECES = 8 / N, step = FLOAT_MMA_BYTES / (int) sizeof(A), AHEAD = step / 32;
     static constexpr int COLUMN_N = d_wide<B>::N, COLUMN_PIECES = 8 / COLUMN_N;
     static constexpr int rows = 16, sums = 128, columns = FLOAT_VEC_COLUMNS, max_warps = FLOAT_MMA_WARPS, places = 1;
-    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_SLOTS * slot_bytes;
+    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_STAGES * slot_bytes;
     uint4 next[AHEAD][COLUMN_PIECES];
     uint32_t x[AHEAD][8];
 
@@ -16804,7 +16804,7 @@ static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i,
 
 // Matrix-vector product of float weights, up to W::columns columns; W is FMA or tensor cores, P a job with or without hooks. A
 // block has p.turns turns of groups of W::rows rows of one matrix.
-//   shared  per warp FLOAT_MMA_SLOTS stages (tensor cores), then partial sums [warp][turn][sum]
+//   shared  per warp FLOAT_MMA_STAGES stages (tensor cores), then partial sums [warp][turn][sum]
 //   floor   bytes of the weights; activations from L2, once per block
 //   needs   except d_any_float: rows packed and aligned to 16 bytes, k a multiple of 16 bytes
 //   arch    tensor cores: 8.0
