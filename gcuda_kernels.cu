@@ -4807,14 +4807,14 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 
 // Gather by a map: every element of y comes from the address that map m gives, or is m.value where m gives NULL. m.row(i) is
 // computed once per row, m.at(row, i0) gives the source of an element. Types are sizes: 1, 2, 4 or 8 bytes, 16 for vectors.
-template <typename T> struct d_placed { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
+template <typename T> struct d_gather_parts { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
 // Gather of elements of sizeof(T) bytes. A thread has PARTS elements, all loads in flight before the first store.
 //   floor   y written, its sources read once
 //   needs   y and sources aligned to T; y does not overlap x
 template <typename T, typename MAP>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
-    const int PARTS = d_placed<T>::PARTS;
+static __global__ void __launch_bounds__(TILE_BLOCK) k_gather_elements(const gcuda_array y, const MAP m, const tiles t) {
+    const int PARTS = d_gather_parts<T>::PARTS;
     T other;
     memcpy(&other, &m.value, sizeof(T));
     FOR_TILES(tile, t) {
@@ -4836,7 +4836,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y
 
 // Gather of elements of any size (quantized blocks), byte by byte. A thread has one element.
 //   floor   y written, its sources read once
-template <typename MAP> static __global__ void k_place_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
+template <typename MAP> static __global__ void k_gather_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, y.ne, tile, 1, 1);
         const char * from = i.i0 < y.ne[0] ? m.at(m.row(i), i.i0) : nullptr;
@@ -4883,35 +4883,35 @@ static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & ro
     return before != nullptr && behind - before == (int64_t) (count + 2 * n - 1) * size ? before + 16 : nullptr;
 }
 
-#define PLACE_PARTS 4 // vectors per thread
+#define GATHER_WIDE_PARTS 4 // vectors per thread
 // Gather of long rows of dense elements in 16-byte stores, from sources at any alignment. Where the sources and as many bytes on
 // either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one. A warp has a tile.
 //   floor   y written, its sources read once
 //   needs   element size 1, 2, 4 or 8, dense along dimension 0 in x and y
 template <typename MAP>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
+static __global__ void __launch_bounds__(TILE_BLOCK) k_gather_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
     const int n = 16 / size;
     const uint2 other = make_uint2(m.value.x, m.value.y);
     FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, y.ne, tile, n, PLACE_PARTS);
+        const d_index i = d_tile_at(t, y.ne, tile, n, GATHER_WIDE_PARTS);
         const auto row = m.row(i);
         char * to = d_at(y, 0, i.i1, i.i2, i.i3);
         const int64_t first = i.i0 - (int64_t) ((uintptr_t) to % 16) / size, step = d_tile_step(t, n);
         const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // first element of the warp, whose part of the row may be contiguous
-        const char * from[PLACE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * PLACE_PARTS * n, n, size, y.ne[0]);
-        d_straddled v[PLACE_PARTS] = {};
+        const char * from[GATHER_WIDE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * GATHER_WIDE_PARTS * n, n, size, y.ne[0]);
+        d_straddled v[GATHER_WIDE_PARTS] = {};
         if (whole != nullptr) {
-            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
                 from[k] = whole + (first + k * step - tile0) * size;
                 v[k] = d_load_straddled(from[k]);
             }
         } else {
-            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
                 from[k] = d_stretch_of(m, row, first + k * step, n, n, size, y.ne[0]);
                 if (from[k] != nullptr) { v[k] = d_load_straddled(from[k]); }
             }
         }
-        UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+        UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
             const int64_t at = first + k * step;
             if (from[k] != nullptr) {
                 *(uint4 *) (to + at * size) = d_straddled_at(v[k], (uintptr_t) from[k]);
@@ -4933,34 +4933,34 @@ static bool are_adjacent(const d_filled &, size_t) { return false; } // no sourc
 template <int DIM> struct d_joined;
 template <int DIM> static bool are_adjacent(const d_joined<DIM> & m, size_t size) { return m.a.nb[0] == size && m.b.nb[0] == size; }
 
-template <typename MAP> static gcuda_status place_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
+template <typename MAP> static gcuda_status gather_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
     gcuda_array like = y;
     like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows start anywhere between multiples of 16 bytes
-    tiles t = tiles_of(like, 16 / size, PLACE_PARTS);
-    const int64_t per_warp = 32 * PLACE_PARTS * (16 / size);
+    tiles t = tiles_of(like, 16 / size, GATHER_WIDE_PARTS);
+    const int64_t per_warp = 32 * GATHER_WIDE_PARTS * (16 / size);
     t.shift = 5; // one tile per warp
     t.per_row = (like.ne[0] + per_warp - 1) / per_warp;
     t.n = t.per_row * t.n_rows;
-    return launch_tiles(k_place_wide<MAP>, t, stream, y, m, size);
+    return launch_tiles(k_gather_wide<MAP>, t, stream, y, m, size);
 }
 
-template <typename T, typename MAP> static gcuda_status place_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
-    return launch_tiles(k_place<T, MAP>, tiles_of(y, 1, d_placed<T>::PARTS), stream, y, m);
+template <typename T, typename MAP> static gcuda_status gather_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
+    return launch_tiles(k_gather_elements<T, MAP>, tiles_of(y, 1, d_gather_parts<T>::PARTS), stream, y, m);
 }
 
 template <typename MAP>
 static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcuda_stream stream) {
     const bool is_power = size == 1 || size == 2 || size == 4 || size == 8;
     if (is_power && are_adjacent(m, size) && y.nb[0] == size && y.ne[0] * (int64_t) size >= enough(1024)) {
-        return place_wide(y, m, (int) size, stream);
+        return gather_wide(y, m, (int) size, stream);
     }
     switch (size) {
-        case 1: return place_as<uint8_t>(y, m, stream);
-        case 2: return place_as<uint16_t>(y, m, stream);
-        case 4: return place_as<uint32_t>(y, m, stream);
-        case 8: return place_as<uint2>(y, m, stream);
-        case 16: return place_as<uint4>(y, m, stream);
-        default: return launch_tiles(k_place_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
+        case 1: return gather_as<uint8_t>(y, m, stream);
+        case 2: return gather_as<uint16_t>(y, m, stream);
+        case 4: return gather_as<uint32_t>(y, m, stream);
+        case 8: return gather_as<uint2>(y, m, stream);
+        case 16: return gather_as<uint4>(y, m, stream);
+        default: return launch_tiles(k_gather_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
     }
 }
 
@@ -5050,7 +5050,7 @@ static inline __device__ int64_t d_copy_at(const d_copies & c, int64_t i) {
 //   needs   x and y aligned to T; y does not overlap x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_repeat(
     const gcuda_array x, const gcuda_array y, const gcuda_array like, const d_copies c, int64_t each, const tiles t) {
-    const int PARTS = d_placed<T>::PARTS;
+    const int PARTS = d_gather_parts<T>::PARTS;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, like.ne, tile, 1, PARTS);
         const int64_t x3 = i.i3 / x.ne[2], x2 = i.i3 - x3 * x.ne[2], n = x.ne[0] - i.i0, step = d_tile_step(t, 1);
@@ -5077,7 +5077,7 @@ template <typename T> static gcuda_status repeat_as(const gcuda_array & x, const
     like.ne[1] = (c.total + each - 1) / each;
     like.ne[2] = x.ne[1];
     like.ne[3] = x.ne[2] * x.ne[3];
-    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_placed<T>::PARTS), stream, x, y, like, c, each);
+    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_gather_parts<T>::PARTS), stream, x, y, like, c, each);
 }
 
 gcuda_status gcuda_launch_repeat(const gcuda_pad_args * args, gcuda_stream stream) {
