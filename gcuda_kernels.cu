@@ -28,11 +28,10 @@
 // They need at most 48 KiB of shared memory or have a variant that does (launch_shared). Launchers only enqueue: they
 // never allocate, synchronize or change the device.
 //
-// The comment above a kernel is its contract:
-//   grid     what a block, a warp or a thread computes
-//   shared   shared memory in bytes or elements, and pipeline stages
+// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes; rows say the rest:
+//   shared   shared memory in bytes or elements, and pipeline stages. Absent: none
 //   floor    bytes or operations that no implementation can avoid
-//   needs    preconditions: alignment, strides, aliasing; the launcher checks them. Absent: none
+//   needs    preconditions: alignment, strides, aliasing. Absent: none
 //   arch     compute capability. Absent: every one that CUDA compiles for
 // y is the destination, x the source; ne are elements, nb strides in bytes, T the element type.
 #include <cuda_runtime.h> // first: the shared part of gcuda.h is compiled for the device here
@@ -799,7 +798,7 @@ template <int N> static inline __device__ void d_copies_wait() {
 #endif
 }
 
-// Prefetches n_bytes into L2; address and size are multiples of 16. It has no visible effect on memory.
+// Prefetches n_bytes into L2; address and size are multiples of 16. Safe while an earlier kernel still writes them.
 static inline __device__ void d_prefetch_l2(const char * p, int n_bytes) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n_bytes) : "memory");
