@@ -194,7 +194,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-fusion   patterns of nodes that one launch computes
     >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
-    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest does this build work on this device
@@ -244,7 +244,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
 //   GCUDA_NO_CUDA         leave it out whatever else is defined
 //   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
-//   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
+//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend starts, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
@@ -1213,9 +1213,9 @@ struct gcuda_allocator {
 // For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
-// Whether the GCUDA_... environment variables mean anything; they do unless a program that embeds the library says false,
-// before its first other call, and again after gcuda_shutdown. What they choose can be chosen by a parameter too, which wins
-// over the variable. NVIDIA's own variables (CUDA_VISIBLE_DEVICES) are the driver's business.
+// Whether the library reads the GCUDA_... environment variables; default true. A program that embeds the library passes false
+// before its first other call, and again after gcuda_shutdown. Every choice of a variable is also a parameter, which overrides
+// it. The driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
 // Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, what gcuda_use_environment
@@ -1279,8 +1279,8 @@ enum gcuda_type {
 
 // clang-format off
 // Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
-// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes, byte j of
-// qs holds element j in its low nibble and element j + 16 in its high one; bit j of qh belongs to element j.
+// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes,
+// byte j of qs holds element j in its low nibble and element j + 16 in its high one. Bit j of qh belongs to element j.
 struct gcuda_block_q4_0 { gcuda_fp16_t d; uint8_t qs[16]; };                   // d * (q - 8)
 struct gcuda_block_q4_1 { gcuda_fp16_t d, m; uint8_t qs[16]; };                // d * q + m
 struct gcuda_block_q5_0 { gcuda_fp16_t d; uint8_t qh[4]; uint8_t qs[16]; };    // d * (q - 16), qh: bit 4 of the codes
@@ -1417,16 +1417,16 @@ GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // ""
 GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
 GCUDA_API struct gcuda_tensor * gcuda_format_name(
     struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
-// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its last
-// reader, so a value set once does not survive the first run; weights and caches are allocated before the graph instead.
+// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its
+// last reader, so a value set once does not survive the first run. Allocate weights and caches before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
 // OUTPUT: the program reads the tensor after a run. Its memory is not reused and no fusion skips it; without the flag a tensor
 // that a node reads may have been overwritten by the end of the run.
 GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
-// Declares that sizes and strides of this tensor change from run to run: a view of a KV cache that grows, its mask. Where such a
-// graph is built again with other ones, and with this declared again, a CUDA backend's plan of the graph before follows: it is not made
-// anew, only launches that see another size get new arguments. The same holds for what is computed from the tensor. Empty and not
-// empty are plans apart. Costs nothing otherwise; set before the graph is first computed.
+// Declares that sizes and strides of this tensor change from run to run: a view of a growing KV cache, its mask. If the graph is
+// built again with other sizes and this declaration, a CUDA backend reuses the plan of the previous graph. Only launches that depend
+// on a changed size get new arguments, also those of tensors computed from this one. An empty tensor needs a separate plan. No
+// cost otherwise. Call it before the graph is first computed.
 GCUDA_API void gcuda_set_dynamic(struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
 GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
@@ -1466,8 +1466,8 @@ GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0]
 GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // same as is_contiguous
-GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense behind any nb[1]
-GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense behind any nb[2]
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense, nb[1] arbitrary
+GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense, nb[2] arbitrary
 GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor); // elements of a row adjacent
 GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps, maybe permuted
 GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // memory order C W H N
@@ -1485,7 +1485,7 @@ struct gcuda_array {
     void * data;
     enum gcuda_type type;
     int64_t ne[4]; // elements, ne[0] innermost
-    size_t nb[4];  // strides in bytes; nb[0] is that of a block. Of a dimension of one element: as if it were packed
+    size_t nb[4];  // strides in bytes; nb[0] is that of a block. A dimension of one element has the packed stride
 };
 
 // =====================================================================================================
@@ -3079,8 +3079,8 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
-// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses still writes
+// every result that a later node of the graph reads. It looks at the nodes when it computes the slice, or makes a plan of it.
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
@@ -3091,10 +3091,10 @@ GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
 // run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
 // A node with the OUTPUT flag (gcuda_set_output) is always computed and written: nothing is fused across it.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
-// Has a view begin `offset` bytes into its owner from now on, and by as much elsewhere the graph's nodes that are the view's memory
-// (what cpy or set_rows into it return, views of it): the place of the next token in a KV cache. Shapes and strides stay. Plans and
-// CUDA graphs follow with their next run, without being made anew. INVALID_ARGUMENT, and nothing has moved, when `view` is no
-// view or one of them would reach beyond the owner.
+// Moves a view to byte `offset` of its owner. Every node of the graph that aliases it moves by the same amount: results of cpy or
+// set_rows into it, views of it. Typical use: the position of the next token in a KV cache. Shapes and strides stay. Plans
+// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved, if `view` is
+// no view or one of them would exceed the owner.
 GCUDA_API gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
@@ -3105,8 +3105,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
     const struct gcuda_cgraph * graph, const char * name); // NULL if none
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
-// A readable dump, line by line, to the log callback (level INFO), or into memory: gcuda_graph_to_text returns the
-// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does).
+// A readable dump, line by line, to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the bytes
+// needed without the terminator, and writes at most size bytes with it (like snprintf).
 GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
 // Graphviz source; the second form writes a file.
@@ -3133,8 +3133,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
     const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
     const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
-// Scales the gradients of all parameters by min(1, max_norm / norm), norm being that of all of them together, and
-// appends the nodes for it; gcuda_graph_get_grad then gives the clipped ones (Pascanu et al. 2013, arXiv:1211.5063).
+// Appends nodes that scale the gradients of all parameters by min(1, max_norm / norm), with the norm over all of them.
+// gcuda_graph_get_grad then returns the clipped gradients (Pascanu et al. 2013, arXiv:1211.5063).
 //   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
 GCUDA_API gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
@@ -3170,24 +3170,24 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
 // reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run; a
+// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run. A
 // result that nodes read survives the run only with gcuda_set_output. Views, those of gcuda_view_tensor too, keep their owner
-// alive until their last reader. INVALID_ARGUMENT names tensors without contents: a leaf of another context than the graph's
-// without memory and without INPUT (weights that never got a buffer), a source that no earlier node computes.
+// alive until their last reader. INVALID_ARGUMENT names tensors without contents, such as a source that no earlier node computes.
+// Another case is a leaf of a different context without memory and without INPUT: weights that never got a buffer.
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
     gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
 GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
-// For backends that compute branches side by side (gcuda_cuda_params.concurrency): a branch is not given memory of another
-// one beside it, for which it would have to wait. Takes more memory. Before the graph is reserved; a scheduler does it by itself.
+// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, since one
+// would have to wait for the other. Takes more memory. Call it before the graph is reserved; a scheduler does so by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
-// Detects reads of memory without contents: an INPUT set once and computed twice, a result read without OUTPUT, a view of a placed
-// cache read before the node that writes it. While it is on, no two tensors share memory (the sum of all sizes is allocated), and
-// a tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
-// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes alone.
-// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with memory of their own (weights, allocated caches),
+// Detects reads of memory without contents. Examples: an INPUT set once and computed twice, a result read without OUTPUT, a view of a
+// placed cache read before the node that writes it. While it is on, no two tensors share memory: the sum of all sizes is allocated.
+// A tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
+// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes only.
+// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with separate memory (weights, allocated caches),
 // plans of the caller. Off unless the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
@@ -3198,8 +3198,8 @@ GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
 // A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
-// Gives every tensor its place. Allocates nothing when the graph has the structure of the reserved one and no tensor
-// is larger; else it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
+// Gives every tensor its address. Allocates nothing when the graph has the structure of the reserved one and no tensor is larger.
+// Otherwise it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
 GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_gallocr_get_buffer_size(
     gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
@@ -3426,15 +3426,15 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * t
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
     const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
-// In order with what the backend has been given before and is given later. data must stay as it is, and must not be looked
-// at, until the backend has been synchronized. A CUDA backend takes tensors in buffers of its own device, not row-split.
+// Runs in order with the backend's other queued work. Until the backend has been synchronized, data must not be changed (set) or
+// read (get). A CUDA backend accepts tensors in buffers of its device, except row-split ones.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
-// After all queued work of the source backend, before what either backend is given later. A backend without copies of
-// its own finishes the queued work of both first. A CUDA backend does not wait for what the destination has queued: who
-// overwrites a tensor that is still being read there records an event and waits for it.
+// Runs after all queued work of the source backend and before later work of either backend. A backend without asynchronous copies
+// finishes the queued work of both first. A CUDA backend does not wait for work queued on the destination. A caller that overwrites
+// a tensor still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
 // Place a tensor at an address inside a buffer; a view at its offset in its owner. The address must be aligned for the type: to
@@ -4511,9 +4511,9 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
 // =====================================================================================================
 //
-// A scheduler computes one graph on several backends: GPUs, the CPU, backends of others. Nodes go where their weights
-// are, then where their neighbours are; runs of nodes on one backend are splits; what a split reads from memory that its
-// backend cannot read is copied when the split begins. The caller's graph is not changed: its tensors only get memory.
+// A scheduler computes one graph on several backends: GPUs, the CPU, third-party backends. Nodes go where their weights are, then
+// where their neighbours are. Consecutive nodes on one backend form a split. Sources in memory that the split's backend cannot read
+// are copied when the split begins. The caller's graph is not changed: its tensors only get memory.
 //
 //     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
 //     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
@@ -4530,14 +4530,14 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 //     reads: a backend before it takes the node if gcuda_backend_offload_op says that copying the weight pays
 //   - to the backend of the nearest node before or after it, those of the last backend coming last
 //   - to the backend that reads most of its sources; to the first that can compute it
-// Tensors that share memory which is written (nodes that work in place) are on one backend. Weights that are copied from
-// host memory to a CUDA device go there by an uploader (see >>cuda), while the split before computes; of experts only those
-// that the ids of mul_mat_id name, which the host waits for.
+// Tensors that share written memory (nodes that work in place) are on one backend. An uploader copies weights from host memory to a
+// CUDA device (see >>cuda) while the previous split computes. Of experts it copies only those that the ids of mul_mat_id name; the
+// host waits for these ids.
 //
 // Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
 // stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
-// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Backends of others: when their
-// graph_compute returns, what is still to be done must not need the descriptions of the graph any more.
+// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Third-party backends: pending work must not
+// need the graph's descriptions after graph_compute has returned.
 struct gcuda_backend_sched;
 typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
 
@@ -4546,7 +4546,7 @@ struct gcuda_backend_sched_params {
     const gcuda_backend_buffer_type_t * bufts; // where each one's results go; NULL: their default types
     int n_backends;
     size_t graph_size; // nodes and leafs that room is made for at once; more is no error
-    int n_copies;      // runs that may be under way at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
+    int n_copies;      // runs that may be in flight at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
     bool no_offload;   // nodes whose weights only the last backend reads stay there
     // 1: who computes what goes to the log for each graph that is allocated (gcuda_backend_sched_print). 0: as
     // GCUDA_SCHED_DEBUG says, a number; below 0: nothing, whatever it says.
@@ -4556,8 +4556,8 @@ struct gcuda_backend_sched_params {
     int debug_realloc;
 };
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
-// The same as most programs want it; parallel: 4 copies. NULL on failure: no backends, one of them NULL or twice there, the
-// last not of type CPU, a buffer type that its backend cannot read, out of memory.
+// gcuda_backend_sched_new_params with the usual choices; parallel: 4 copies. NULL on failure: no backends, one of them NULL or listed
+// twice, the last not of type CPU, a buffer type that its backend cannot read, out of memory.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
     int n_backends, size_t graph_size, bool parallel, bool op_offload);
 // Waits for its backends and frees its memory, so that tensors it has placed must not be used any more. Takes NULL.
@@ -4565,21 +4565,21 @@ GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
 GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph);
-// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one: results, inputs
-// without memory, and copies: one of a weight, of others as many as runs may be under way. Allocates no buffer. Forgets the
-// graph that was allocated. Not in it, because it is taken elsewhere or when it is first wanted:
+// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one. They hold results, inputs
+// without memory, and copies: one per weight, n_copies of other tensors. Allocates no buffer. Forgets the graph that was allocated.
+// Not included, because it is allocated elsewhere or on first use:
 //   - tensors that have memory already, weights among them
-//   - on a CUDA device: scratch of operations, cuBLAS's workspace, what CUDA takes for its context, kernels and graphs
-//   - page-locked: for each device that the CPU gives something to, room for n_copies + 1 runs of it, up to 64 MiB or the
-//     largest one; for each that weights in host memory are uploaded to, 32 MiB
-//   - on the host: work memory of the CPU backend, what is copied between devices by way of it, descriptions, plans
+//   - on a CUDA device: scratch of operations, cuBLAS's workspace, CUDA's context, kernels and graphs
+//   - page-locked: per device that reads results of the CPU n_copies + 1 runs of them, up to 64 MiB or the largest one;
+//     per device that weights in host memory are uploaded to, 32 MiB
+//   - on the host: work memory of the CPU backend, copies between devices staged there, descriptions, plans
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
-// Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
-// it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
+// Divides the graph and gives each tensor without memory its address. The graph may come again, or any other one: then tensors of the
+// earlier one have no memory. Access to tensors placed before the buffers grew is an error with a message.
 // Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
-// After a failure no graph is allocated, and the contents of placed leafs are lost: the smaller buffer is freed before the larger one is
-// allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
+// After a failure no graph is allocated, and the contents of placed leafs are lost. The smaller buffer is freed before the larger one
+// is allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
 // backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
@@ -4587,12 +4587,12 @@ GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sch
 // the next call that succeeds restores their contents, unless gcuda_backend_sched_alloc_graph, _reserve or _reset was called between.
 // Tensors of an earlier graph may be freed before, even if this graph's tensors have their addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
-// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
-// with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
-// so that one backend may begin the next run while another is at this one; and each gcuda_backend_sched_alloc_graph takes
-// other places for tensors with the INPUT flag, and waits when their last run is still under way. Splits wait for each
-// other on the devices; the host waits for what a backend without events (the CPU) reads. What the CPU gives to a device goes
-// through page-locked memory of the scheduler's, up to 64 MiB a device, and the host goes on.
+// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; inputs in device memory with
+// gcuda_backend_tensor_set_async on their backend. With n_copies > 1 runs rotate over that many copies of the inputs: one backend may
+// begin the next run while another works on this one. Each gcuda_backend_sched_alloc_graph then uses the next copy of tensors with
+// the INPUT flag, and waits while that copy's last run is in flight. Splits wait for each other on the devices; the host waits for
+// data that a backend without events (the CPU) reads. Results of the CPU reach a device through page-locked memory of the
+// scheduler, up to 64 MiB per device, without blocking the host.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
 // As gcuda_gallocr_set_check, for tensors that this scheduler places; it resets the scheduler. A tensor that is copied to another
@@ -4608,8 +4608,8 @@ GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
 GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor);
 
-// With ask: is the result of this node wanted? Without: it is there; false ends the run with GCUDA_STATUS_ABORTED. The
-// nodes of a split are computed up to one that is wanted, and waited for. NULL: none.
+// With ask: returns whether the result of this node is wanted. Without: the result is complete; false ends the run with
+// GCUDA_STATUS_ABORTED. The nodes of a split are computed up to a wanted one, and waited for. NULL: none.
 typedef bool (*gcuda_backend_sched_eval_callback)(struct gcuda_tensor * node, bool ask, void * user_data);
 GCUDA_API void gcuda_backend_sched_set_eval_callback(
     gcuda_backend_sched_t sched, gcuda_backend_sched_eval_callback callback, void * user_data);
@@ -4647,19 +4647,19 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
                                       int64_t n_rows, int64_t n_per_row, const float * imatrix);
 
-// The same with a status, from row 0, on n_threads threads (0: as many as there are processors). The bytes do not
-// depend on the number of threads.
+// gcuda_quantize_chunk with a status, from row 0, on n_threads threads (0: one per processor). The bytes do not depend on the
+// number of threads.
 GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
                                            int64_t n_per_row, const float * imatrix, int n_threads);
 
-// True for the formats that nobody quantizes well without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
+// True for the formats that quantize badly without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
 GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
 
 // For data from outside: whether n_bytes are whole blocks without NaN or infinity in a scale (or a value of F32, F16,
 // BF16, F64). Needs no alignment. False sets gcuda_last_error().
 GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
 
-// The same with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
+// gcuda_validate_row_data with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
 GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
                                             int64_t * bad_block);
 
@@ -4738,7 +4738,7 @@ GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_empty(void);
 // path: UTF-8. The first part of a split file (NAME-00001-of-00003.gguf) opens all of them: keys are those of the first part, tensors
 // those of all. Not a regular file (a pipe): use one of the others.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params);
-// GGUF data from the file's position on, which needs not be its start. Of a split file this part alone, as the next two.
+// GGUF data from the file's position on, which need not be its start. Reads only this part of a split file, like the next two.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params);
 // data: aligned to 32 bytes if tensors shall point into it.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(
@@ -4829,7 +4829,7 @@ struct gcuda_gguf_load_params { // zero-filled: everything in host memory
     gcuda_gguf_choose_callback_t choose; // NULL: the rule
     void * choose_data;
     size_t reserve_bytes; // with sched, of each device's free memory, for caches and results; 0: an eighth of it
-    bool copy_host;       // tensors in host memory get memory of their own instead of pointing into the map
+    bool copy_host;       // tensors in host memory are copied instead of pointing into the mapping
     gcuda_gguf_progress_callback_t progress; // NULL: none
     void * progress_data;
 };
@@ -4837,8 +4837,9 @@ struct gcuda_gguf_load_params { // zero-filled: everything in host memory
 // Gives every tensor of ctx (made with no_alloc) that has no memory and is no view its place and its data. Each must be in the file
 // with the same type and shape (INVALID_DATA, by name); tensors of the file that ctx lacks are left out.
 //
-// The rule with sched: tensors are divided in the order of the file, never inside a block ("blk.N."), over the devices before the last
-// backend, each in proportion to its free memory less the reserve. What does not fit stays with the last backend, the CPU: the first ones.
+// The rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus the reserve.
+// Division keeps the order of the file and never splits a block ("blk.N."). The first tensors stay with the last backend, the CPU,
+// if not all fit.
 //
 // Host memory: tensors point into the map or memory of g where it has them, so g must outlive them; copied with copy_host, or for a
 // FILE or callback. CUDA devices: through an uploader for each (page-locked slots, threads). Other backends and row-split buffers: with
@@ -4882,8 +4883,8 @@ GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps
-// (not on Windows, which refuses that: IO).
+// Writes PATH.part and renames it at the end, which replaces an existing file. That may be the file that g maps (except on Windows,
+// which refuses it: IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -5334,8 +5335,8 @@ GCUDAI_SHARED uint32_t gcudai_even_signs(uint32_t s) {
 }
 
 // ---- quantizing: roundings that take any input -----------------------------------------------------
-// Codes are made from values that a hostile or broken model may have turned into NaN or infinity, so every conversion
-// to an integer clamps first; NaN becomes the lower bound.
+// A hostile or broken model may contain NaN or infinity, so every conversion to an integer code clamps first; NaN becomes the
+// lower bound.
 
 #define GCUDAI_TINY_BLOCK 1e-15f // the searches take a smaller extreme element for zero
 
@@ -5355,7 +5356,7 @@ GCUDAI_SHARED int gcudai_nearest(float v, int lo, int hi) {
     return (int) (gcudai_f32_bits(sum) & 0x007fffffu) - 0x00400000;
 }
 
-// The same as a number.
+// gcudai_nearest as a float.
 GCUDAI_SHARED float gcudai_nearest_f32(float v, int lo, int hi) {
 #ifdef GCUDAI_KERNELS // a device converts an integer in the time of eight sums
     return __fadd_rn(__fadd_rn(gcudai_clamp(v, (float) lo, (float) hi), 12582912.0f), -12582912.0f);
@@ -5386,7 +5387,7 @@ GCUDAI_SHARED float gcudai_extreme(const float * x, int n) {
     return v;
 }
 
-// The same of 32 elements.
+// gcudai_extreme for 32 elements.
 GCUDAI_SHARED float gcudai_extreme_32(const float * x) {
 #ifdef GCUDAI_KERNELS // one instruction each, which passes over NaN; who is first matters only where both ends are as far from 0
     float lo = 0.0f, hi = 0.0f;
@@ -5864,14 +5865,14 @@ GCUDAI_SHARED float gcudai_mean_square(const float * x, int64_t n) {
     return sum / (float) n;
 }
 
-// What an error at an element costs: its column's importance, more for large elements.
+// Weight of an element's error: its column's importance, more for large elements.
 GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float variance, int n, float * w) {
     for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + GCUDAI_MUL(x[i], x[i])); }
 }
 
 // ---- blocks of 256 with integer sub-scales --------------------------------------------------------
-// A block in parts, which a kernel gives to lanes: the search in a sub-block, the factor of the sub-scales, the codes of a
-// sub-block, and the packing, of which `first` and `step` are a share.
+// Quantization of a K block in parts that a kernel distributes over lanes: search in a sub-block, factor of the sub-scales, codes of
+// a sub-block, packing. `first` and `step` select a lane's share of the packing.
 struct gcudai_k_block {
     uint32_t q[64];               // codes as they are stored, a byte each: four at once are packed
     uint8_t scales[16], mins[16]; // as they are stored
@@ -5892,7 +5893,7 @@ GCUDAI_SHARED struct gcudai_affine_format gcudai_affine_format_of(enum gcuda_typ
     return type == GCUDA_TYPE_Q2_K ? q2_k : type == GCUDA_TYPE_Q4_K ? q4_k : q5_k;
 }
 
-// What the sub-scales s (all >= 0) are multiplied by to become integers; *d undoes it.
+// Factor that turns the sub-scales s (all >= 0) into integers; *d undoes it.
 GCUDAI_SHARED float gcudai_affine_factor(int n, int max, const float * s, float * d) {
     float top = 0.0f;
     GCUDAI_UNROLL for (int g = 0; g < n; ++g) { top = s[g] > top ? s[g] : top; }
@@ -6087,7 +6088,7 @@ GCUDAI_SHARED void gcudai_pack_q3_k(const struct gcudai_k_block * t, struct gcud
     }
 }
 
-// What the sub-scales are multiplied by to become integers; *d undoes it.
+// Factor that turns the sub-scales into integers; *d undoes it.
 GCUDAI_SHARED float gcudai_q3_k_factor(const float * s, float * d) {
     const float extreme = gcudai_extreme(s, 16), is = extreme != 0.0f ? -32.0f / extreme : 0.0f;
     *d = is != 0.0f ? 1.0f / is : 0.0f;
@@ -6153,7 +6154,7 @@ GCUDAI_SHARED struct gcudai_symmetric_found gcudai_search_q6_k(const float * x, 
     return gcudai_search_symmetric(16, 32, x, w);
 }
 
-// What the sub-scales are multiplied by to become integers. False where the whole block is bytes of 0.
+// Factor that turns the sub-scales into integers. False if the whole block becomes zero bytes.
 GCUDAI_SHARED bool gcudai_q6_k_factor(const float * s, float * is) {
     const float extreme = gcudai_extreme(s, 16);
     *is = -128.0f / extreme;
@@ -7124,10 +7125,10 @@ extern "C" {
 
 static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 
-// Everything the process shares. A lock, and nothing in it that costs anything to leave behind.
+// All process-wide state: a lock, and nothing that needs to be freed at exit.
 struct gcudai_globals {
     gcudai_mutex lock;
-    gcudai_mutex log_lock; // of the next three; held while the callback runs, which may want the other: nobody logs with that held
+    gcudai_mutex log_lock; // of the next three; held during the callback, which may take the other lock: never log with that held
     gcuda_log_callback log;
     enum gcuda_log_level log_level;
     void * log_user;
@@ -7151,8 +7152,8 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #endif
 }
 
-// True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. Threads that find nothing noted all note the same.
-// The processor's features. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
+// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
+// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
 static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
     if (f == 0) {
@@ -7212,7 +7213,7 @@ static char * gcudai_label_text(void) {
     return texts[next];
 }
 
-// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+// Name of a tensor in messages: in quotes, if it has one. The text is one of four buffers of this thread. See gcudai_label.
 static const char * gcudai_quoted(const char * name) {
     if (name[0] == '\0') { return "an unnamed tensor"; }
     char * text = gcudai_label_text();
@@ -7642,8 +7643,8 @@ static void gcudai_dequantize_row_q3_k(const void * x, float * y, int64_t n) {
     }
 }
 
-// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K): four plain pairs whose top bits carry the high bits of
-// the other four, of which the last four bytes hold the low nibbles.
+// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K). Four are plain pairs whose top bits carry the high bits of the other
+// four; the last four bytes hold the low nibbles of those.
 static void gcudai_unpack_k_scales(const uint8_t * p, uint8_t * scales, uint8_t * mins) {
     for (int g = 0; g < 4; ++g) {
         scales[g] = p[g] & 63u;
@@ -8958,7 +8959,7 @@ static char * gcudai_element(
     return (char *) t->data + offset;
 }
 
-// The same for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
+// Round to odd for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
 static double gcudai_f64_odd(int64_t v) {
     const bool is_exact = v >= -((int64_t) 1 << 53) && v <= (int64_t) 1 << 53;
     return (double) (is_exact || (v & 2047) == 0 ? v : (v | 2048) & ~(int64_t) 2047);
@@ -9119,7 +9120,7 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
     if (gcuda_is_contiguously_allocated(tensor)) {
         memset(tensor->data, 0, gcuda_nbytes(tensor));
-    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
+    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
         return NULL;
     }
     return tensor;
@@ -20508,8 +20509,8 @@ static void gcudai_node_key_of(const struct gcuda_tensor * t, int32_t flags, str
 
 // ---- lists of nodes ----
 
-// What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
-// not depend on the caller's graph. Each becomes a node or a leaf, so a graph has room for all that it can hold.
+// Tensors that an expansion has reached, in the order of discovery. `parent` makes a stack of them, because recursion depth must
+// not depend on the caller's graph. Each becomes a node or a leaf, so the graph's capacity suffices.
 struct gcudai_visit {
     struct gcuda_tensor * tensor;
     int32_t next_src;
@@ -20838,7 +20839,7 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
         for (int i = 0; i < graph->n_nodes; ++i) {
             struct gcuda_tensor * t = graph->nodes[i];
             if (t == view || !gcudai_is_made_of(t, view)) { continue; }
-            const size_t to = offset + (t->view_offs - before); // views of a view begin behind it
+            const size_t to = offset + (t->view_offs - before); // views of a view start inside it
             if (moves) { gcudai_view_begins_at(t, to); }
             else { GCUDAI_TRY(gcudai_view_fits_at(t, to)); }
         }
@@ -21006,7 +21007,7 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 // >>impl-autodiff   derivatives
 // =====================================================================================================
 
-// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape):
+// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape). It calls
 // gcudai_grad_add(b, k, tensor) for every source k that wants one. Constructors latch their errors in the context.
 
 struct gcudai_backward {
@@ -21198,7 +21199,7 @@ static struct gcuda_tensor * gcudai_unary_slope(
     }
 }
 
-// g f'(x). SILU has an operation of its own, and gelu_quick(x) is silu(1.702 x) / 1.702.
+// g f'(x). SILU has its own operation, and gelu_quick(x) is silu(1.702 x) / 1.702.
 static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op,
     struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
     if (op == GCUDA_UNARY_OP_SILU) {
@@ -22266,8 +22267,8 @@ static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, con
     return gcudai_mix(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
 }
 
-// What a plan depends on besides sizes: operations, edges, flags, who has memory already, and which sources have the
-// result's layout (those may have been taken over in place).
+// Hash of everything besides sizes that a plan depends on: operations, edges, flags, tensors with memory, and sources that have the
+// result's layout (those may be overwritten in place).
 static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const struct gcuda_cgraph * graph) {
     uint64_t h = gcudai_mix((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
     for (int i = 0; i < graph->n_leafs; ++i) {
@@ -22358,7 +22359,7 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
 }
 
 // The tensor whose lifetime a read of src extends. A view that is no node (gcuda_view_tensor, or not listed in the graph) has no
-// lifetime of its own: reading it reads its owner.
+// separate lifetime: reading it reads its owner.
 static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
     return src->view_src == NULL || is_node_view ? src : src->view_src;
@@ -22934,7 +22935,7 @@ static gcuda_status gcudai_place_context(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Takes memory away again from every tensor that lies in one of the buffers.
+// Removes the memory of every tensor that is placed in one of the buffers.
 static void gcudai_unplace_context(struct gcuda_context * ctx, const struct gcudai_buffer_list * list) {
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
         for (size_t i = 0; i < list->n; ++i) {
@@ -23220,7 +23221,7 @@ gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void *
     return buffer->iface.get_tensor(buffer, tensor, data, offset, size);
 }
 
-// Rows that lie apart, all inside the tensor and inside the address space.
+// Checks strided rows: all inside the tensor and inside the address space.
 static gcuda_status gcudai_check_rows(
     const struct gcuda_tensor * t, const void * data, const struct gcuda_rows_2d * r, const char * what) {
     size_t last = 0, last_data = 0, end = 0;
@@ -25094,7 +25095,7 @@ struct gcudai_cuda_device {
     struct gcuda_backend_buffer_type buft;
     int index;    // gcuda's
     int ordinal;  // CUDA's: several devices may be one
-    int cc, n_sm; // 100 * major + 10 * minor; multiprocessors
+    int cc, n_sm; // 100 * major + 10 * minor; SMs
     size_t total_bytes; // its share, when several are one
     bool is_integrated, can_cooperate;
     size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
@@ -25120,9 +25121,9 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
-    struct gcudai_cublas * parked;        // handles that nobody uses now
+    struct gcudai_cublas * parked;        // idle handles
     uint64_t n_settled;                   // counts the waits for all backends
-    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: nobody has asked for them
+    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: not queried yet
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
 static struct gcuda_cuda_device_params gcudai_cuda_device_params; // under the registry's lock
@@ -25181,7 +25182,7 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
         cudaGetErrorName(err), gcudai_cuda_advice(err, device, advice, sizeof(advice)));
 }
 
-// What the kernels could not learn of the device, for those who ask more of them than a launch. Forgets it.
+// Error of a failed device query in the kernel file, for callers other than a launch. Clears it.
 static cudaError_t gcudai_cuda_query_failed(void) {
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const cudaError_t err = (cudaError_t) series->failed_query;
@@ -25226,7 +25227,7 @@ static int gcudai_cuda_wanted_devices(void) {
     return (int) GCUDAI_MAX(GCUDAI_MIN(n, GCUDA_CUDA_MAX_DEVICES), 0);
 }
 
-// Further names for the devices there are, in turn; or fewer than there are.
+// Emulates more devices, round robin over the existing ones; or hides some.
 static void gcudai_cuda_deal_devices(struct gcudai_cuda_devices * found) {
     const int n = found->n, n_wanted = found->n_wanted;
     for (int i = n; i < n_wanted && n > 0; ++i) {
@@ -25705,7 +25706,7 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     }
 }
 
-// ---- contexts of the caller's: a device object of their own each, so that memory in one is not taken for another's ----
+// ---- contexts of the caller's: one device object each, so that memory of one is never taken for another's ----
 
 static void gcudai_cuda_contexts_free(void) { // the registry's lock is held
     while (gcudai_cuda_found.contexts != NULL) {
@@ -25788,9 +25789,9 @@ static gcuda_status gcudai_cuda_device_choose(
 // =====================================================================================================
 // >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
 // =====================================================================================================
-// Every byte is booked in a ledger before it is asked for, and in the ledger of the device above that: threads together
-// cannot exceed a budget, and a call that fails takes its booking back. Ledgers change under the registry's lock, which
-// is taken for real allocations only, never for what a pool hands out again.
+// Every byte is booked in a ledger, and in the ledger of its device, before it is allocated. So concurrent threads cannot exceed a
+// budget; a failed allocation cancels its booking. Ledgers change under the registry's lock, which is taken for real allocations
+// only, never for memory that a pool reuses.
 
 #define GCUDAI_CUDA_ALIGN 256 // bytes: what cudaMalloc gives
 
@@ -25798,7 +25799,7 @@ struct gcudai_cuda_ledger {
     struct gcudai_cuda_ledger * whole;    // of a backend's share on another device: the backend's
     struct gcudai_cuda_ledger * above;    // of a backend: the device's
     struct gcuda_cuda_memory_params from; // a backend's own allocators; alloc NULL: the process's
-    struct gcuda_cuda_stats stats;        // in_use is filled in when it is asked for
+    struct gcuda_cuda_stats stats;        // in_use is computed on request
 };
 
 // Memory, and whom it goes back to. Zero is a piece without memory.
@@ -25832,7 +25833,7 @@ static bool gcudai_cuda_switch(enum gcuda_cuda_switch choice, bool otherwise) {
     return choice == GCUDA_CUDA_AUTO ? otherwise : choice == GCUDA_CUDA_ON;
 }
 
-// What a ledger's memory comes from: its own choices where it has any, or else the process's, or else the environment's.
+// Allocators of a ledger: its own where it has any, otherwise the process's, otherwise the environment's.
 static struct gcuda_cuda_memory_params gcudai_cuda_memory_of(const struct gcudai_cuda_ledger * ledger) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcuda_cuda_memory_params p = gcudai_cuda_memory.params;
@@ -25900,7 +25901,7 @@ static gcuda_status gcudai_cuda_book(
                                (unsigned long long) full.reserved, gcudai_cuda_free_bytes());
 }
 
-// What was booked is there: only then it counts for the peaks.
+// The booked memory has been allocated: only then it counts for the peaks.
 static void gcudai_cuda_booked(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose) {
     struct gcudai_cuda_ledger * all[3];
     const int n = gcudai_cuda_ledgers(ledger, all);
@@ -26061,7 +26062,7 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What is reserved is in use, except for scratch, of which only the pools know.
+// Reserved memory is in use, except for scratch, which only the pools know.
 static struct gcuda_cuda_stats gcudai_cuda_ledger_stats(const struct gcudai_cuda_ledger * ledger, size_t scratch_idle) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcuda_cuda_stats s = ledger->stats;
@@ -26134,9 +26135,9 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ---- memory of the user's that is page-locked where it lies ----
+// ---- page-locked in place: memory of the caller's ----
 
-// Out of the list, if it is there: the link that leads to it.
+// Removes an entry from the list and returns it; NULL: none.
 static struct gcudai_cuda_registered * gcudai_cuda_registered_take(const void * ptr) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda_registered ** link = &gcudai_cuda_memory.registered;
@@ -26202,7 +26203,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
                               : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
 }
 
-// What is still registered at gcuda_shutdown.
+// Unregisters everything at gcuda_shutdown.
 static void gcudai_cuda_unregister_all(void) {
     struct gcudai_cuda_registered * r;
     while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
@@ -26214,21 +26215,20 @@ static void gcudai_cuda_unregister_all(void) {
 // =====================================================================================================
 // >>impl-cuda-pool   scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
 // =====================================================================================================
-// Memory is reused in stream order: what is given back may be handed out at once, because whoever had it is earlier on
-// the same stream. It may come back in any order. Blocks handed out in the same order, from a pool in the same state,
-// have the same addresses, and addresses do not change while the pool lives.
+// Memory is reused in stream order: a freed piece may be handed out at once, because its previous user is earlier on the same stream.
+// Pieces are freed in any order. A pool in the same state serves the same requests at the same addresses. An address does not change
+// while it is handed out.
 //
-// Ranges: addresses for as much as the device has memory are reserved at once, and physical memory is mapped right
-// behind what is mapped already when it is needed, so that a request that grows takes up what it had before. A request
-// gets the first hole that is large enough, lowest address first; what comes back joins the free space beside it, and
-// when it was the last, the end recedes over it. When a range is full, another is reserved. Where the driver refuses,
-// best fit over blocks takes over, and only then there is an error.
+// Ranges (first fit): virtual addresses for all of the device's memory are reserved at once. Physical memory is mapped on demand,
+// directly after the mapped part, so that a request that grows extends its previous piece. A request gets the hole with the lowest
+// address that is large enough. A freed piece merges with adjacent holes; the last one shrinks the range in use. A full range is
+// followed by another. If the driver fails to map, the pool falls back to blocks, and reports an error only if these fail too.
 //
-// Best fit: blocks of the allocator's, the smallest that is large enough. Those that lie idle and are all too small are
-// given back once they add up to the request: a request that grows in steps holds at most twice its size.
+// Blocks (best fit): allocations of the allocator; a request gets the smallest that is large enough. If all idle blocks are too small,
+// they are freed once their sum reaches the request. So a request that grows in steps holds at most twice its size.
 //
-// A captured graph remembers addresses. While n_holds is not 0 nothing goes back to the device, and generation changes
-// whenever something has: a graph captured under another generation has to be captured again.
+// A captured graph contains addresses. While n_holds is not 0, nothing is returned to the device. Each return changes `generation`:
+// a graph captured under another generation must be captured again.
 
 struct gcudai_cuda_block {
     struct gcudai_cuda_piece piece;
@@ -26242,8 +26242,8 @@ struct gcudai_cuda_segment { // of a range, in bytes from its base
 
 struct gcudai_cuda_range {
     gcudai_cu_ptr base;
-    size_t reserved, mapped;               // bytes; what is mapped lies at the front
-    size_t * chunks;                       // what was mapped in one go can only be unmapped so
+    size_t reserved, mapped;               // bytes; the mapped part is at the front
+    size_t * chunks;                       // sizes of the mappings: each is unmapped as a whole
     struct gcudai_cuda_segment * segments; // from 0 on without gaps, in order of address; the last one is used
     size_t n_chunks, cap_chunks, n_segments, cap_segments;
 };
@@ -26261,7 +26261,7 @@ struct gcudai_cuda_pool {
     uint64_t generation;
 };
 
-// Room for one more item behind the n that are there.
+// Grows an array that holds n items for one more.
 static gcuda_status gcudai_cuda_more(void * array, size_t * cap, size_t n, size_t item_size) {
     void * items = NULL; // array is the address of a pointer of any type
     if (n < *cap) {
@@ -26303,7 +26303,7 @@ static int gcudai_cuda_range_access(gcudai_cu_ptr ptr, size_t size, unsigned dev
     return gcudai_cuda_driver.cuMemSetAccess(ptr, size, access, n);
 }
 
-// Physical memory behind what is mapped. The handle goes at once: the mapping keeps the memory. Half-way failures are
+// Maps physical memory after the mapped part. The handle is released at once: the mapping keeps the memory. A failure half-way is
 // undone.
 static gcuda_status gcudai_cuda_range_map_now(
     const struct gcudai_cuda_pool * pool, const struct gcudai_cuda_range * r, size_t size, const char * what) {
@@ -26349,7 +26349,7 @@ static gcuda_status gcudai_cuda_range_map(
     return st;
 }
 
-// Gives back what is mapped wholly behind the end of what is used. The stream is idle.
+// Unmaps every mapping that is wholly past the end of the used part. The stream is idle.
 static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r) {
     while (r->n_chunks > 0 && r->mapped - r->chunks[r->n_chunks - 1] >= gcudai_cuda_range_end(r)) {
         const size_t size = r->chunks[--r->n_chunks];
@@ -26365,7 +26365,7 @@ static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai
     }
 }
 
-// Nothing is mapped any more.
+// Frees the addresses. Nothing is mapped any more.
 static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
     (void) gcudai_cuda_driver.cuMemAddressFree(r->base, r->reserved);
     gcudai_free(r->chunks);
@@ -26373,7 +26373,7 @@ static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
     GCUDAI_ZERO(*r);
 }
 
-// The first hole of at least size bytes, the space that is mapped behind the last segment included; false: none.
+// Finds the first hole of at least size bytes. The mapped space after the last segment counts as one. False: none.
 static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t size, size_t * segment) {
     for (*segment = 0; *segment < r->n_segments; ++*segment) {
         if (!r->segments[*segment].is_used && r->segments[*segment].size >= size) {
@@ -26383,7 +26383,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
     return size <= r->mapped - gcudai_cuda_range_end(r);
 }
 
-// Takes size bytes at the front of hole number i, or behind the last segment.
+// Takes size bytes at the front of hole i, or after the last segment.
 static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
     GCUDAI_TRY(gcudai_cuda_more(&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
@@ -26405,7 +26405,7 @@ static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Segment i is free: it joins the free ones beside it; the end of the range recedes over it.
+// Frees segment i: it merges with adjacent free ones. A free segment at the end is removed.
 static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
     struct gcudai_cuda_segment * s = r->segments;
     s[i].is_used = false;
@@ -26486,7 +26486,7 @@ static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool)
 
 // ---- the pool ----
 
-// Gives back to the device what nobody uses, unless a captured graph holds it. The stream is idle.
+// Returns unused memory to the device, unless a captured graph holds it. The stream is idle.
 static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     size_t n = 0;
     if (pool->n_holds > 0) {
@@ -26506,7 +26506,7 @@ static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_trim(pool, &pool->ranges[i]); }
 }
 
-// Memory that is there already.
+// Serves a request from memory that the pool holds; *ptr stays NULL if none is large enough.
 static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_t size, void ** ptr) {
     for (size_t i = 0; i < pool->n_ranges; ++i) {
         size_t segment = 0;
@@ -26525,7 +26525,7 @@ static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_
     return GCUDA_STATUS_SUCCESS;
 }
 
-// More memory: behind a range, or else a block of its own.
+// Serves a request from new memory: at the end of a range, or else as a separate block.
 static gcuda_status gcudai_cuda_pool_grow(
     struct gcudai_cuda_pool * pool, size_t size, size_t block_size, const char * what, void ** ptr) {
     if (pool->granularity > 0) {
@@ -26539,7 +26539,7 @@ static gcuda_status gcudai_cuda_pool_grow(
     return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
 }
 
-// The device is current. Blocks are made a little larger, so that a request that grows a little finds its old one.
+// The device is current. Blocks get 1/16 extra, so that a request that grows a little fits its previous block.
 static gcuda_status gcudai_cuda_pool_take(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
@@ -26567,11 +26567,11 @@ static gcuda_status gcudai_cuda_pool_take(
         return st;
     }
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-    gcudai_cuda_pool_release(pool); // it counts too: without it there may be room
+    gcudai_cuda_pool_release(pool); // idle memory counts against the device's: without it the request may fit
     return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
 }
 
-// In any order. NULL is taken too.
+// Frees a piece, in any order. NULL is allowed.
 static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
         if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
@@ -26582,7 +26582,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     }
     for (size_t i = 0; i < pool->n_ranges && ptr != NULL; ++i) {
         struct gcudai_cuda_range * r = &pool->ranges[i];
-        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for what lies before
+        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for lower addresses
         for (size_t k = r->n_segments; k-- > 0 && at < r->reserved;) {      // the last is the likeliest
             if (r->segments[k].at == at && r->segments[k].is_used) {
                 pool->in_use -= r->segments[k].size;
@@ -26596,7 +26596,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     }
 }
 
-// Which kind a backend gets. ranges of its own need CUDA's memory, and managed memory cannot be mapped so.
+// Chooses ranges or blocks. Ranges need CUDA's own allocator, without managed memory.
 static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const struct gcudai_cuda_device * d,
     struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_pool kind, size_t reserve) {
     const struct gcuda_cuda_memory_params from = gcudai_cuda_memory_of(ledger);
@@ -26627,8 +26627,8 @@ static bool gcudai_cuda_pool_is_open_to(const struct gcudai_cuda_pool * pool, in
     return is_open;
 }
 
-// Lets another device's kernels and copies reach the pool's ranges, now and when they grow. Blocks are not concerned:
-// for those cudaDeviceEnablePeerAccess does it. On failure nothing has changed.
+// Lets another device's kernels and copies access the pool's ranges, also when they grow. Blocks need no call:
+// cudaDeviceEnablePeerAccess covers them. On failure nothing has changed.
 static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
     const unsigned bit = 1u << peer;
     int err = 0;
@@ -26650,7 +26650,7 @@ static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int p
     return gcudai_cuda_fail((cudaError_t) err, "cuMemSetAccess", pool->device, "scratch for CUDA%d", peer);
 }
 
-// Takes half-made pools too. The stream is idle and nothing is out that will be used.
+// Also frees pools whose construction failed half-way. The stream is idle and no piece is in use.
 static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
     pool->n_holds = 0;
     for (size_t i = 0; i < pool->n_blocks; ++i) { pool->blocks[i].is_used = false; }
@@ -26826,11 +26826,13 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: what a probe shows to work, else through the host
 // =====================================================================================================
-// The driver copies between any two devices: directly where peer access is on, else staged. Either can go wrong without
-// an error (an IOMMU that redirects transfers, bridges that drop writes), so neither is trusted before a pattern has
-// come through. What is left works everywhere: page-locked memory, filled from one device and read by the other.
+// Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
+// writes), so they are used only after a test pattern has arrived intact:
+//   DIRECT  the driver's copy with peer access
+//   DRIVER  the driver's copy without, which it stages
+//   HOST    page-locked memory, filled from one device and read by the other; works everywhere
 
-// Of an ordered pair, under the registry's lock. Both ways are probed at once and both have to work.
+// State of an ordered pair, under the registry's lock. Both directions are probed together and both must work.
 struct gcudai_cuda_pair {
     enum gcuda_cuda_route route;
     bool is_busy;     // a thread probes
@@ -26847,13 +26849,13 @@ struct gcudai_cuda_probe {
     int device[2];
     struct gcudai_cuda_piece memory[2]; // on each device
     cudaStream_t stream[2];             // of each device
-    struct gcudai_cuda_piece host;      // what is written, and behind it what is read back
+    struct gcudai_cuda_piece host;      // the pattern, then what was read back
     bool is_ours[2], is_possible[2], is_linked[2];
     int n_patterns;
     char reason[120];
 };
 
-// A failure here is a finding, and no later call shall report it.
+// A failure here is an answer: its error is cleared, so that no later call reports it.
 static bool gcudai_cuda_went_well(cudaError_t err) {
     if (err != cudaSuccess) {
         (void) cudaGetLastError();
@@ -26891,7 +26893,7 @@ static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cu
     return gcudai_cuda_went_well(err) && gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
 }
 
-// A pattern of its own from one device to the other, on a stream of either; each step is waited for.
+// Copies a fresh pattern from one device to the other, on a stream of either, and compares. Waits for each step.
 static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on) {
     const size_t size = GCUDAI_CUDA_PROBE_BYTES;
     const int to = 1 - from, salt = ++p->n_patterns;
@@ -26909,7 +26911,7 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
            memcmp(back, pattern, size) == 0;
 }
 
-// Pushed and pulled, both ways.
+// Copies on a stream of the source and of the destination, in both directions.
 static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
     for (int i = 0; i < 4; ++i) {
         const int from = i / 2, on = i % 2;
@@ -26924,7 +26926,7 @@ static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how
     return true;
 }
 
-// Two of gcuda's devices that are one of CUDA's.
+// Whether two of gcuda's devices are the same CUDA device.
 static bool gcudai_cuda_is_one(int device, int peer) {
     return gcudai_cuda_ordinal(device) == gcudai_cuda_ordinal(peer);
 }
@@ -26936,7 +26938,7 @@ static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
                : cudaDeviceCanAccessPeer(can, gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer));
 }
 
-// What tells NVLink from PCI Express: atomics of one device on the other's memory.
+// NVLink, unlike PCI Express, supports native atomics on the other device's memory.
 static bool gcudai_cuda_is_linked(int device, int peer) {
     int has_atomics = 0;
     return gcudai_cuda_is_one(device, peer) ||
@@ -26944,7 +26946,7 @@ static bool gcudai_cuda_is_linked(int device, int peer) {
                 gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer))) && has_atomics != 0);
 }
 
-// Both devices may access the other's memory: ours to take back where it was not so before.
+// Enables access in both directions. is_ours marks access that was not enabled before, for gcudai_cuda_probe_disable.
 static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2 && !gcudai_cuda_is_one(p->device[0], p->device[1]); ++i) {
         cudaError_t err = gcudai_cuda_select(p->device[i]);
@@ -27015,7 +27017,7 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
     if (gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]) == GCUDA_STATUS_SUCCESS) {
         route = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
-        scope.is_away = true; // whichever device is current now
+        scope.is_away = true; // another device may be current
         gcudai_cuda_leave(&scope);
     } else {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
@@ -27030,8 +27032,8 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
         is_direct ? "" : p.reason);
 }
 
-// How data goes from one device to another; finds out when nobody has yet. The lock is not held meanwhile: freeing
-// memory waits for the device, and what runs there may log.
+// The route between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
+// waits for the device, whose host callbacks may log.
 static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
     struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[from][to];
     for (;;) {
@@ -27060,7 +27062,7 @@ static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
     return route;
 }
 
-// The registry's lock is held, so nothing here may ask for it. The caller's context is current again after it.
+// The registry's lock is held: nothing here may take it. Restores the caller's context.
 static void gcudai_cuda_peers_forget(void) {
     const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
     struct CUctx_st * context = NULL;
@@ -27115,7 +27117,7 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_possible = pair.is_possible;
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
-    if (!info->is_probed) { // a question that needs no context, and makes none
+    if (!info->is_probed) { // creates no context
         GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
         info->is_possible = can != 0;
     }
@@ -27138,8 +27140,8 @@ static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
     return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
 }
 
-// CUDA refuses the calls that name both devices while a stream is captured; these want a stream whose device has access to
-// both places, ranges of virtual memory among them.
+// During a capture CUDA refuses the calls that name both devices. These need a stream whose device can access both addresses,
+// ranges of virtual memory included.
 static cudaError_t gcudai_cuda_move_captured(const struct gcudai_cuda_move * m, cudaStream_t stream) {
     return m->height == 1 ? cudaMemcpyAsync(m->dst, m->src, m->width, cudaMemcpyDefault, stream)
                           : cudaMemcpy2DAsync(m->dst, m->dst_pitch, m->src, m->src_pitch, m->width, m->height, cudaMemcpyDefault, stream);
@@ -27173,8 +27175,7 @@ static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Page-locked slots that are filled by one device and emptied by another, in turn. Events keep both sides in order; the
-// host waits for neither.
+// A ring of page-locked slots that one device fills and another empties. Events order both sides; the host does not wait.
 #define GCUDAI_CUDA_STAGE_SLOTS 4
 #define GCUDAI_CUDA_STAGE_BYTES ((size_t) 1 << 20) // of a slot
 
@@ -27185,7 +27186,7 @@ struct gcudai_cuda_stage {
     cudaEvent_t filled[GCUDAI_CUDA_STAGE_SLOTS], emptied[GCUDAI_CUDA_STAGE_SLOTS]; // of the source, of the destination
 };
 
-// Half-made ones too. Waits for what is on its way.
+// Waits for copies in flight. Also frees stages whose construction failed half-way.
 static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
     for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         if (s->filled[i] != NULL) {
@@ -27216,7 +27217,7 @@ static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ledger: whose memory it is; NULL: nobody's.
+// ledger: the memory is booked there; NULL: in none.
 static gcuda_status gcudai_cuda_stage_new(
     int from, int to, struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_stage ** stage) {
     struct gcudai_cuda_scope scope;
@@ -27247,7 +27248,7 @@ static cudaError_t gcudai_cuda_copy_rows(void * dst, size_t dst_pitch, const voi
                        : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, kind, stream);
 }
 
-// A piece that fits a slot. Changes the current device.
+// Copies a piece that fits a slot. Changes the current device.
 static gcuda_status gcudai_cuda_stage_piece(
     struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
     const int k = s->next;
@@ -27269,7 +27270,7 @@ static gcuda_status gcudai_cuda_stage_piece(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Out on the source's stream, in on the destination's. Changes the current device.
+// Copies to the slots on the source's stream and from them on the destination's. Changes the current device.
 static gcuda_status gcudai_cuda_move_staged(
     struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
     struct gcudai_cuda_move piece = *m;
@@ -27286,11 +27287,10 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// While the backend's stream is captured, nothing may be allocated or waited for.
+// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
 static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
 
-// The route of copies from the backend's device to another, as its parameters allow; UNKNOWN: it would have to be
-// probed during a capture.
+// The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
 static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
     if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
         return gcudai_cuda_route_known(cu->device->index, to);
@@ -27302,7 +27302,7 @@ static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) 
     return cu->routes[to];
 }
 
-// Columns up to which a product's copies go directly where they can.
+// Columns up to which a product's copies use the direct route.
 static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
     const int64_t chosen = cu->params.peer_max_batch;
     if (cu->peer_max[to] == 0) { // asked once
@@ -27321,7 +27321,7 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
-    // The driver's own staging is refused in a capture. Slots are handed on by events, and those of work before cannot be waited for.
+    // A capture forbids the driver's staging. The ring of slots needs events of work before the capture, which cannot be waited for.
     if (route == GCUDA_CUDA_ROUTE_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
             route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
@@ -27335,8 +27335,8 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     return gcudai_cuda_move_staged(*stage, m, from->stream, to->stream);
 }
 
-// From a backend's memory to another's, on different devices: on the given stream, which is one of theirs; or, where
-// copies are staged, out on the source's stream and in on the destination's. Callers order both cases.
+// Copies from a backend's memory to another's, on different devices. Runs on the given stream, which is one of theirs. Staged copies
+// run on both streams: to host memory on the source's, from it on the destination's. Callers order both cases.
 static gcuda_status gcudai_cuda_send(
     struct gcudai_cuda * from, struct gcudai_cuda * to, struct gcudai_cuda_move m, cudaStream_t stream) {
     struct gcudai_cuda_scope scope;
@@ -27361,14 +27361,14 @@ static gcuda_status gcudai_cuda_send(
     return st;
 }
 
-// The status of a copy; what failed says of which tensor it was.
+// The status of a copy; adds the tensor's name to the message of a failure.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
     return st == GCUDA_STATUS_SUCCESS
                ? st
                : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
-// The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
+// As gcudai_cuda_send for buffers, which have no backend: waits for the copy, and does not probe, so enables no peer access.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
     const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
@@ -27385,7 +27385,7 @@ static gcuda_status gcudai_cuda_copy_across(
                  ? gcudai_cuda_move_staged(stage, &m, cudaStreamPerThread, cudaStreamPerThread)
                  : st;
     }
-    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, whatever went wrong
+    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, also after a failure
         const int device = i == 0 ? from : to;
         cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
@@ -27403,7 +27403,7 @@ static gcuda_status gcudai_cuda_copy_across(
 // >>impl-cuda-buffer   device buffers, page-locked host buffers
 // =====================================================================================================
 // Blocking access goes through the per-thread default stream and waits for it: it does not wait for backends, whose
-// streams do not block. Whoever has work queued on a tensor synchronizes that backend first.
+// streams do not block. A caller with work queued on a tensor synchronizes that backend first.
 
 struct gcudai_cuda_buffer {
     void * ptr;
@@ -27442,7 +27442,7 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
     return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
 }
 
-// What access to a tensor's bytes does, as one function, so that the device is entered, waited for and left in one place.
+// Kinds of access to a tensor's bytes. One function serves all, so that the device is entered, synchronized and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
 
 static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcudai_cuda_access access, void * on_device,
@@ -27722,7 +27722,7 @@ static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
 
-// Its kernels take sources in page-locked memory as they lie there.
+// Whether the device's kernels read sources in page-locked memory in place.
 static bool gcudai_cuda_reads_host(const struct gcudai_cuda_device * d) {
     return d->is_integrated && gcudai_cuda_devices_choice().host_sources == GCUDA_CUDA_ON;
 }
@@ -30211,41 +30211,44 @@ static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct 
 // =====================================================================================================
 // >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
 // =====================================================================================================
-// With an abort callback a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight;
-// the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
-// operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
-// where that is independent along some dimension; the table says where. A slice may take another kernel than the
-// whole would, so that the last bits of products, convolutions, norms and sums differ from those without a callback. Attention and
-// recurrences go through positions or tokens in turn: what blocks wait for is how many there are, however few heads or
-// queries a slice has. So these are cut first, and a slice goes on from what the one before has left in memory: the bits are
-// those of the whole, but for SSM_SCAN where tokens are in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
+// With an abort callback, a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight. The callback
+// is called before each. A node's time is estimated from its bytes and multiply-adds; the measured time of an operation's chunks
+// corrects its later estimates.
+//
+// A node that takes longer than a chunk is cut into slices of its result, along the dimensions that the table allows. A slice may use
+// another kernel than the whole node. So the last bits of products, convolutions, norms and sums may differ from those without a
+// callback.
+//
+// Attention and recurrences process positions or tokens sequentially: their time depends on that number, however few heads or queries
+// a slice has. So positions or tokens are cut first, and a slice continues from the state that the previous one left in memory. The
+// bits are those of the whole node, except for SSM_SCAN with tokens in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
 
 enum {
     GCUDAI_CUDA_CUT_ARRAYS = 9,
-    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // behind the dimensions of the result: positions or tokens
+    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // the index after the result's dimensions: positions or tokens
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
-    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave multiprocessors without work and take as long
-    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: fewer have no kernel on tensor cores
-    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights, for fewer that takes longer than they do
-    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
+    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave SMs idle and take as long
+    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: for fewer no tensor-core kernel exists
+    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights; with fewer, reading takes longer than computing
+    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: the kernels' step
 };
 
-// How an array goes along when the result is cut. Two letters for each dimension of the result, and two more where there are
-// positions or tokens: the array's own dimension, and a rule.
-//   ..  the whole array belongs to every slice
-//   n=  the same size, cut the same way
-//   n#  as =, and where sizes differ nothing further inside may be cut either (elements are in logical order)
-//   n%  smaller arrays repeat: index modulo their size
-//   n/  smaller arrays are shared by neighbours: index divided
-//   n>  at least as large, begins where the slice does
+// How an array is sliced when the result is cut. Two letters for each dimension of the result, and two more for positions or
+// tokens: the array's dimension, and a rule.
+//   ..  every slice gets the whole array
+//   n=  the same size, cut in the same way
+//   n#  as =, but if sizes differ, no inner dimension may be cut either (elements are in logical order)
+//   n%  a smaller array repeats: index modulo its size
+//   n/  consecutive indices share an element of a smaller array: index divided
+//   n>  at least as large; starts at the slice's start
 //   !!  the result cannot be cut along this dimension
 struct gcudai_cuda_cut_array {
-    size_t offset; // of the struct gcuda_array inside the operation's args; the first is the one that is cut
+    size_t offset; // of the struct gcuda_array inside the operation's args; the first array is the result
     const char * rule;
 };
 struct gcudai_cuda_cut {
     enum gcuda_op op;
-    struct { int d, n; } least; // slices along d are no shorter than n, but for the last
+    struct { int d, n; } least; // slices along d have at least n elements, except the last
     struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
 };
 
@@ -30271,9 +30274,13 @@ struct gcudai_cuda_cut {
 #define GCUDAI_CUT_LINEAR(args) \
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
-// Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
-// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// Never cut, so not in the table:
+//   SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative   one sum over all elements
+//   SET, ACC                                                  a region inside a copy
+//   ARANGE, ROLL, REPEAT_BACK                                 elements depend on their index
+//   FLASH_ATTN_EXT_BACK                                       its results are one row
+//   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
+//   CUSTOM, and products with weights split over devices
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
@@ -30334,12 +30341,12 @@ static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_ar
     return (struct gcuda_array *) (void *) ((char *) args + c->offset);
 }
 
-// An array's rule along dimension d. Most operations have nothing that is gone through in turn.
+// An array's rule along dimension d. Most operations process nothing sequentially: their rules end before CUT_TURN.
 static const char * gcudai_cuda_cut_rule(const struct gcudai_cuda_cut_array * c, int d) {
     return d == GCUDAI_CUDA_CUT_TURN && c->rule[2 * GCUDA_MAX_DIMS] == 0 ? "!!" : c->rule + 2 * d;
 }
 
-// What there is to cut: elements of the result along d; positions or tokens.
+// Size along d: elements of the result, or the number of positions or tokens.
 static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL && d == GCUDAI_CUDA_CUT_TURN; ++k) {
         const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
@@ -30349,9 +30356,9 @@ static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gc
     return d == GCUDAI_CUDA_CUT_TURN ? 0 : gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
 }
 
-// Where kernels keep what the next slice goes on from.
+// Whether the kernels can save the state from which the next slice continues.
 static bool gcudai_cuda_can_turn(const struct gcudai_cuda_cut * cut, const union gcudai_args * args) {
-    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // a state that is aligned differently would take another kernel
+    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // another alignment would select another kernel
     return cut->op == GCUDA_OP_FLASH_ATTN_EXT ? args->flash_attn_ext.running.data != NULL
            : cut->op == GCUDA_OP_SSM_SCAN     ? (uintptr_t) p->s.data % 16 == (uintptr_t) p->last.data % 16
                                               : true;
@@ -30372,7 +30379,7 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_ar
     return own == 0 && gcuda_blck_size(a->type) > 1 ? GCUDAI_CUDA_CUT_NO : GCUDAI_CUDA_CUT_YES;
 }
 
-// Whether the result may be cut along dimension d, or nowhere from there on.
+// Whether the result may be cut along dimension d. STOP: neither along d nor along an inner dimension.
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30388,9 +30395,10 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     return can;
 }
 
-// How much of [at, at + want) one slice can take: a repeated array as a whole, any number of times, or no further than
-// where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %. Of
-// positions and tokens what is left in the end is no slice of its own, so that all take the kernel of the whole.
+// How much of [at, at + want) one slice can take. Rules with % precede those with /.
+//   %  whole repetitions of the array, or a part of one
+//   /  whole groups that share an element, or a part of one
+// A short rest of positions or tokens joins the last slice, so that all slices use the kernel of the whole node.
 static int64_t gcudai_cuda_cut_step(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30421,7 +30429,7 @@ static void gcudai_cuda_cut_turn(enum gcuda_op op, union gcudai_args * args, boo
     }
 }
 
-// args become those of the slice [at, at + step) of dimension d.
+// Changes args to those of the slice [at, at + step) of dimension d.
 static void gcudai_cuda_cut_slice(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30433,7 +30441,7 @@ static void gcudai_cuda_cut_slice(
             continue;
         }
         const int64_t ne = a->ne[own], group = rule[1] == '/' ? n / ne : 1;
-        if (rule[1] == '%' && step >= ne) { continue; } // at its beginning
+        if (rule[1] == '%' && step >= ne) { continue; } // the slice starts with a repetition
         const int64_t from = rule[1] == '%' ? at % ne : at / group;
         a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
         a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
@@ -30441,12 +30449,12 @@ static void gcudai_cuda_cut_slice(
     if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->op, args, at > 0, at + step < n); }
 }
 
-// Results and inputs of a recurrence with the tokens of a sequence after those of another as [Z, H, T / S, S], the states apart.
+// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
 static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
     struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
     const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
-    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, those of a sequence lie after those of another
+    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
     state->ne[2] = state->ne[3] = 1;
     state->nb[0] = sizeof(float);
     state->nb[1] = state->nb[0] * (size_t) state->ne[0];
@@ -30475,7 +30483,7 @@ static void gcudai_cuda_cut_ssm_scan(struct gcuda_ssm_scan_args * p) {
     p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
 }
 
-// Several results in one, as arrays of their own.
+// Describes each of several results in one tensor as a separate array.
 static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     if (cut->op == GCUDA_OP_SSM_SCAN) { gcudai_cuda_cut_ssm_scan(&args->ssm_scan); }
     if (cut->op == GCUDA_OP_RWKV_WKV6 || cut->op == GCUDA_OP_RWKV_WKV7 || cut->op == GCUDA_OP_GATED_LINEAR_ATTN) {
@@ -30485,7 +30493,7 @@ static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gc
 
 // ---- what a node costs ----
 
-// Multiply-adds of a product or a convolution; 0 for what memory bounds.
+// Multiply-adds of a product or a convolution; 0 for memory-bound operations.
 static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     const double n = (double) gcuda_nelements(y);
     switch (y->op) {
@@ -30496,7 +30504,7 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
         case GCUDA_OP_CONV_2D:
         case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
-        case GCUDA_OP_CONV_TRANSPOSE_1D: // of the kernel what lands on an element
+        case GCUDA_OP_CONV_TRANSPOSE_1D: // the part of the kernel that contributes to an element
             return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
         case GCUDA_OP_CONV_TRANSPOSE_2D:
             return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) / pow((double) gcudai_param_i32(y, 0), 2.0);
@@ -30504,7 +30512,7 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     }
 }
 
-// Microseconds that positions or tokens take after each other, however little else there is to do: about half more than on Hopper.
+// Microseconds of the sequential steps over positions or tokens, a lower bound for any slice: about 1.5 times those on Hopper.
 static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
     switch (y->op) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
@@ -30516,8 +30524,8 @@ static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
     }
 }
 
-// Microseconds on a multiprocessor-for-multiprocessor slow device, until the operation has been measured: 5 GB/s and 4
-// billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper.
+// Estimated microseconds until the operation has been measured. Assumes a slow device: per SM 5 GB/s and 4 billion multiply-adds
+// per second, about a sixth of what plain kernels reach on Hopper.
 static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     double n_bytes = (double) gcuda_nbytes(y);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -30532,7 +30540,7 @@ static double gcudai_cuda_factor(const struct gcudai_cuda * cu, enum gcuda_op op
     return cu->cancel.factor[op] > 0.0 ? cu->cancel.factor[op] : 1.0;
 }
 
-// Microseconds of a slice, by what is known of the operation now.
+// Estimated microseconds of a slice, with the operation's current correction.
 static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y, double guess) {
     return 2.0 + guess * gcudai_cuda_factor(cu, y->op);
 }
@@ -30548,7 +30556,7 @@ static cudaError_t gcudai_cuda_wait_event(struct gcudai_cuda * cu, cudaEvent_t e
     return err;
 }
 
-// Waits for the oldest chunk, and learns from what it took.
+// Waits for the oldest chunk and corrects the estimate of its operation.
 static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     struct gcudai_cuda_chunk * k = &c->chunks[c->first % GCUDAI_CUDA_CHUNKS];
@@ -30559,7 +30567,7 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
         gcudai_op_lower(k->op));
     GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index, "timing a chunk of a graph, most of it %s",
         gcudai_op_lower(k->op));
-    // a chunk of one operation, or nearly: its guess moves towards what was measured, at most fourfold at a time
+    // only if one operation has over 3/4 of the estimate: its factor moves to the measured time, by at most 4 times per chunk
     if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
         const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
         c->factor[k->op] = GCUDAI_MIN(GCUDAI_MAX(k->factor * ratio, 1e-4), 1e4);
@@ -30579,7 +30587,7 @@ static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Asks the callback, and makes room: at most one chunk is in flight beside the one that begins.
+// Waits until fewer than GCUDAI_CUDA_CHUNKS chunks are in flight, calls the callback and begins a chunk.
 static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
@@ -30614,8 +30622,8 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// Tokens of attention that a slice has at least: whole blocks of rows, and as many as the device runs at once, for a block takes as
-// long alone. 32: the tokens of a class of the mask.
+// Minimum tokens of an attention slice: whole blocks of rows, and as many as the device runs at once, because fewer take as long.
+// 32: the tokens of a class of the mask.
 static int64_t gcudai_cuda_attention_tokens(const struct gcudai_cuda * cu, const struct gcuda_flash_attn_ext_args * p) {
     const int64_t group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]), n_groups = p->q.ne[2] / group * p->q.ne[3];
     const int64_t block = GCUDAI_MAX(p->plan.block_rows / gcudai_gcd(p->plan.block_rows, group), 32); // both are powers of 2
@@ -30630,7 +30638,7 @@ static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct
     return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }
 
-// args in slices of at most a chunk each: along d, the outermost first, and those below. While they run the guess becomes better.
+// Runs args in slices of at most a chunk each, along d and then inner dimensions. The estimate improves while slices run.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess, int d) {
     for (; cut != NULL && d >= 0 && gcudai_cuda_cost(cu, y, guess) > cu->cancel.chunk_us; --d) {
@@ -30653,7 +30661,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_chunk_add(cu, y, args, guess);
 }
 
-// Attention on the plain path, with memory for the maxima and sums that go from slice to slice.
+// Runs attention on the plain path in slices of positions. Scratch memory carries the running maxima and sums from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
@@ -30668,7 +30676,7 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     return st;
 }
 
-// Chooses how attention is computed before it is cut into slices, which all take that plan. Only the plain path cuts positions.
+// Chooses the attention plan before cutting; all slices use it. Only the plain path cuts positions.
 static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * is_plain) {
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
@@ -30681,7 +30689,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * 
 #endif
 }
 
-// A node of a graph that may be stopped.
+// Runs a node of a graph that may be stopped.
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
@@ -30696,7 +30704,7 @@ static gcuda_status gcudai_cuda_run_chunked(
                                     : gcudai_cuda_run_sliced(cu, y, cut, args, guess, is_plain ? GCUDAI_CUDA_CUT_TURN : 3);
 }
 
-// The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.
+// Ends such a graph. If it was stopped or failed, waits until none of its work runs.
 static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st) {
     gcuda_status end = gcudai_cuda_chunk_end(cu);
     while (st != GCUDA_STATUS_SUCCESS && cu->cancel.n_open > 0) {
@@ -34109,13 +34117,12 @@ static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
 // =====================================================================================================
-// Jobs are cut into pieces of at most a mebibyte; a slot holds as many as fit, of one direction. Upload: threads copy
-// the pieces into the slot (FILL), whoever copies the last one hands the slot to the stream (BUSY), whoever finds
-// nothing to copy waits for the oldest slot on the stream. Download: BUSY, then DRAIN. Slots are a ring and are handed
-// over in its order, so that jobs end in theirs. All state is under one lock, which is not held while bytes are copied
-// or waited for.
+// Jobs are cut into pieces of at most 1 MiB; a slot holds as many as fit, of one direction. Upload: threads copy pieces into the slot
+// (FILL), and the thread with the last piece submits the slot to the stream (BUSY). A thread without a piece waits for the oldest
+// slot on the stream. Download: BUSY, then DRAIN. Slots form a ring and are submitted in its order, so that jobs end in order. One
+// lock protects all state; it is not held during copies and waits.
 
 enum gcudai_slot_state { GCUDAI_SLOT_FILL, GCUDAI_SLOT_BUSY, GCUDAI_SLOT_DRAIN, GCUDAI_SLOT_DONE };
 enum {
@@ -34240,7 +34247,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
     return true;
 }
 
-// ---- slots on their way: the lock is held ----
+// ---- submitted slots: the lock is held ----
 
 static gcuda_status gcudai_piece_enqueue(
     struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s, const struct gcudai_upload_piece * p, size_t size) {
@@ -34453,7 +34460,7 @@ static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
                           : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
-// Of a ticket that is done; 0: the first failure that has not been reported.
+// Result of a finished ticket; 0: the first failure that has not been reported.
 static gcuda_status gcudai_ticket_result(struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket) {
     if (ticket != 0) { return gcudai_job_result(gcudai_uploader_find(up->failed, ticket)); }
     const struct gcudai_upload_job * job = up->unreported;
@@ -34722,9 +34729,9 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
 // =====================================================================================================
 // >>impl-cuda-profile   callbacks and timing around nodes, traces
 // =====================================================================================================
-// Each recorded node has two events of a pool as large as the largest graph. They are read, and free again, when the
-// next graph starts or somebody asks. Event times are floats of milliseconds, too coarse after some seconds: so a graph
-// has an event of its own at its start, nodes are timed against that, and those distances are summed in double.
+// Each recorded node has two events of a pool as large as the largest graph. They are read and released when the next graph starts
+// or the caller queries. Event times are floats of milliseconds, too coarse after some seconds. So each graph records a start event,
+// nodes are timed against that, and the distances between graphs are summed in double.
 
 struct gcudai_cuda_profile {
     gcuda_cuda_node_callback callback;
@@ -38279,7 +38286,7 @@ static bool gcudai_gguf_pad_u64(uint64_t v, uint64_t align, uint64_t * out) { //
     return v <= UINT64_MAX - (align - 1);
 }
 
-// Each tensor starts where the one before ends, at the alignment. *end: where the last one ends.
+// Each tensor starts at the end of the previous one, aligned. *end: end of the last one.
 static gcuda_status gcudai_gguf_check_offset(
     const struct gcudai_gguf_reader * r, const struct gcudai_gguf_tensor * t, size_t alignment, uint64_t * end) {
     uint64_t start = 0;
@@ -39039,7 +39046,7 @@ size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, in
 
 #define GCUDAI_GGUF_PIECE ((size_t) 64 * 1024 * 1024) // from memory: bytes between two calls of the progress callback
 #define GCUDAI_GGUF_STAGE ((size_t) 16 * 1024 * 1024) // from a FILE or callback: of each of two stages
-#define GCUDAI_GGUF_PENDING 64                        // uploads under way
+#define GCUDAI_GGUF_PENDING 64                        // uploads in flight
 #define GCUDAI_GGUF_PENDING_BYTES (2 * GCUDAI_GGUF_PIECE)
 
 struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
@@ -39048,7 +39055,7 @@ struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
     int32_t group; // tensors of a group are on one backend; -1: chosen by the caller
     bool is_placed;
 };
-struct gcudai_gguf_upload { // under way
+struct gcudai_gguf_upload { // in flight
     struct gcuda_cuda_uploader * uploader;
     gcuda_cuda_ticket ticket;
     size_t size;
@@ -39304,7 +39311,7 @@ static gcuda_status gcudai_gguf_wait_oldest(struct gcudai_gguf_loading * l) {
     return gcudai_gguf_progress(l, u.size);
 }
 
-// Waits until at most n uploads of at most n_bytes are under way.
+// Waits until at most n uploads of at most n_bytes are in flight.
 static gcuda_status gcudai_gguf_wait_until(struct gcudai_gguf_loading * l, size_t n, size_t n_bytes) {
     while (l->n_pending > 0 && (l->n_pending > n || l->pending_bytes > n_bytes)) { GCUDAI_TRY(gcudai_gguf_wait_oldest(l)); }
     return GCUDA_STATUS_SUCCESS;
@@ -39349,7 +39356,7 @@ static gcuda_status gcudai_gguf_fill_upload(struct gcudai_gguf_loading * l, cons
     for (size_t at = 0; at < info->size; at += piece) {
         const size_t size = GCUDAI_MIN(piece, info->size - at);
         const char * data = NULL;
-        // of two stages, the one that is filled next is free when at most one upload is under way
+        // of two stages, the next one to fill is free when at most one upload is in flight
         GCUDAI_TRY(gcudai_gguf_wait_until(l, is_staged ? 1 : GCUDAI_GGUF_PENDING - 1, GCUDAI_GGUF_PENDING_BYTES));
         GCUDAI_TRY(gcudai_gguf_stage(l, info, at, size, &data));
         struct gcudai_gguf_upload * u = &l->pending[(l->first_pending + l->n_pending) % GCUDAI_GGUF_PENDING];

@@ -154,11 +154,8 @@ UNWRITTEN = {
     "README.md": "",
     "gcuda_kernels.cu": "k-sm90 k-attention",
     "gcuda.h": (
-        "config status tensor ops alloc backend cpu cuda sched quantize gguf types graph autodiff impl-blocks "
-        "impl-status impl-tensor impl-simd impl-ops impl-graph impl-autodiff impl-alloc impl-backend impl-cpu "
-        "impl-quants impl-cuda-device impl-cuda-driver impl-cuda-memory impl-cuda-pool impl-cuda-state impl-cuda-peer "
-        "impl-cuda-buffer impl-cuda-mul-mat impl-cuda-split impl-cuda-exec impl-cuda-cancel impl-cuda-look "
-        "impl-cuda-fusion impl-cuda-plan impl-cuda-backend impl-cuda-upload impl-cuda-profile impl-sched impl-gguf"
+        "ops cpu cuda impl-simd impl-ops impl-cpu impl-cuda-state impl-cuda-mul-mat impl-cuda-split impl-cuda-exec "
+        "impl-cuda-look impl-cuda-fusion impl-cuda-plan impl-cuda-backend impl-sched"
     ),
 }
 NO_CONTRACTS = ("k-sm90", "k-attention")  # sections whose kernels have none yet
