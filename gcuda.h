@@ -35970,10 +35970,11 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
 // =====================================================================================================
 // >>impl-sched   scheduler: items, assignment, splits, placing, runs
 // =====================================================================================================
-// An item is a tensor of the caller's graph. Backends and the allocator see a description of the scheduler's own for each
-// (item.t), so that sources can be turned to copies; its place is written back into the caller's when all is placed.
-// Items that must be on one backend form a group, named by a representative: views and their owner, and what one
-// operation writes. Decisions are about groups.
+// An item is a tensor of the caller's graph. Backends and the allocator see a copy of its descriptor that the scheduler owns (item.t),
+// so that sources can be replaced by copies. After allocation the address is written back into the caller's tensor.
+//
+// Items that must be on one backend form a group, named by a representative: views with their owner, and tensors that one operation
+// writes. Backends are assigned to groups.
 
 enum gcudai_sched_why {
     GCUDAI_SCHED_NOBODY,
@@ -35989,14 +35990,14 @@ enum gcudai_sched_why {
     GCUDAI_SCHED_READER,
     GCUDAI_SCHED_REST
 };
-enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // of backends; outside: in memory that none of them reads
+enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // values of a backend; OUTSIDE: in memory that no backend reads
 
 // Snapshot of an item's original and its memory, from when the graph was allocated.
 struct gcudai_sched_key {
     struct gcudai_node_key node;
     gcuda_backend_buffer_type_t placed_in;
     int32_t usage;
-    bool has_changed; // a value that is followed differs
+    bool has_changed; // a value differs that may change without a new allocation
 };
 
 struct gcudai_sched_kept { // contents of a leaf, saved while the graph is allocated again; read only if the new graph names it
@@ -36006,53 +36007,53 @@ struct gcudai_sched_kept { // contents of a leaf, saved while the graph is alloc
 
 struct gcudai_sched_item {
     struct gcuda_tensor * original, * t;
-    int32_t root, rep;                 // owner of the memory; next on the way to the representative
+    int32_t root, rep;                 // owner of the memory; parent in the union-find tree of the group
     int32_t backend;                   // at the representative
     int32_t first_member, next_member; // computed nodes of a group; -1: none
     bool is_member, is_computed;
     int32_t first_copy;
-    int32_t n_writes; // of nodes that work in place, into an owner, so far in the order of the graph
-    int32_t why_item; // the weight that decided
+    int32_t n_writes; // of an owner: in-place writes by the nodes divided so far
+    int32_t why_item; // the weight that decided the backend
     uint8_t why;
-    bool is_placed, is_node, is_written; // written: an owner, by some node that works in place
-    int32_t node;                        // of a node, its place in the graph
+    bool is_placed, is_node, is_written; // is_written: an owner that some node writes in place
+    int32_t node;                        // of a node: its index in the graph
     gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
 };
 
-struct gcudai_sched_copy { // of an item, on a backend that cannot read it where it is
+struct gcudai_sched_copy { // of an item, for a backend that cannot read the item's memory
     int32_t item, backend, n_writes, next; // next of the same item
-    bool is_weight;                        // constant: one place serves all runs
-    bool is_uploaded;                      // from host memory to a GPU, by threads and a stream of the scheduler's
+    bool is_weight;                        // constant: one copy serves all runs
+    bool is_uploaded;                      // from host memory to a GPU, by the backend's uploader
     bool is_staged;                        // from host memory, through the backend's stage
-    int32_t ids;                           // experts that its only reader, a mul_mat_id, names; -1: all are copied
+    int32_t ids;                           // ids of its only reader, a mul_mat_id: only these experts are copied; -1: all
     gcuda_cuda_ticket ticket;
-    struct gcuda_tensor * places;          // one for each run that may be under way
+    struct gcuda_tensor * places;          // one for each run that may be in flight
 };
 
 struct gcudai_sched_split {
     int32_t backend, first, end; // nodes of the graph that is computed
     int32_t first_copy, end_copy;
-    int32_t first_foreign, end_foreign; // views of other backends' tensors that came between its nodes
-    int32_t next;                       // on the same backend; -1: none
-    bool has_before, has_uploads;       // one before it on the same backend
-    bool is_uploading;                  // in this run
+    int32_t first_foreign, end_foreign; // views of other backends' tensors between its nodes
+    int32_t next;                       // next split on the same backend; -1: none
+    bool has_before, has_uploads;       // has_before: a previous split is on the same backend
+    bool is_uploading;                  // its uploads have been submitted in this run
 };
 
-struct gcudai_sched_patch { // this source reads that copy
+struct gcudai_sched_patch { // a source replaced by a copy
     struct gcuda_tensor * node;
     int32_t k, copy;
 };
 
-struct gcudai_sched_staged { // bytes [first, end) of a stage, until the event is over
+struct gcudai_sched_staged { // bytes [first, end) of a stage are in use until the event completes
     size_t first, end;
     gcuda_backend_event_t event;
 };
 
-// What the host copies to a backend goes through here, so that it need not wait for the backend: a ring of bytes, and one of
-// what is in them, the oldest first.
+// Page-locked buffer through which the host copies to a backend without waiting for it: a ring of bytes, and a ring of the pieces
+// in use, oldest first.
 struct gcudai_sched_stage {
-    gcuda_backend_buffer_t buffer; // page-locked where the device has that; NULL: none, or none to be had
-    size_t size, at;               // size: as was asked for; at: the next byte
+    gcuda_backend_buffer_t buffer; // page-locked if the device supports it; NULL: none requested, or the allocation failed
+    size_t size, at;               // size: requested; at: the next byte
     struct gcudai_sched_staged * all;
     size_t n_all, n_wanted, first, n;
 };
@@ -36062,62 +36063,62 @@ struct gcudai_sched_backend {
     struct gcudai_sched_stage stage;
     gcuda_backend_buffer_type_t buft;
     bool is_async;
-    gcuda_backend_event_t done; // recorded when somebody has to wait; NULL: the device has no events
-    uint64_t given, recorded, seen; // pieces of work: queued, before the last record of done, known to be over
-    uint64_t given_before;          // when the run began
-    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or
-    bool has_no_uploader;                  // there was none to be had
-    int32_t last_split;                    // while splits are linked
+    gcuda_backend_event_t done; // recorded when another backend has to wait; NULL: the device has no events
+    uint64_t given, recorded, seen; // numbers of work items: queued, before the last record of done, known to be complete
+    uint64_t given_before;          // `given` at the start of the run
+    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or its creation failed
+    bool has_no_uploader;                  // its creation failed
+    int32_t last_split;                    // used while splits are linked
 };
 
 struct gcuda_backend_sched {
     int n_backends, n_copies;
     int debug, debug_realloc; // 1 and more: see struct gcuda_backend_sched_params
-    bool no_offload, was_reserved; // was_reserved: buffers have a size that was asked for
+    bool no_offload, was_reserved; // was_reserved: a reserve has set the buffers' size
     struct gcudai_sched_backend * backends;
-    bool * reads;                      // [a][b]: a reads what b computes where it is
-    uint64_t * waited;                 // [a][b]: of the work of b, what a has been made to wait for
-    gcuda_backend_event_t * run_ends;  // [backend][copy]: of the last run with these copies
+    bool * reads;                      // [a][b]: a reads results of b without a copy
+    uint64_t * waited;                 // [a][b]: the number of b's work items that a waits for
+    gcuda_backend_event_t * run_ends;  // [backend][copy]: end of the last run with these copies
     bool * run_end_is_set;
-    int run, slot;    // copies that the next run uses; places of the allocated graph's inputs
-    int * slot_run;   // [copy] the run that used the input places last; -1: none
+    int run, slot;    // run: copies that the next run uses; slot: the input copies of the allocated graph
+    int * slot_run;   // [copy] the run that used these input copies last; -1: none
     gcuda_gallocr_t galloc;
     gcuda_backend_sched_eval_callback callback;
     void * callback_data;
-    struct gcudai_map said; // by the caller: tensor to backend
+    struct gcudai_map said; // the caller's assignments: tensor to backend
     int32_t * said_backends;
     size_t cap_said;
     // the last graph
-    struct gcuda_context * arena; // own descriptions
+    struct gcuda_context * arena; // the scheduler's descriptors
     struct gcudai_map map;
     struct gcudai_sched_item * items;
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
-    uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint8_t * can;              // [group][backend]: 0 unknown, 1 yes, 2 no
     uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
     int32_t * foreign;
-    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // what the allocator is given
+    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // the allocator's graph
     int * node_ids, * leaf_ids, * old_ids;
     size_t cap_items, cap_keys, cap_nodes, cap_leaf_items, cap_sources, cap_can, cap_copies, cap_splits, cap_patches, cap_foreign;
     size_t cap_alloc_nodes, cap_alloc_leafs, cap_node_ids, cap_leaf_ids, cap_old_ids, cap_stage;
-    char * stage; // between backends that have no way but the host
+    char * stage; // host memory for copies between backends without a direct route
     int n_nodes, n_leafs, n_items, n_copied, n_splits, n_patches, n_foreign;
     int n_alloc_nodes, n_alloc_leafs, n_old_nodes, n_old_leafs;
-    struct gcuda_tensor * own;   // descriptions of all items
-    struct gcuda_cgraph * graph; // what backends compute
+    struct gcuda_tensor * own;   // descriptors of all items
+    struct gcuda_cgraph * graph; // the graph that backends compute
     bool is_allocated;
-    struct gcudai_sched_kept * kept; // until an allocation succeeds: what was in leafs of the graph before
+    struct gcudai_sched_kept * kept; // contents of the previous graph's leafs, until an allocation succeeds
     char * kept_bytes;
     int n_kept;
-    int last_run; // whose copies the patches name
-    gcuda_status bad_data; // indices out of range, found while the run goes on
+    int last_run; // the run whose copies the patches name
+    gcuda_status bad_data; // an index out of range, found during the run
     char bad_data_message[GCUDAI_MESSAGE_BYTES];
 };
 
-// Room for n elements behind a pointer to them, whose contents stay.
+// Grows an array to at least n elements and keeps its contents. `pointer` is the address of a pointer of any type.
 static gcuda_status gcudai_room(void * pointer, size_t * cap, size_t n, size_t size) {
     void * old = NULL;
     if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
@@ -36299,7 +36300,7 @@ static gcuda_backend_buffer_type_t gcudai_sched_placed_in(const struct gcuda_ten
     return t->buffer ? t->buffer->buft : gcuda_backend_cpu_buffer_type(); // memory of a context is the host's
 }
 
-// Memory that this scheduler gave, in an earlier graph, is none.
+// Whether a tensor has memory. Memory that this scheduler assigned in an earlier graph does not count.
 static bool gcudai_sched_has_memory(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
     return (t->data != NULL || t->buffer != NULL) && !gcudai_gallocr_owns(s->galloc, t->buffer);
 }
@@ -36355,17 +36356,18 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Forgets the descriptions of the last graph. What they took in several blocks will next time be in one that stays.
+// Frees the descriptors of the last graph. If they took several blocks, the arena gets one block of that size for the next.
 static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
     const size_t used = gcuda_used_mem(s->arena);
     gcuda_reset(s->arena);
     if (used > gcuda_get_mem_size(s->arena)) {
-        (void) gcuda_new_buffer(s->arena, used); // failing, it grows as before
+        (void) gcuda_new_buffer(s->arena, used); // on failure it grows block by block again
         gcuda_reset(s->arena);
     }
 }
 
-// Own descriptions. A leaf that has memory needs none, unless its owner has one; what it was is kept for gcuda_backend_sched_to_text.
+// Makes the scheduler's descriptors. A leaf with memory uses the caller's, unless its owner has a new one. s->own keeps a copy of
+// every tensor for gcuda_backend_sched_to_text.
 static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
     gcudai_sched_reset_arena(s);
     s->own = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1) * sizeof(*s->own));
@@ -36409,7 +36411,7 @@ static int32_t gcudai_sched_backend_of(gcuda_backend_sched_t s, int32_t i) {
 
 static bool gcudai_sched_is_work(gcuda_backend_sched_t s, int32_t i) { return !gcudai_is_skipped(s->items[i].t); }
 
-// In the order of the graph, so that the first computed member names the place in messages.
+// Members are in the order of the graph, so that messages name the first one.
 static void gcudai_sched_group(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_nodes; ++i) {
         struct gcudai_sched_item * item = &s->items[s->nodes[i]];
@@ -36424,7 +36426,7 @@ static void gcudai_sched_group(gcuda_backend_sched_t s) {
     }
     for (int i = s->n_nodes; i-- > 0;) {
         const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
-        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // listed twice, it is one member
+        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // a node listed twice is one member
             s->items[node].is_member = true;
             s->items[node].next_member = s->items[rep].first_member;
             s->items[rep].first_member = node;
@@ -36441,7 +36443,7 @@ static bool gcudai_sched_reads(gcuda_backend_sched_t s, int b, int32_t i) {
     return of >= 0 && s->reads[b * s->n_backends + of];
 }
 
-// Whether a backend computes a node when sources in memory that it cannot read are copied for it.
+// Whether a backend can compute a node, if sources in memory that it cannot read are copied.
 static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     struct gcuda_tensor node = *s->items[i].t, copies[GCUDA_MAX_SRC];
     gcuda_backend_t backend = s->backends[b].backend;
@@ -36468,7 +36470,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     return gcuda_backend_supports_op(backend, &node);
 }
 
-// The rule for a whole group: all that is computed there, and memory that there is already. Asked once.
+// Whether a backend can compute all members of a group, and use the memory that they already have. The answer is cached.
 static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
     uint8_t * known = &s->can[(size_t) rep * (size_t) s->n_backends + (size_t) b];
     if (*known == 0) {
@@ -36490,7 +36492,7 @@ static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcu
     rep->why = (uint8_t) why;
 }
 
-// Why no backend, or not the one that was asked for (b >= 0), takes the group of an item.
+// Fails with the reason why no backend, or not backend b (b >= 0), takes the group of an item.
 static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int b, const char * what) {
     char text[GCUDAI_MESSAGE_BYTES / 2];
     struct gcudai_text out = { text, sizeof(text), 0 };
@@ -36540,7 +36542,7 @@ static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
            root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
-// Where its weight is; the last backend gives it away when another says that copying the weight pays.
+// Assigns a node to the backend that reads its weight. If that is the last one, a backend whose offload_op accepts the node takes it.
 static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcuda_tensor * t = s->items[node].original;
@@ -36602,7 +36604,7 @@ static gcuda_status gcudai_sched_fix(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Neighbours take over the backend of the last node before them; the last backend does not spread in the first two sweeps.
+// Unassigned nodes get the backend of the previous node in the sweep's direction. The last backend spreads only with with_last.
 static void gcudai_sched_sweep(gcuda_backend_sched_t s, bool is_up, bool with_last) {
     int running = GCUDAI_SCHED_UNKNOWN;
     for (int j = 0; j < s->n_nodes; ++j) {
@@ -36635,7 +36637,7 @@ static void gcudai_sched_join_sources(gcuda_backend_sched_t s, int i) {
     if (best >= 0) { gcudai_sched_set(s, s->nodes[i], best, GCUDAI_SCHED_SOURCES); }
 }
 
-// To a backend of higher preference that uses the same memory.
+// Moves a node to a backend of higher preference that uses the same memory.
 static void gcudai_sched_prefer(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcudai_sched_item * group = &s->items[rep];
@@ -36692,7 +36694,7 @@ static void gcudai_sched_name_copy(gcuda_backend_sched_t s, int b, const struct 
     gcuda_format_name(t, "%s#%s#%d", gcuda_backend_name(s->backends[b].backend), of->name, c);
 }
 
-// n tensors of one layout, for one each run that may be under way.
+// Makes n tensors with the layout of `of`: one for each run that may be in flight.
 static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, const struct gcuda_tensor * of, int b, int n) {
     struct gcuda_tensor * t = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) n * sizeof(*t));
     for (int c = 0; t != NULL && c < n; ++c) {
@@ -36701,13 +36703,13 @@ static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, co
         memcpy(t[c].ne, of->ne, sizeof(t[c].ne));
         memcpy(t[c].nb, of->nb, sizeof(t[c].nb));
         t[c].flags = of->flags & GCUDA_TENSOR_FLAG_DYNAMIC;
-        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // never given to another tensor
+        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // the memory is never reused
         gcudai_sched_name_copy(s, b, of, c, &t[c]);
     }
     return t;
 }
 
-// The newest come first, so that those made before the last write end the search: a tensor may be written many times.
+// Newest first: a copy made before the last write ends the search, because a tensor may be written many times.
 static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b) {
     int32_t c = s->items[i].first_copy;
     const int32_t n_writes = s->items[s->items[i].root].n_writes;
@@ -36745,8 +36747,8 @@ static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A weight that is copied begins a split, so that what was copied before can make room for it. One of experts always does:
-// which of them are used has been computed then.
+// A weight to copy begins a split if the current one has copies, so that its memory can be that of an earlier copy. A weight of
+// experts always does: at its begin the ids have been computed.
 static bool gcudai_sched_wants_split(gcuda_backend_sched_t s, int i, int b) {
     const struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
     if (split == NULL || split->backend != b) { return true; }
@@ -36794,7 +36796,7 @@ static void gcudai_sched_count_writes(gcuda_backend_sched_t s, int i) {
     }
 }
 
-// Views are no work: those of the split's own tensors stay among its nodes for backends that look at them, others do not.
+// Views need no computation. Those on the split's backend stay among its nodes, because backends may look at them; others do not.
 static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, struct gcuda_cgraph * g) {
     const int32_t node = s->nodes[i], b = gcudai_sched_backend_of(s, node);
     struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
@@ -36817,7 +36819,7 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+// For a slice of the caller's graph: hash of the uses of its tensors by later nodes. If g is not NULL, also counts them there.
 static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
@@ -36844,8 +36846,8 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     }
     gcudai_graph_index(g);
     s->readers = gcudai_sched_readers(s, graph, g);
-    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
-    for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
+    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // a copy is a use
+    for (int i = 0; i < s->n_foreign; ++i) { // so is a view in no split: it or its source is copied
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
@@ -36856,7 +36858,7 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Weights for a split are uploaded while the one before it on the same backend computes.
+// Links the splits of each backend: weights for a split are uploaded while the previous split on the same backend computes.
 static void gcudai_sched_link(gcuda_backend_sched_t s) {
     for (int b = 0; b < s->n_backends; ++b) { s->backends[b].last_split = -1; }
     for (int32_t i = 0; i < s->n_splits; ++i) {
@@ -36871,14 +36873,14 @@ static void gcudai_sched_link(gcuda_backend_sched_t s) {
     }
 }
 
-// ---- placing: the allocator's graph has the copies in it ----
+// ---- placing: the allocator's graph includes the copies ----
 
 static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_nodes + 1;
     GCUDAI_TRY(gcudai_room(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
     GCUDAI_TRY(gcudai_room(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
     s->alloc_nodes[s->n_alloc_nodes] = t;
-    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // placed outside: not the allocator's
+    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // OUTSIDE: the allocator skips it
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36891,7 +36893,7 @@ static gcuda_status gcudai_sched_alloc_leaf(gcuda_backend_sched_t s, struct gcud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// An input with a place for each run that may be under way, always in the same order: its own is the slot-th of them.
+// Places an input once for each run that may be in flight, always in the same order. The item itself is number `slot`.
 static gcuda_status gcudai_sched_alloc_input(gcuda_backend_sched_t s, int32_t i) {
     struct gcudai_sched_item * item = &s->items[i];
     const int32_t b = gcudai_sched_backend_of(s, i);
@@ -36920,7 +36922,7 @@ static gcuda_status gcudai_sched_alloc_leafs(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A mark that keeps what is copied until then, and the copy's own place from there on.
+// Adds a marker node that reads the original, so that it stays alive until the copy, and then the copy as a node.
 static gcuda_status gcudai_sched_alloc_copy(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c) {
     const struct gcudai_sched_item * item = &s->items[c->item];
     if (!item->is_placed) {
@@ -36944,7 +36946,7 @@ static gcuda_status gcudai_sched_alloc_foreign(gcuda_backend_sched_t s, int firs
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Those of the split when it begins, or those that are uploaded before that.
+// Places the copies of a split: at its begin, or (is_ahead) those uploaded during the previous split.
 static gcuda_status gcudai_sched_alloc_copies(
     gcuda_backend_sched_t s, const struct gcudai_sched_split * split, bool is_ahead) {
     for (int c = split->first_copy; c < split->end_copy; ++c) {
@@ -36997,7 +36999,7 @@ static gcuda_status gcudai_sched_check_contents(gcuda_backend_sched_t s, const s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// From a graph to what is to be done; nothing is placed.
+// Plans a graph: items, backends, splits, the allocator's lists. Allocates no tensor memory.
 static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
     s->is_allocated = false;
     s->n_splits = s->n_items = 0;
@@ -37039,11 +37041,11 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// For those who look for graphs larger than what they reserved.
+// Reports graphs larger than the reserved one, for GCUDA_SCHED_DEBUG_REALLOC: 1 warns, 2 fails.
 static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
     if (s->debug_realloc <= 0 || !s->was_reserved) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
-    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is another one now
+    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is overwritten
     GCUDAI_TRY(gcudai_gallocr_plan(s->galloc, &g, s->node_ids, s->leaf_ids));
     for (int b = 0; b < s->n_backends; ++b) {
         const size_t need = s->galloc->owner[b] == b ? s->galloc->dyns[b].max_size : 0;
@@ -37061,7 +37063,7 @@ static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Page-locked memory that cannot be had is no failure: weights are then copied by the backend, more slowly.
+// Without page-locked memory the backend copies the weights, more slowly: not an error.
 static void gcudai_sched_make_uploaders(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits; ++i) {
         struct gcudai_sched_backend * b = &s->backends[s->splits[i].backend];
@@ -37085,8 +37087,7 @@ static size_t gcudai_sched_staged_bytes(gcuda_backend_sched_t s, const struct gc
 
 static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b);
 
-// What is there and large enough stays. Page-locked memory that cannot be had is no failure: the host then waits for the
-// backend before it copies.
+// Makes or enlarges a stage. Without its memory the host waits for the backend before it copies: not an error.
 static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size_t size, size_t n) {
     struct gcudai_sched_stage * stage = &s->backends[b].stage;
     gcuda_backend_buffer_type_t buft = gcuda_backend_dev_host_buffer_type(gcuda_backend_get_device(s->backends[b].backend));
@@ -37112,8 +37113,8 @@ static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Which copies the host makes, of what may change, to a backend that works while the host goes on; and room for those of as
-// many runs as may be under way and one more, up to 64 MiB or the largest of them.
+// Marks the copies that go through a stage: from host memory, not weights, to an asynchronous backend. A stage holds those of
+// n_copies + 1 runs, limited to 64 MiB or the largest copy.
 static gcuda_status gcudai_sched_make_stages(gcuda_backend_sched_t s) {
     const size_t n_runs = (size_t) s->n_copies + 1;
     for (int b = 0; b < s->n_backends; ++b) {
@@ -37147,7 +37148,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
     }
-    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // a failure here is the backend's and must not cause a reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
@@ -37190,7 +37191,7 @@ gcuda_status gcuda_backend_sched_reserve_size(
 
 // ---- order between backends ----
 
-// What an index out of range gives while the run goes on is kept for its end.
+// Keeps the first INVALID_DATA (an index out of range) for the end of the run and lets it continue.
 static gcuda_status gcudai_sched_keep_bad_data(gcuda_backend_sched_t s, gcuda_status st) {
     if (st != GCUDA_STATUS_INVALID_DATA) { return st; }
     if (s->bad_data == GCUDA_STATUS_SUCCESS) {
@@ -37219,7 +37220,7 @@ static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Makes backend a wait for all that b has been given.
+// Makes backend a wait for all work queued on b.
 static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
     struct gcudai_sched_backend * of = &s->backends[b];
     uint64_t * waited = &s->waited[a * s->n_backends + b];
@@ -37233,7 +37234,7 @@ static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
     }
     GCUDAI_TRY(gcuda_backend_event_wait(s->backends[a].backend, of->done));
     *waited = of->given;
-    s->backends[a].given++; // whoever waits for a from now on waits for b too
+    s->backends[a].given++; // a later wait for a includes this wait for b
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37249,7 +37250,7 @@ static gcuda_status gcudai_sched_wait_run(gcuda_backend_sched_t s, int a, int b,
     return gcuda_backend_event_synchronize(s->run_ends[at]);
 }
 
-// Waits for all, also after a failure of one.
+// Waits for all backends, also after a failure of one.
 static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
     char first[GCUDAI_MESSAGE_BYTES];
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -37264,7 +37265,7 @@ static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
         }
     }
     if (st != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(st, first); }
-    s->run = 0; // nothing is under way: copies begin anew, so that single runs always use the same places
+    s->run = 0; // nothing is in flight: single runs always use the first copies
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37334,7 +37335,7 @@ void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
 
 // ---- runs ----
 
-// As gcuda_backend_tensor_copy, with memory in between that stays.
+// Copies like gcuda_backend_tensor_copy, but through host memory that is kept (s->stage).
 static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(dst);
     const size_t size = gcuda_nbytes(src);
@@ -37348,7 +37349,7 @@ static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct 
     return gcuda_backend_tensor_set(dst, s->stage, 0, size);
 }
 
-// Waits for what was staged first.
+// Waits for the oldest staged piece and removes it.
 static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
     GCUDAI_TRY(gcuda_backend_event_synchronize(stage->all[stage->first].event));
     stage->first = (stage->first + 1) % stage->n_all;
@@ -37356,7 +37357,7 @@ static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Makes [at, at + size) free. What was staged lies behind `at` in the order of its age, up to the end, then from the start.
+// Frees [at, at + size), or [0, size) if the rest is too short. Pieces are ordered by age from `at` to the end, then from the start.
 static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, size_t size) {
     if (stage->at > stage->size - size) {
         while (stage->n > 0 && stage->all[stage->first].first >= stage->at) { GCUDAI_TRY(gcudai_sched_stage_pop(stage)); }
@@ -37369,7 +37370,7 @@ static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The source may change as soon as this returns. Behind the last readers of the copy, since they are on the same stream.
+// Copies through the stage: the source may change when this returns. The last readers of the copy precede it on the same stream.
 static gcuda_status gcudai_sched_copy_staged(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     struct gcudai_sched_backend * to = &s->backends[c->backend];
@@ -37388,7 +37389,7 @@ static gcuda_status gcudai_sched_copy_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Where the host can read the source, the copy is queued; else it is made now.
+// Queues the copy if the host can read the source; otherwise copies synchronously.
 static gcuda_status gcudai_sched_copy_by_host(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t to = s->backends[c->backend].backend;
@@ -37403,7 +37404,7 @@ static gcuda_status gcudai_sched_copy_by_host(
     return gcudai_sched_copy_now(s, src, dst);
 }
 
-// Queued behind the source's computation, and behind the last readers of the copy.
+// Queues the copy after the source's computation and after the last readers of the copy.
 static gcuda_status gcudai_sched_copy_queued(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t from = s->backends[of].backend, to = s->backends[c->backend].backend;
@@ -37423,7 +37424,7 @@ static gcuda_status gcudai_sched_run_copy(gcuda_backend_sched_t s, const struct 
     return st == GCUDA_STATUS_UNSUPPORTED ? gcudai_sched_copy_by_host(s, c, of, src, dst) : st;
 }
 
-// Up to each node whose result is wanted, waiting for it.
+// Computes a split up to each node that the callback wants, and waits for it.
 static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struct gcudai_sched_split * split) {
     gcuda_backend_t backend = s->backends[split->backend].backend;
     for (int first = split->first, end = first; first < split->end; first = end) {
@@ -37444,7 +37445,7 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Behind all that the backend has been given so far: what used the memory before.
+// Submits a split's uploads. They start after all queued work of the backend, which includes earlier users of the memory.
 static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     const struct gcudai_sched_backend * b = &s->backends[split->backend];
     if (!split->has_uploads || split->is_uploading || b->uploader == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -37460,7 +37461,7 @@ static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Which experts the ids name: a byte each, behind the ids.
+// Reads the ids to the host. *used: a byte per expert, 1 if an id names it, stored after the ids.
 static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int64_t n, uint8_t ** used) {
     const struct gcuda_tensor * ids = s->items[c->ids].t;
     const size_t size = gcuda_nbytes(ids);
@@ -37480,8 +37481,8 @@ static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const str
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Experts that lie side by side at once, and 512 bytes more, for kernels that read rows padded. The backend waits for the last:
-// uploads end in order.
+// Uploads the used experts, adjacent ones together, and 512 bytes more for kernels that read padded rows. The backend waits for the
+// last upload only, because uploads end in order.
 static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct gcudai_sched_copy * c) {
     struct gcudai_sched_backend * b = &s->backends[c->backend];
     const struct gcuda_tensor * src = s->items[c->item].t;
@@ -37502,8 +37503,8 @@ static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct 
     return is_any ? gcuda_cuda_upload_event_wait(b->uploader, c->ticket, b->backend) : GCUDA_STATUS_SUCCESS;
 }
 
-// The next split's weights come when this one's are all in the uploader's stream: that waits there for what the backend is at, and
-// what has not been handed over by then would wait as well.
+// Submits the next split's uploads after this one's: they make the uploader's stream wait for the backend's current work, and an
+// upload submitted later would wait too.
 static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
     GCUDAI_TRY(gcudai_sched_upload(s, split));
@@ -37525,7 +37526,7 @@ static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcud
 
 static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
-    for (int a = 0; a < s->n_backends; ++a) { // whose memory it shares
+    for (int a = 0; a < s->n_backends; ++a) { // backends whose memory it shares
         if (s->reads[split->backend * s->n_backends + a] || s->reads[a * s->n_backends + split->backend]) {
             GCUDAI_TRY(gcudai_sched_wait(s, split->backend, a));
         }
@@ -37537,7 +37538,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
 
-// Nobody waits for the end of a run that has copies of its own, until they are used again.
+// Records the end of a run. Only a later run that uses the same copies waits for it.
 static gcuda_status gcudai_sched_end_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_backends && s->n_copies > 1; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
@@ -37563,9 +37564,9 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_sched_run_split(s, &s->splits[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_sched_end_run(s) : st;
     if (st == GCUDA_STATUS_SUCCESS) { return gcudai_sched_take_bad_data(s); }
-    char text[GCUDAI_MESSAGE_BYTES]; // of the failure, not of what waiting says then
+    char text[GCUDAI_MESSAGE_BYTES]; // the failure's message; the waits below may replace it
     memcpy(text, gcudai_message, sizeof(text));
-    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not come
+    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not run
         if (s->backends[i].uploader != NULL) {
             while (gcuda_cuda_upload_wait(s->backends[i].uploader, 0) != GCUDA_STATUS_SUCCESS) {}
         }
@@ -37692,7 +37693,7 @@ static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcud
     return n;
 }
 
-// From where the leafs are to the host. A failure leaves all as it was.
+// Copies the contents of the leafs to the host. On failure nothing has changed.
 static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     size_t n_bytes = 0;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -37732,7 +37733,7 @@ static void gcudai_sched_unplace(gcuda_backend_sched_t s, struct gcuda_tensor * 
     }
 }
 
-// What an allocation that failed has kept is put back by the first that succeeds.
+// Allocates again and restores the leafs' contents. If the allocation fails, the next one that succeeds restores them.
 static gcuda_status gcudai_sched_alloc_again(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     if (s->is_allocated) { GCUDAI_TRY(gcudai_sched_keep_leafs(s, graph)); }
     gcuda_status st = gcudai_sched_alloc(s, graph);
@@ -37754,7 +37755,7 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
     if (graph == NULL) { return gcudai_null_fail("sched_graph_compute", "graph"); }
     if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcudai_sched_alloc_again(s, graph)); }
     s->graph->no_fusion = graph->no_fusion;
-    // What the caller may have enqueued since the last run (a result that is fetched) is work that others have to wait for, too.
+    // The caller may have queued work since the last run (fetching a result), for which other backends must wait too.
     for (int i = 0; i < s->n_backends; ++i) { s->backends[i].given += s->backends[i].is_async; }
     return gcudai_sched_run(s);
 }
