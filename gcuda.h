@@ -1639,8 +1639,8 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
-// What tensor.op_params holds, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. Programs that walk
-// or build graphs of their own read it here; the constructors write it.
+// Layout of tensor.op_params, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. The constructors
+// write it; programs that walk or build graphs can read it.
 //
 //   operation                    slots
 //   VIEW                         0-1 offset into src[0], 64 bits
@@ -1698,7 +1698,7 @@ struct gcuda_tensor {
     struct gcuda_tensor * view_src; // owner of the memory (never itself a view), or NULL
     size_t view_offs;               // bytes into the owner
     void * data;
-    struct gcuda_backend_buffer * buffer; // owner of the memory behind data; NULL: the context's
+    struct gcuda_backend_buffer * buffer; // owner of the memory at data; NULL: the context
     void * extra;                         // the backend's
     char name[GCUDA_MAX_NAME];
 };
@@ -1755,12 +1755,15 @@ typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda
 typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, void * userdata);
 #define GCUDA_N_TASKS_MAX (-1)
 
-// The same on a CUDA device: cuda enqueues the caller's own kernels on stream, where the sources are ready and whoever
-// comes next waits for dst. It runs on the computing thread each time the graph is computed, with the device current and
-// dst->data, dst->src[]->data device memory. It must not wait for the stream, use another one without joining it again,
-// allocate with cudaMalloc, free buffers of gcuda's or change the device: the stream may be recording a CUDA graph, under a
-// lock that freeing may want. Its launches then are nodes of that graph. Another status than SUCCESS ends the computation with
-// it; a CUDA error it leaves is reported.
+// A custom operation on a CUDA device: the callback cuda enqueues the caller's kernels on stream. The sources are ready there, and
+// later work on it waits for dst. The callback runs on the computing thread each time the graph is computed, with the device current.
+// dst->data and dst->src[]->data are device memory. A status other than SUCCESS ends the computation with that status; a CUDA error
+// that it leaves is reported.
+//
+// The stream may be capturing a CUDA graph, whose nodes the launches become, under a lock that freeing may need. So the callback
+// must not
+//   - wait for the stream, or use another one without joining it again
+//   - allocate with cudaMalloc, free gcuda's buffers or change the device
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
 struct gcuda_custom_params { // at least one of fun and cuda
@@ -1877,8 +1880,8 @@ GCUDA_API struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
-// A copy of a with b written over a region of it. Element [i0, i1, i2, i3] of b goes to the byte
-// offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3, with nb0 the type size: strides need not be those of a.
+// A copy of a with b written over a region of it. Strides need not be those of a; nb0 is the type size.
+//     byte of b's element [i0, i1, i2, i3] = offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 //
 //   a        any type, contiguous
 //   b        type of a, any strides, at most as many elements
@@ -1909,7 +1912,7 @@ GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, st
     struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:repeat -----------------------------------------------------------------------------------------
-// a side by side until it fills a larger shape whose extents are multiples of its own.
+// Repeats a to fill a larger shape, whose extents are multiples of those of a.
 //   a        any plain type, any strides
 //   b        only its shape counts
 //   returns  type of a, shape of b or the one given
@@ -1938,7 +1941,7 @@ GCUDA_API struct gcuda_tensor * gcuda_concat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
 
 // >>op:pad --------------------------------------------------------------------------------------------
-// a with lp elements before and rp behind it in each dimension: zeros, or a itself continued around (circular).
+// Pads a by lp elements before and rp after it in each dimension: with zeros, or with a repeated (circular).
 //   a        any plain type, any strides
 //   lp, rp   at least 0, elements; circular may wrap any number of times
 //   returns  type of a, extents ne + lp + rp
@@ -1957,7 +1960,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ct
     int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
 
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
-// Rows continued by their mirror image, p0 elements before and p1 behind, the border element not repeated.
+// Pads rows by reflection, p0 elements before and p1 after; the border element is not repeated.
 //   a        any plain type, any strides
 //   p0, p1   0 to ne0 - 1
 //   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3]
@@ -1997,7 +2000,7 @@ GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-// The same with zero, also over NaN.
+// As gcuda_diag_mask_inf with 0 instead of -inf, also over NaN.
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
@@ -2033,8 +2036,8 @@ struct gcuda_arange_args {
 GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, float stop, float step);
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// Sinusoidal embedding, cosines first: with h = dim / 2 and f = max_period^(-j / h) for j < h,
-// y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f); the last element of an odd dim is 0.
+// Sinusoidal embedding, cosines first. The last element of an odd dim is 0.
+//     y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f)          f = max_period^(-j / h), h = dim / 2, j < h
 //   timesteps   [N]  F32, since BF16 counts to 256 only and F16 to 2048
 //   max_period  at least 1; models use 10000
 //   returns     [dim, N]  F32
@@ -2102,8 +2105,9 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
 
 // >>op:unary ------------------------------------------------------------------------------------------
 // y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
-// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed: models hold them, and a new kind
-// gets the next one: its line here makes the compiler ask for GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
+// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed, because models contain them. A new
+// kind gets the next number. Its line here makes the compiler require GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in
+// gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -2368,8 +2372,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
-// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
-// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
+// An element affects only the sums from its index on. The CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32
+// as a tree, so that the error grows with its depth. The sum of the previous blocks is in double; a block that overflows F32 is too.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2402,9 +2406,9 @@ GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct
 GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as
-// for gcuda_argsort, and the same k as are first in its descending order: of equal ones those with smaller indices, NaN only
-// where fewer than k are numbers. Cheaper than sorting.
+// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as for gcuda_argsort.
+// The set is the first k of its descending order: of equal elements those with smaller indices, NaN only if fewer than k are numbers.
+// Cheaper than sorting.
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
@@ -2456,7 +2460,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
 //   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a; of the parameters below only the mode is checked
 //   mode      which elements are pairs, see below
-//   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
+//   sections  pairs per plane, in order; one of the first three > 0, sum at most D
 //   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
 //   attn_factor  magnitude; n_ctx_orig, beta_fast, beta_slow  where YaRN's ramp lies
 //   returns   type and shape of a, contiguous; inplace: a view of a
@@ -2511,8 +2515,8 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0), so a row of
-// zero labels has loss 0; a logit of -inf with a positive label makes the loss infinite.
+// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0): a row of zero
+// labels has loss 0. A logit of -inf with a positive label makes the loss infinite.
 //
 //   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
 //   returns  F32 [1]; 0 without rows
@@ -2555,12 +2559,12 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 // ---------------- mulmat: matrix products ----------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-// Matrix product: the rows of a with the rows of b, y[m, n] = sum over k of a[k, m] * b[k, n]. Both have the summed
-// dimension first, as weights and activations lie in memory; matrices of dimensions 2 and 3 of b share those of a.
+// Matrix product of the rows of a with the rows of b: y[m, n] = sum over k of a[k, m] * b[k, n]. The contracted dimension is the first
+// of both, the memory layout of weights and activations. Matrices of b in dimensions 2 and 3 share those of a.
 //
 //   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
 //   b        [K, N, B2, B3]  F32, F16, BF16, or blocks of the kind a was made for (Q8_0, Q8_1, Q8_K; see
-//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] meets a[i2 * A2 / B2, i3 * A3 / B3]
+//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
 //   returns  [M, N, B2, B3]  F32
 //   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
@@ -2571,10 +2575,10 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does, for quantized weights it is some times slower. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
-// ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
-// precision that does not exist.
+// Sets the precision of mul_mat, mul_mat_id or out_prod. GCUDA_PREC_F32 requires unrounded operands and sums in F32 on every backend.
+// For float weights the CPU always does so; for quantized weights it is some times slower. Gradients of a mul_mat have its precision
+// if it is set before they are built. NULL is ignored. Fails and changes nothing for a node of another operation (a constructor of
+// several nodes returns the last one) or an unknown precision.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
@@ -2657,7 +2661,7 @@ struct gcuda_out_prod_args {
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// "float" below: F32, F16 or BF16, each source of its own. Sums are in F32 or wider.
+// "float" below: F32, F16 or BF16; sources may differ. Sums are in F32 or wider.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2746,7 +2750,7 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context *
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
-// Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
+// Convolutions do not flip the kernel; elements outside of the image are zero. Index 0 of stride s, padding p (on
 // either side) and dilation d is the width, 1 the height, 2 the depth:
 //     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
 struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
@@ -2812,7 +2816,7 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx,
 // a precision that does not exist.
 GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
-// The same, and its relatives, through im2col and mul_mat:
+// Convolutions through im2col and mul_mat:
 //   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
 //   conv_2d_sk_p0    stride = kernel size, no padding (patch embedding)
 //   conv_2d_s1_ph    stride 1, padding half the kernel
@@ -2902,14 +2906,14 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// The same for windows of k0 x k1 in dimensions 0 and 1, with means of k0 * k1. Output extents are computed with p0, p1 as given,
-// positions with their integer parts; op_params keep those in slots 5 and 6, and what was cut off (F32) in 7 and 8.
+// As gcuda_pool_1d for windows of k0 x k1 in dimensions 0 and 1; means divide by k0 * k1. Output extents are computed with p0, p1 as
+// given, positions with their integer parts: op_params has these in slots 5 and 6, and the fractions (F32) in 7 and 8.
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
-// first.
+// Gradient of pool_2d with respect to its image. With MAX, the first of equal maxima in the window gets the gradient; in a window of
+// NaN only, the first element.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -2918,9 +2922,9 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 
 // >>op:upscale ----------------------------------------------------------------------------------------
 // Resampling of dimensions 0 and 1 to any extents, larger or smaller; dimensions 2 and 3 repeat or drop whole planes.
-// Pixel centres lie at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
+// Pixel centres are at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
 //   NEAREST   y[i] = a[trunc(i / f)], f = extent of y / extent of a
-//   BILINEAR  the four neighbours; with ANTIALIAS all within the reach of a triangle as wide as the shrinking
+//   BILINEAR  the four neighbours; ANTIALIAS: a triangle filter whose support grows with the reduction
 //   BICUBIC   sixteen neighbours, Keys 1981 with A = -0.75
 //
 //   a        float; any strides
@@ -2952,9 +2956,9 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
-    // Launchers only: what becomes of the sums before they are stored, rounded as nodes of their own would.
+    // Launchers only: epilogue of the sums, rounded after each step as separate nodes are.
     struct gcuda_array bias; // F32, one for each channel, at any stride; data NULL: left out
-    bool is_activated;       // SiLU, behind the bias
+    bool is_activated;       // SiLU, after the bias
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
     struct gcuda_tensor * c);
@@ -2989,8 +2993,9 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struc
 //   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
-// Launchers, for some of the tokens at a time, from the first to the last: inputs and y are [Z, H, T / S, S], nb[3] free; the final
-// states go to last, which is as state is, and is_begun: come from there. last.data NULL: y is as the operation returns it.
+// Launchers may compute some of the tokens at a time, in order. Then inputs and y are [Z, H, T / S, S], with any nb[3]. Final states
+// are written to last, which has the layout of state; with is_begun the initial states are read from it. last.data NULL: y is the
+// operation's result.
 
 // >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
 // RWKV-6 (Peng et al. 2024, arXiv:2404.05892). W[i][j]: i key, j value (adjacent in memory). tf is [Z, H].
@@ -3028,7 +3033,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
     struct gcuda_tensor * b, struct gcuda_tensor * state);
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// Solves A X = B by forward substitution, A lower triangular with a diagonal of its own (what is above is not read):
+// Solves A X = B by forward substitution; A is lower triangular, its diagonal is read, elements above it are not:
 //     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
 //
 //   a        [n, n, ne2, ne3]  float; any strides but the first
