@@ -3686,10 +3686,9 @@ enum gcuda_cuda_switch {
     GCUDA_CUDA_OFF = 2
 };
 
-// Whom memory is asked from, instead of CUDA. Called from any thread, for device memory with the device current. alloc
-// returns size bytes (never 0) aligned to 256, or NULL, which is a normal answer; free gets the size back, when all work
-// on the memory is done. What an allocator gave goes back to it, whatever is set later, so it must outlive that. Neither
-// may call gcuda.
+// Replaces CUDA's allocator. Called from any thread; for device memory with the device current. alloc returns size bytes (never 0)
+// aligned to 256, or NULL, which is a normal answer. free is called with the same size when all work on the memory is done. Memory is
+// always freed by the allocator that allocated it, whatever is set later: it must outlive that memory. Neither may call gcuda.
 struct gcuda_cuda_allocator {
     void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
     void (*free)(void * user, int device, void * ptr, size_t size);
@@ -3706,7 +3705,7 @@ struct gcuda_cuda_memory_params {
 enum gcuda_cuda_pool { // where a backend's scratch comes from
     GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
     GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed. What comes back,
-                                 // in any order, joins the free space beside it; a request gets the lowest hole that fits
+                                 // in any order, merges with adjacent holes; a request gets the lowest hole that fits
     GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
 };
 
@@ -3719,17 +3718,19 @@ enum gcuda_cuda_peer_mode { // whether copies between devices may go without the
 
 struct gcuda_cuda_params {
     int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
-    // The caller's, which must outlive the backend; NULL: the backend makes its own. The caller may capture it into a CUDA
-    // graph: gcuda_backend_graph_compute_async then only enqueues, nothing waits, and the captured graph may be launched
-    // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
-    // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
-    // and go in other threads meanwhile.
-    // Streams of its own beside it are made when first wanted: up to 3 for branches (see concurrency), and one on each other
-    // device for products with row-split weights. Public calls return with all of them joined to this one.
+    // The caller's stream, which must outlive the backend; NULL: the backend makes one.
+    //
+    // The caller may capture it into a CUDA graph: gcuda_backend_graph_compute_async then only enqueues, and nothing waits. The
+    // captured graph may be launched until the backend or the memory of a tensor is freed. Compute once before the capture: otherwise
+    // scratch and cuBLAS's workspace are allocated during it, which CUDA allows in the relaxed mode only. Other threads may create
+    // and free backends and buffers meanwhile.
+    //
+    // The backend makes more streams when first needed: up to 3 for branches (see concurrency), and one on each other device for
+    // products with row-split weights. Public calls return with all of them joined to this one.
     gcuda_stream stream;
-    int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
+    int priority;         // of the stream that the backend makes, CUDA's numbers: lower runs first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit of its own
+    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
     size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
     struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
@@ -3739,30 +3740,29 @@ struct gcuda_cuda_params {
     // current again after it. It must outlive the backend and its buffers. NULL: that of stream, or the one that the
     // CUDA runtime uses. Memory of another context is refused; gcuda_backend_get_default_buffer_type gives memory of it.
     struct CUctx_st * context;
-    // The caller's cuBLAS handle (a cublasHandle_t of the library that gcuda loads or links), of the same context, used
-    // by nobody else while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode
-    // and pointer mode are put back after each use; a workspace set for it is lost, as with every cublasSetStream. NULL:
-    // the backend makes its own.
+    // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
+    // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
+    // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
     enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
     bool strict;           // only fusion that gives the bits of its nodes one by one
-    // Branches of a graph that do not depend on each other (Q, K and V; parallel towers) run side by side, on streams of the
-    // backend's own, where an estimate says that it pays. What depends on what is seen from the memory that nodes read and
-    // write, so results have the same bits. AUTO: only if GCUDA_CUDA_GRAPH_OPT is 1
+    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate says
+    // that it pays. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
+    // GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
-    // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
-    // (programmatic dependent launch). Not in plans with branches side by side, row-split weights or custom nodes. AUTO: from
-    // 9.0 on, unless GCUDA_CUDA_PDL is 0
+    // Programmatic dependent launch: blocks of a plan's kernel start while the previous kernel ends, and prefetch weights that no node
+    // of the plan writes. Not in plans with concurrent branches, row-split weights or custom nodes. AUTO: from 9.0 on, unless
+    // GCUDA_CUDA_PDL is 0
     enum gcuda_cuda_switch overlap;
-    // Columns of a product with row-split weights (ne[1] * ne[2] of the result) up to which its operand and its result go directly
-    // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
-    // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
+    // Maximum columns (ne[1] * ne[2] of the result) of a product with row-split weights whose operand and result are copied directly
+    // between devices. With more columns they go through page-locked memory, except during a capture. 0: no maximum if NVLink connects
+    // the two devices, otherwise GCUDA_CUDA_PEER_MAX_BATCH_SIZE. Below 0: no maximum.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and all of float weights, mul_mat_id too, are computed as if
-    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
+    // Computes products on cuBLAS and all products of float weights, also of mul_mat_id, as after
+    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32): no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
@@ -3770,9 +3770,9 @@ struct gcuda_cuda_params {
     // mul_mat_id for "own" (which goes in tiles where it can), "vector", "warp_groups", and "bytes", which is for that alone. NULL: what
     // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
     const char * product;
-    // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
-    // before, where copies go directly. 0: as an estimate says; below 0: all at once. With 0 and multiples of GCUDA_MUL_MAT_WG_TILE,
-    // large products of weights in blocks get their columns rounded by this device, which halves the bytes.
+    // Columns per copy of mul_mat with row-split weights, if copies are direct: the next ones are copied while the previous ones are
+    // multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, this device rounds the
+    // columns for large products of quantized weights, which halves the bytes.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
@@ -3783,16 +3783,15 @@ struct gcuda_cuda_params {
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
-// Choices of the process about its devices. Those that decide which devices there are count when devices are looked for,
-// which the first call that needs one does; afterwards they have to wait for gcuda_shutdown, which forgets all choices.
+// Process-wide choices for devices. The first call that needs a device enumerates them with these choices. A later change has no
+// effect on the list until gcuda_shutdown, which forgets all choices.
 struct gcuda_cuda_device_params { // zero-filled: the defaults
-    // So many devices are listed, in turn on those that there are, and each says that it has its share of the memory; a
-    // test of programs for several devices on a machine with fewer. A UUID or PCI id then names several. 0: as
-    // GCUDA_CUDA_DEVICES says, or as many as there are. At most GCUDA_CUDA_MAX_DEVICES.
+    // Number of devices listed. More than exist are emulated to test programs for several devices: round robin over the existing ones,
+    // each with a share of the memory. A UUID or PCI id then names several. 0: GCUDA_CUDA_DEVICES, otherwise all existing ones. At
+    // most GCUDA_CUDA_MAX_DEVICES.
     int n_devices;
-    // ON: a device that shares the processor's memory (is_integrated) computes with sources in page-locked host buffers as
-    // they lie, and supports that buffer type. AUTO is OFF: on some chips results were wrong that way. Sources whose rows
-    // would have to be padded are refused all the same.
+    // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
+    // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
     int64_t offload_min_batch; // rows, columns or tokens from which gcuda_backend_dev_offload_op says that copying weights
                                // pays; 0: GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
@@ -3800,7 +3799,7 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
 // From now on; NULL: the defaults. FAILED: there are devices already, and n_devices is not what it was.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
-// What a device is, without a context being made for it. Text ends in 0; sizes are in bytes.
+// Properties of a device; reading them makes no context. Text ends in 0; sizes are in bytes.
 struct gcuda_cuda_device_info {
     char name[256]; // "NVIDIA H200"
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
@@ -3808,7 +3807,7 @@ struct gcuda_cuda_device_info {
     char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
     int ordinal;    // what CUDA calls it: the index, but see gcuda_cuda_device_params.n_devices
     int cc;         // compute capability: 100 * major + 10 * minor
-    int n_sm;       // multiprocessors
+    int n_sm;       // SMs
     int warp_size;
     size_t shared_bytes;       // shared memory that every block may have
     size_t shared_bytes_optin; // that a block may have when its kernel asks
@@ -3817,9 +3816,11 @@ struct gcuda_cuda_device_info {
     bool is_integrated; // shares its memory with the processor
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info);
-// Index of the device that id names: an index ("0", "CUDA0"), a UUID ("GPU-3f1c9a20-...", or so much of it as fits one
-// device alone), a PCI id ("0000:01:00.0"; the domain may be left out), a LUID ("LUID-..."). Letters of either case.
-// -1 when none or more than one fits.
+// Index of the device that id names; -1 if none or more than one matches. Case does not matter.
+//   index    "0", "CUDA0"
+//   UUID     "GPU-3f1c9a20-...", or a prefix that is unique
+//   PCI id   "0000:01:00.0"; the domain may be left out
+//   LUID     "LUID-..."
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
 // In bytes; either may be NULL. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
@@ -3836,9 +3837,12 @@ struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
-// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL; valid until gcuda_shutdown. ARCHS is
-// what gcuda_kernels_archs says, PEER_MAX_BATCH_SIZE a number; "1" for what is there (USE_GRAPHS, FA_ALL_QUANTS) and for what a
-// switch has left out (NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT), and not listed otherwise
+// "gcuda_backend_get_features": how the backend was built. The list ends with a NULL name and is valid until gcuda_shutdown.
+//   ARCHS                       the text of gcuda_kernels_archs
+//   PEER_MAX_BATCH_SIZE         a number
+//   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
+//   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
+//                               "1" if a switch left it out, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -3849,7 +3853,7 @@ typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
 typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
 // Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer. In no statistics and budget.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
-// The same for a backend's context, whatever it is.
+// As above, for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
 GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
@@ -3859,7 +3863,7 @@ GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   /
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
-// Choices of the process, from now on, for buffers and for backends without choices of their own; NULL: the default.
+// Sets the process-wide choices for later buffers, and for backends whose parameters leave them open; NULL: the default.
 // Fails for an allocator with only one of its functions. gcuda_shutdown forgets them.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
@@ -3887,15 +3891,15 @@ struct gcuda_cuda_stats { // bytes of device memory
     struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
-// From now on graphs of this backend can be stopped: they run in chunks of about chunk_ms of GPU time (0: 1), of which two
-// are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
-// GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
-// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut, others no finer
-// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks
-// have been timed their length is a guess, on the short side.
-// Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
-// are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
-// here then, and the callback is set nevertheless.
+// Makes later graphs of this backend stoppable. They run in chunks of about chunk_ms of GPU time (0: 1), two of them in flight. The
+// callback is called before each, on the computing thread. If it returns true, the graph ends with GCUDA_STATUS_ABORTED when the
+// chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
+//
+// Nodes longer than a chunk are cut into slices. Some operations cannot be cut, others only into rows, planes or images (see
+// gcudai_cuda_cuts; README.md has the list). Until chunks have been timed, their length is a low estimate.
+//
+// Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
+// a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
 // Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
@@ -3913,21 +3917,22 @@ GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args);
 
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
-// A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
-// stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
+// Budget for all memory that gcuda holds on the device: buffers and the memory of backends. 0: none. Memory held already stays; a
+// request is refused with ALLOC_FAILED if it and the reserved bytes exceed the budget.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
 
 // ---- plans: what a graph launches, decided once ----
-// A graph's first run works out its launches and keeps them. From its second run on they are one CUDA graph, captured
-// on the way. A graph that is given again, or built again, finds its plan by operations, types, shapes and strides; where
-// addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated: only in the nodes concerned,
-// where they are half or less and keep their kernels (from a plan's second such change on), else as a whole. So it is where the sizes
-// of tensors differ that gcuda_set_dynamic declares. Graphs of the same shapes with other weights keep plans of their own, those that
-// differ in little else up to four. The plans used last are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
+// A graph's first run computes its launches and keeps them as a plan. The second run captures them into a CUDA graph, which later
+// runs launch. A graph that is computed again, or built again, finds its plan by operations, types, shapes and strides.
 //
-// A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
-// by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update. After other
-// sizes too, with the graph that has them; where these are declared (gcuda_set_dynamic) the plan is not made anew.
+// If addresses, parameters or sizes declared with gcuda_set_dynamic differ, the affected arguments are changed and the CUDA graph is
+// updated. From a plan's second such change on, only the affected nodes are updated, if they are at most half and keep their kernels;
+// otherwise the whole graph is. Graphs of the same shapes with other weights have separate plans, up to four of those that hardly
+// differ otherwise. The most recently used plans are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
+//
+// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. It reads new data of its tensors. New addresses
+// (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
+// (gcuda_set_dynamic) that does not make the plan anew.
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
 // addition before or behind, scale and soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
@@ -3957,16 +3962,16 @@ struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of al
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
     uint64_t n_fused; // launches that stand for several nodes, in the plans made
-    uint64_t n_beside; // launches beside those on the backend's own stream, in the plans made
+    uint64_t n_beside; // launches on other streams than the backend's, in the plans made
     uint64_t n_patched; // changes that a CUDA graph took over node by node, without a capture of the whole plan
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
 
-// ---- upload: host memory of any kind into tensors, by threads of its own, while backends compute ----
-// Ordinary and mapped memory copies slowly to a device: the driver stages it on one thread (10 of 55 GB/s, H200 with 16
-// cores). An uploader stages it on several (54 GB/s), through a few page-locked slots and a stream of its own. Uploads
-// and downloads end in the order given. All functions here may be called from any thread.
+// ---- upload: host memory of any kind into tensors, by separate threads, while backends compute ----
+// Pageable and mapped memory copies slowly to a device, because the driver stages it on one thread (10 of 55 GB/s, H200 with 16
+// cores). An uploader stages it on several threads (54 GB/s), through a few page-locked slots and its own stream. Uploads and
+// downloads end in the order of their calls. All functions here may be called from any thread.
 //
 //     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);           // device 0, defaults
 //     gcuda_status st = gcuda_cuda_upload(up, w, file + at, 0, gcuda_nbytes(w), &ticket);   // returns at once
@@ -4007,19 +4012,17 @@ GCUDA_API gcuda_status gcuda_cuda_upload_query(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done);
 GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
 
-// What the backend is given from now on starts after the ticket. The host waits only until the bytes are in page-locked
-// memory (and data is free to go, for an upload), never for the device to take them: a wait for copies that are not yet
-// queued is nothing a stream can do without the danger of a deadlock.
+// Later work of the backend starts after the ticket. The host waits until the bytes are in page-locked memory (an upload's data may
+// then be freed), but not for the device. It has to: a stream that waited for copies not queued yet could deadlock.
 GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend);
-// What is uploaded or downloaded from now on starts after all that the backend has been given, for example readers of
-// a tensor that is to be overwritten, or writers of one that is to be fetched.
+// Later uploads and downloads start after all queued work of the backend: readers of a tensor to overwrite, writers of one to fetch.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
 // ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, it costs one branch a node. On, two events stand around each node (about a microsecond of launching each), and a
-// graph first waits for the one before it. After the first graph of a size no event is made again; room for records is
-// made before a graph's first node.
+// Off, profiling costs one branch per node. On, each node is enclosed in two events (about a microsecond of launch time each), and a
+// graph waits for the previous one first. Events are made in the first graph of a size only; memory for records is allocated before a
+// graph's first node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
 //     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
@@ -4058,19 +4061,19 @@ GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
     gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
 
 // ---- several devices ----
-// How data gets from one device to another. Peer access is a promise of the driver that some machines do not keep: the
-// first copy between two devices that may use it writes a pattern both ways and reads it back, and access stays on only
-// where every byte came through. gcuda_shutdown takes back what was enabled and forgets the findings.
+// Routes of copies between devices. Some machines do not keep the driver's promise of peer access. So the first copy between two
+// devices that may use it copies a test pattern in both directions and compares. Access stays enabled only if every byte is intact.
+// gcuda_shutdown disables it again and forgets the results.
 enum gcuda_cuda_route {
     GCUDA_CUDA_ROUTE_UNKNOWN = 0, // not probed
     GCUDA_CUDA_ROUTE_DIRECT = 1,  // by peer access
-    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies came through
+    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
     GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
     bool is_possible; // the driver says that the device can access the peer's memory
     bool is_probed;
-    bool is_in_use;              // the probe came through and access is on
+    bool is_in_use;              // the test pattern was intact and access is enabled
     enum gcuda_cuda_route route; // of copies from the device to the peer
     char reason[120];            // why access is not in use; "" when it is
     bool is_linked;              // by NVLink: atomics work across it. Known once probed; true for two that are one device
@@ -4081,31 +4084,32 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct 
 // does not come through is a finding, not a failure.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
-// Row-split buffers: the rows of a weight matrix are dealt out to several devices, and gcuda_mul_mat with such a weight
-// on the main device's backend has each of them compute its rows. Of experts [K, M, E] for gcuda_mul_mat_id every device
-// has the same rows of each, so that all of them work on every token whichever experts it chose.
+// Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
+// device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
+// each expert, so that all work on every token, whatever its experts.
 //
 //   main_device   whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
-//   n             entries in tensor_split: all devices there are, or more when the rest is 0. 0 with NULL
+//   n             entries in tensor_split: one per device, more if the rest is 0. 0 with NULL
 //   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
 //                 shares that are negative or no numbers, fewer than devices
 //
-// Tensors in such a buffer: contiguous, no views, set and got as a whole. They are the first operand of gcuda_mul_mat, then
-// one matrix (ne[2] = ne[3] = 1), or of gcuda_mul_mat_id, and the main device has at least one row; all else refuses them. tensor->data
-// points nowhere. Memory is taken per device when a tensor is placed, and device boundaries are multiples of 128 rows
-// (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
-// tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
-// host). Not for use while a backend computes with it: setting, clearing, freeing. Any number of backends may compute
-// with one weight at the same time. What a backend takes on other devices for such products counts for its budget and its
-// statistics, and for those of the device it is on.
+// Tensors in such a buffer are contiguous, are no views, and are set and read as a whole. Only gcuda_mul_mat (one matrix:
+// ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand, and the main device must have at least one row.
+//   tensor->data  points to no data; gcuda_backend_cuda_get_split_data returns the addresses
+//   memory        allocated per device when a tensor is placed; boundaries are multiples of 128 rows (64 if no device with a share
+//                 has compute capability 7.0). A backend's memory on other devices counts for its budget and statistics, and for
+//                 those of that device
+//   clear         gcuda_backend_buffer_clear fills the rows of all tensors placed so far
+//   unsupported   memset and buffer-to-buffer copies; gcuda_backend_tensor_copy goes through the host
+//   concurrency   any number of backends may compute with one weight; none while it is set, cleared or freed
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
 // Rows [low, high) of each matrix of the tensor that a device holds, or will hold; low == high: none.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
-// Where they are on the device, those of one matrix behind those of the one before; NULL: none there, or the tensor is not in a row-split buffer.
+// Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
 // ---- does this build work on this device ----
@@ -4156,32 +4160,36 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 typedef struct gcuda_cuda_semaphore * gcuda_cuda_semaphore_t;
 GCUDA_API gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore);
-// What the backend does from now on comes after the semaphore has reached value; it is set to value when all that the
-// backend has been given so far is done. Both only enqueue. A binary semaphore ignores value.
+// wait: later work of the backend starts when the semaphore has reached value. signal: sets it to value when all queued work of the
+// backend is done. Both only enqueue. A binary semaphore ignores value.
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_wait(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
-// No work with it may be under way. NULL is allowed.
+// No work with it may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
-// They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
-// UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
-// in each operation's >>op: block; shapes, addresses and strides are not checked. Addresses and strides must be aligned for the
-// types: a misaligned access loses the device. Defined in gcuda_kernels.cu.
-// A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
-// aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
-// and CUDA's last error says why.
-// What the kernels were compiled for, as compute capabilities (100 * major + 10 * minor): the code that the current
-// device would run, and its PTX. Returns a cudaError_t.
+// Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
+// for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
+// addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
+// Defined in gcuda_kernels.cu.
+//
+// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
+// until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
+
+// Compute capabilities (100 * major + 10 * minor) of the binary code that the current device would run, and of its PTX. Returns a
+// cudaError_t.
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
-// How launches of one thread follow each other, all on one stream (programmatic dependent launch). With LAUNCH, blocks of a
-// kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
-// that, and gcuda_launch_norm_mul its w and b, so no kernel of the series may write them. The first launch of a series comes behind
-// all that was there before. Only where gcuda_has_overlap says that the current device and what was compiled for it can do that.
-// Where one launcher has two launches over long rows (norms, soft_max, cumsum), three over segments of tokens (ssm_scan), or a product
-// behind the copy of an image (conv_2d), there each always starts as the one before it ends; a captured graph has such edges.
+// Programmatic dependent launch for the launches of one thread, all on one stream. Requires gcuda_has_overlap for the current device.
+//   LAUNCH    blocks of a kernel that supports it may start while the previous kernel ends
+//   WEIGHTS   products also read weights before the previous kernel has ended, and gcuda_launch_norm_mul its w and b: no kernel of
+//             the series may write them
+// The first launch of a series starts after all earlier work. Launchers with several launches always use it between them, also in a
+// captured graph:
+//   norms, soft_max, cumsum   two launches over long rows
+//   ssm_scan                  three over segments of tokens
+//   conv_2d                   the product after the copy of an image
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
