@@ -3558,10 +3558,9 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // >>cpu   CPU backend, thread pool
 // =====================================================================================================
 
-// -- thread pool. The thread that computes a graph works too, as thread 0; the pool adds n_threads - 1 of its own, which
-// sleep between graphs. One graph at a time per pool: a second caller waits for the first. They are named gcuda-1, gcuda-2 ...
-// (Linux, macOS) and block all signals but those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual,
-// THREADS.
+// -- thread pool. The thread that computes a graph is thread 0; the pool adds n_threads - 1 workers, which sleep between graphs. A pool
+// runs one graph at a time: a second caller waits. Workers are named gcuda-1, gcuda-2 ... (Linux, macOS) and block all signals except
+// those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual, THREADS.
 #define GCUDA_MAX_N_THREADS 512
 
 enum gcuda_sched_priority {
@@ -3612,8 +3611,8 @@ GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
     gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
 GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
     gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
-// Asked at least every 10 ms or so while a graph runs; true ends it with GCUDA_STATUS_ABORTED. What a custom operation's
-// callback does in one of its tasks is not interrupted.
+// Called at least about every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED. A task of a custom operation is not
+// interrupted.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
 // Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
@@ -3625,10 +3624,10 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, s
 
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
 // GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
-// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on
-// all machines of an architecture (x86-64, arm64) and for all of the compiler's -O, -march and -ffp-contract (except clang's
-// -ffp-contract=fast and -ffast-math), provided that expf and the like of the C library are. Set it for tests or for equal
-// results on unequal machines, while no graph runs and before graph_plan; it holds until gcuda_shutdown.
+// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on all
+// machines of an architecture (x86-64, arm64), if expf and the like of the C library are. This holds for all of the compiler's -O,
+// -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math. Set it for tests or for equal results on different
+// machines, while no graph runs and before graph_plan; it is valid until gcuda_shutdown.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
@@ -3656,8 +3655,7 @@ struct gcuda_cplan {
 GCUDA_API struct gcuda_cplan gcuda_graph_plan(
     const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
-// For a computation now and then: each call takes work memory from ctx anew, which keeps it until it is freed, and
-// starts threads of its own.
+// For occasional computations: each call starts threads, and allocates work memory from ctx, which keeps it until ctx is freed.
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads);
 
@@ -11510,7 +11508,7 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
     return info ? info->name : "invalid operation";
 }
 
-// What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
+// Name of a tensor in messages: in quotes, else its position in node y (NULL: of no node). The text is one of four buffers of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (t->name[0] != '\0') { return gcudai_called(t); }
     char * text = gcudai_label_text();
@@ -11819,8 +11817,8 @@ static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct
 
 // ---- what CPU functions are made of ----
 
-// A dimension of one element has the stride that it would have if it were packed: a view may have left anything there,
-// and what is contiguous is then so for who looks at strides alone.
+// Describes a tensor as an array. A dimension of one element gets its packed stride, because a view may have any. So a contiguous tensor
+// also has the strides of one.
 static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     struct gcuda_array a;
     GCUDAI_ZERO(a);
@@ -11890,7 +11888,7 @@ static void gcudai_none_cpu(const union gcudai_args * args, const struct gcudai_
     (void) t;
 }
 
-// What all four view operations share: the result aliases src0's owner and has its type.
+// Check of all four view operations: the result aliases src0's owner and has its type.
 static gcuda_status gcudai_want_alias(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * root = a->view_src ? a->view_src : a;
@@ -12492,7 +12490,7 @@ static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work
 // ---- copies between any two layouts ----
 
 // A copy as loops over units. Dimensions are in the order of the destination's strides, merged where both sides allow,
-// unless the shapes differ and neither side is contiguous (ragged): then the source keeps a shape of its own.
+// unless the shapes differ and neither side is contiguous (ragged): then the source has separate dimensions.
 struct gcudai_walk {
     struct gcudai_pair pair;
     const char * x;
@@ -12714,8 +12712,8 @@ static gcuda_status gcudai_want_same_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Elements of x can become those of t, in units: rows packed and of whole units; those of the side with shorter blocks or none
-// need not be if all of it is packed.
+// Checks that x converts to t in units of the larger block. Rows of that side are packed and whole units. On the other side either rows
+// are, or the whole tensor is contiguous.
 static gcuda_status gcudai_want_pair(
     const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type),
@@ -13382,8 +13380,8 @@ static gcuda_status gcudai_repeat_back_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The sources of a piece of a result row are runs of elements, one behind the other: parts of source rows that begin at the
-// piece's first column. Groups of runs are summed apart, so that one long sum is work for several threads too.
+// The sources of a piece of a result row are runs of elements, in order: parts of source rows that begin at the piece's first column.
+// Groups of runs are summed separately, so that several threads share one long sum.
 #define GCUDAI_SUM_GROUP ((int64_t) 1 << 20) // elements
 struct gcudai_sum {
     int64_t width, n_pieces;                          // columns of a piece, pieces of a result row
@@ -13641,7 +13639,7 @@ static void gcudai_pad_args(const struct gcuda_tensor * y, union gcudai_args * a
     }
 }
 
-// Elements [i0, i0 + n) of an endless repetition of a row. What is there once is continued from the result itself.
+// Writes elements [i0, i0 + n) of an endless repetition of a row. After the first period it copies from the result.
 static void gcudai_wrap_row(size_t size, const char * x, ptrdiff_t xs, int64_t ne0, char * y, int64_t i0, int64_t n) {
     const ptrdiff_t ys = (ptrdiff_t) size;
     const int64_t head = GCUDAI_MIN(n, ne0 - i0);
@@ -15020,7 +15018,7 @@ static void gcudai_row_spans(const struct gcuda_tensor * y, struct gcudai_work *
 static void gcudai_spans2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 2); }
 static void gcudai_spans3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 3); }
 
-// Sum of (v - shift)^power, power 1 or 2; eight independent sums so that none waits for the one before.
+// Sum of (v - shift)^power, power 1 or 2; eight independent accumulators hide the latency of the addition.
 static double gcudai_sum_powers(const float * v, int64_t n, double shift, int power) {
     double acc[GCUDAI_STEP] = { 0.0 };
     const int64_t n_steps = n - n % GCUDAI_STEP;
@@ -15357,7 +15355,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     }
 }
 
-// Elements of part k: a row, or a stretch of one.
+// Elements of part k: a row, or a segment of one.
 static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, int64_t k, int64_t ne0) {
     struct gcudai_segment p;
     p.row = k / a->parts_per_row;
@@ -15723,8 +15721,8 @@ static double gcudai_log2_steps(int64_t n) {
     return steps;
 }
 
-// A long row is sorted in parts, then each stretch of the result merges its share of all parts. That keeps all keys
-// at once: only up to 128 MiB of them, else whole rows are sorted by one thread each.
+// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
+// is limited to 128 MiB; beyond that one thread sorts a whole row.
 static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
     return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
 }
@@ -16069,7 +16067,7 @@ static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcudai_arg
     args->soft_max.max_bias = gcudai_param_f32(y, 1);
 }
 
-// Heads beyond the last power of two take the odd powers of a base of their own.
+// Slope of a head. Heads beyond the last power of two use the odd powers of the square root of the base.
 static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
     if (max_bias <= 0.0f) {
         return 1.0f;
@@ -16104,7 +16102,7 @@ static struct gcudai_soft_max_row gcudai_soft_max_row_at(const struct gcuda_soft
     return row;
 }
 
-// w[i] of n elements from i on, -inf behind them
+// w[i] of n elements from i on, -inf after them
 static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     int64_t i, int64_t n, float * w) {
     const float scale = p->scale, slope = row->slope;
@@ -16473,7 +16471,7 @@ void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, floa
     dims[1] = high < (float) (n_dims - 1) ? high : (float) (n_dims - 1);
 }
 
-// What a pair's angle is made of: position * freq, the position from one of four planes.
+// Angle of a pair: position * freq, with the position from one of four planes.
 struct gcudai_rope_pair {
     double freq;
     int64_t plane;
@@ -16652,7 +16650,7 @@ static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcuda
     args->cross_entropy.y = gcudai_array(y);
 }
 
-// What is known of a part of a row after two phases; the third adds up all rows.
+// Partial results of a part of a row after two phases; the third adds up all rows.
 struct gcudai_entropy_part {
     double max, exp_sum; // largest logit; sum of exp(a - max of the row)
     double dot, labels;  // sums of b (a - max of the row) and of b
@@ -16963,7 +16961,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
 // depends on the tiles: each sum runs over K in one fixed order.
 enum gcudai_mm_path {
-    GCUDAI_MM_DOT,    // few columns or rows: rows as they lie, products in F32
+    GCUDAI_MM_DOT,    // few columns or rows: rows in place, products in F32
     GCUDAI_MM_GEMM,   // packed F32 panels; quantized weights are dequantized while packing
     GCUDAI_MM_Q_DOT,  // quantized weights, few columns
     GCUDAI_MM_Q_PANEL // quantized weights, many columns, integer panels
@@ -17323,7 +17321,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
     gcudai_mm_tile(few ? GCUDAI_MM_Q_DOT : plan->mm.path, &rows, &cols, t->local);
 }
 
-// Items run over row tiles first. The list of tiles ends with an empty one; items behind it have nothing to do.
+// Items run over row tiles first. The list of tiles ends with an empty one; items past it do nothing.
 static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
     const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids, p->prec);
@@ -17746,9 +17744,9 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
 }
 
-// How the work is cut. Neighbouring heads that share k and v form a group; its queries (tokens times heads) are taken
-// in blocks, so that a row of k is converted once for all of them. Few queries over many positions are cut along the
-// positions instead, and a second phase joins the parts.
+// Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
+// that a row of k is converted once for a block. Few queries over many positions are divided along the positions instead, and a
+// second phase merges the parts.
 #define GCUDAI_ATTN_TILE 16  // positions handled together
 #define GCUDAI_ATTN_BLOCK 16 // queries, at most
 #define GCUDAI_ATTN_COST 6e6
@@ -18218,7 +18216,7 @@ static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0
     }
 }
 
-// Scores, their slopes and the gradients of their weights. What a query does not see: -inf, and 0.
+// Scores, their slopes and the gradients of their weights; for masked positions -inf and 0.
 static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
     const struct gcuda_flash_attn_ext_back_args * p = b->p;
     const float cap = p->logit_softcap, alibi = gcudai_alibi_slope(p->max_bias, p->q.ne[2], b->h);
@@ -18457,7 +18455,7 @@ static void gcudai_set_params_i32(struct gcuda_tensor * y, const int32_t * value
     }
 }
 
-// A dimension of extent 1 in front of dimension i: how one-dimensional operations become images of height 1.
+// Inserts a dimension of extent 1 before dimension i: one-dimensional operations become images of height 1.
 static void gcudai_lift(struct gcuda_array * a, int i) {
     for (int k = 3; k > i; --k) {
         a->ne[k] = a->ne[k - 1];
@@ -18834,7 +18832,7 @@ static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args 
     return c;
 }
 
-// Of one kernel element at one pixel, for n_oc output channels: packing, products.
+// Cost of one kernel element at one pixel, for n_oc output channels: packing and products.
 static double gcudai_conv_tap_cost(int64_t n_oc) { return 3.0 + 0.4 * (double) n_oc; }
 
 static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -18847,7 +18845,7 @@ static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_wor
     w->local_bytes = sizeof(float) * (size_t) (c.width * (GCUDAI_CONV_TAPS + c.oc_block));
 }
 
-// Row i of out: what kernel element tap + i meets at pixels [q0, q0 + n) of an image.
+// Packs an image: row i of out has the elements that kernel element tap + i is multiplied with for pixels [q0, q0 + n).
 static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, int64_t tap, int64_t n_taps,
     int64_t width, int64_t q0, int64_t n, float * out) {
     const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1], ow_n = p->y.ne[0];
@@ -19101,7 +19099,7 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
     }
 }
 
-// The same for a piece of the channels of one pixel.
+// Adds one kernel element's products for a piece of the channels of one pixel.
 static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
@@ -19218,10 +19216,10 @@ static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcu
     gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
-// Sums of a stretch, sorted by their place modulo the stride: those that one kernel element reaches are adjacent.
+// Sums of a segment, ordered by index modulo the stride: those that one kernel element contributes to are adjacent.
 struct gcudai_phases {
     float sum[2 * GCUDAI_PIECE];
-    int64_t stride, len; // place j of the stretch is at (j % stride) * len + j / stride
+    int64_t stride, len; // element j of the segment is at (j % stride) * len + j / stride
 };
 
 // Kernel elements (kw, kh) of n channels from ic over row h of the data.
@@ -19414,7 +19412,7 @@ static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work *
     gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
 
-// The part of a window that lies in the image.
+// The part of a window inside the image.
 struct gcudai_pool_window {
     int64_t x0, x1, y0, y1;
     const char * plane;
@@ -24064,8 +24062,8 @@ int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 //
 //   bits 63..32 number of the job | 31 open | 30..16 threads allowed | 15..0 workers inside
 //
-// A worker enters by a compare-exchange that needs the job open, so a late one cannot touch a job that has ended: its
-// caller first clears `open`, then waits until nobody is inside, and only then may the job's plain fields change.
+// A worker enters by a compare-exchange that requires `open`, so a late one cannot touch a job that has ended. The caller first clears
+// `open`, then waits until no worker is inside; only then may the job's plain fields change.
 #define GCUDAI_JOB_OPEN ((int64_t) 0x80000000)
 
 struct gcudai_pool_worker {
@@ -24089,7 +24087,7 @@ struct gcuda_threadpool {
     void (*fn)(void * user, int64_t chunk, int thread);
     void * user;
     int64_t n_chunks;
-    char pad0[64]; // the three below are on lines of their own: all threads write them
+    char pad0[64]; // the fields below have separate cache lines: all threads write them
     gcudai_atomic_i64 job;
     char pad1[64];
     gcudai_atomic_i64 next_chunk;
@@ -26720,22 +26718,22 @@ struct gcudai_cublas {
 #undef X
 };
 
-// A stretch of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
+// A chunk of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
 enum { GCUDAI_CUDA_CHUNKS = 2 };
 struct gcudai_cuda_chunk {
     cudaEvent_t begin, end;
-    double us, op_us; // guessed: of all, and of the operation that has most of it
-    double factor;    // of that operation, when it was guessed
+    double us, op_us; // estimates: of the chunk, and of the operation with most of it
+    double factor;    // of that operation, at the time of the estimate
     enum gcuda_op op;
 };
 struct gcudai_cuda_cancel {
     gcuda_abort_callback callback; // NULL: graphs are not stopped, and not cut
     void * data;
     double chunk_us;
-    double factor[GCUDA_OP_COUNT]; // measured against guessed time; 0: not known yet
+    double factor[GCUDA_OP_COUNT]; // measured / estimated time; 0: not measured
     struct gcudai_cuda_chunk chunks[GCUDAI_CUDA_CHUNKS];
     unsigned first, n_open; // in flight: n_open chunks from the first on, modulo their number
-    bool is_filling;        // the chunk behind those has begun
+    bool is_filling;        // the next chunk has begun
 };
 
 struct gcudai_cuda_plan;
@@ -26777,7 +26775,7 @@ struct gcudai_cuda {
     bool may_have_bad_index;  // since the last synchronize
     bool is_captured;         // the graph that is being enqueued goes into a capture of the caller's
     bool has_captured;        // some graph has: its scratch stays
-    bool captures_indices;    // and some look up rows: the flag is asked for with every synchronize
+    bool captures_indices;    // a captured graph looks up rows: every synchronize reads the flag
     struct gcudai_cuda * next; // backend alive, in the registry
     uint64_t settled;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
@@ -26786,12 +26784,12 @@ struct gcudai_cuda {
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
-    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
+    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // on other devices, then lanes on this one
     cudaStream_t copies[2];   // of a side, made when first wanted: of operands to there, of results from there
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
-    struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
+    struct gcudai_cuda_profile * profile; // NULL: not requested
     struct gcudai_cuda_plans plans;
 };
 
@@ -29810,7 +29808,7 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
     }
 }
 
-// The same for operations.
+// The switch that left out an operation; NULL: it is compiled in.
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
@@ -29858,8 +29856,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, what it refuses of a well-formed
-// node, and whether it needs scratch: then there is a gcuda_<name>_scratch_bytes, and the member has a `scratch`.
+// Operations with a kernel: the launcher gcuda_launch_<name>, the member <args>, the function that says which well-formed nodes are
+// refused, and whether scratch is needed. Then gcuda_<name>_scratch_bytes exists and the member has a `scratch`.
 // clang-format off
 #define GCUDAI_CUDA_OPS(X)                                               \
     /* id                      launcher                 args                refuses   scratch */ \
@@ -29973,8 +29971,8 @@ struct gcudai_cuda_op {
 };
 #define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
 #define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
-// The caller's kernels. An error that CUDA has to say is reported rather than what the callback makes of it; one that was
-// pending before, of a call of the caller's, is no business of this node.
+// Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
+// before the callback does not belong to this node.
 static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
     const struct gcuda_custom_args * p = &args->custom;
     const cudaError_t before = cudaPeekAtLastError();
@@ -30103,7 +30101,7 @@ static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
                                 cu->device->name, names);
 }
 
-// A launcher with the scratch it asks for. The block goes back at once: whoever gets it next is later on the stream.
+// Runs a launcher with its scratch. The scratch is freed at once, because its next user is later on the stream.
 static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_args * args, const struct gcuda_tensor * y) {
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     size_t n_bytes = 0;
@@ -30205,8 +30203,8 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
 static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index);
 
-// A graph that goes into a capture of the caller's is only enqueued: in one piece, and the scratch that it remembers
-// stays where it is until the backend is freed. Scratch that is missing is allocated, which captures allow.
+// A graph in the caller's capture is only enqueued, in one piece. The scratch that it contains keeps its address until the backend is
+// freed. Missing scratch is allocated, which captures allow.
 static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
     cu->is_captured = gcudai_cuda_is_captured(cu);
     if (cu->is_captured && !cu->has_captured) {
@@ -33366,7 +33364,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
     return ((struct gcudai_cuda *) backend)->device->name;
 }
 
-// What a failed call on the backend's stream becomes.
+// The status of a call on the backend's stream.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
@@ -33385,7 +33383,7 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
     return err;
 }
 
-// Kernels that met an index out of range have said so in a flag, which travels behind them.
+// Waits for the stream. Kernels that found an index out of range have set a flag, whose copy to the host is queued after them.
 static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -33486,8 +33484,8 @@ static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct 
     return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
 }
 
-// On the source's stream; the destination's stream waits for it. What the destination has queued before is not waited
-// for: whoever overwrites a tensor that is still being read orders that.
+// Copies on the source's stream; the destination's stream waits for it. The copy does not wait for work queued on the destination: a
+// caller that overwrites a tensor still being read orders that.
 static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) {
@@ -33554,7 +33552,7 @@ static void gcudai_cuda_unlist(struct gcudai_cuda * cu) {
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
-// Takes half-made backends too. Errors have nobody left to go to.
+// Also frees backends whose construction failed half-way. Errors are dropped.
 static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -33994,7 +33992,7 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
     return &gcudai_cuda_found.items[index].device;
 }
 
-// Kept in the registry, which is there from the first question for devices on.
+// Kept in the registry, which exists since the first device query.
 static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
     const struct gcuda_backend_feature all[] = {
         { "ARCHS", gcuda_kernels_archs() },

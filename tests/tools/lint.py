@@ -154,8 +154,7 @@ UNWRITTEN = {
     "README.md": "",
     "gcuda_kernels.cu": "k-sm90 k-attention",
     "gcuda.h": (
-        "ops cpu cuda impl-simd impl-ops impl-cpu impl-cuda-state impl-cuda-mul-mat impl-cuda-split impl-cuda-exec "
-        "impl-cuda-look impl-cuda-fusion impl-cuda-plan impl-cuda-backend"
+        "ops cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan"
     ),
 }
 NO_CONTRACTS = ("k-sm90", "k-attention")  # sections whose kernels have none yet
