@@ -1,10 +1,10 @@
 /*
 gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header                      version 0.1.0, MIT
 
-A program describes a computation as a graph of tensor operations, gives the tensors memory, and has a backend compute
-it: inference, training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those
-of ggml with the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on
-NVIDIA GPUs; a graph with a node that the device cannot run is refused by name.
+A program builds a graph of tensor operations, allocates the tensors, and computes the graph on a backend: inference,
+training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those of ggml with
+the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on NVIDIA GPUs. A
+graph with a node that the device cannot run is refused with the node's name.
 
 BUILD
     cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
@@ -12,16 +12,16 @@ BUILD
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
     #include "gcuda.h"
 
-    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is there):
+    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is installed):
 
     nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
     cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
        -lstdc++ -lrt -ldl -lm -lpthread
 
-    For an H100 or H200 write -arch=sm_90a: native leaves out its warp-group matrix instructions. The program starts on
-    machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by
-    side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed. For a shared library add -Xcompiler -fPIC to the
-    nvcc line and -fPIC -shared to the other; make's objects have it.
+    For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
+    driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...
+    (see >>config) leaves out kernels. For a shared library add -Xcompiler -fPIC to the nvcc line and -fPIC -shared to the
+    other; make's objects are compiled so.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
@@ -44,52 +44,61 @@ QUICK START
         return st;
     }
 
-  With backends, which is what programs that should also run on a GPU do: make the context with no_alloc = true, place
-  the weights with gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr, move data with
-  gcuda_backend_tensor_set and _get, compute with gcuda_backend_graph_compute. examples/digits.c trains a model that way.
+  Programs that should also run on a GPU use backends. Make the context with no_alloc = true. Allocate the weights with
+  gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr. Transfer data with
+  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. examples/digits.c trains a model so.
 
 SHAPES
     ne[0..3] counts elements, ne[0] innermost; nb[0..3] are strides in bytes. [a, b] in comments means ne[0] = a,
-    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: both have the summed dimension first.
+    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: the contracted dimension is the first.
     Quantized types are blocks of 32 or 256 elements along ne[0]; nb[0] is the size of a block.
 
 MEMORY
-    Who makes it frees it. A context (gcuda_init) is an arena of tensor and graph descriptions, and of data unless
-    no_alloc; gcuda_free ends all of them. Backend buffers, allocators, backends, thread pools, graph copies and plans
-    each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
-    use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
-    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
-    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader: set inputs before every run, mark
-    results with gcuda_set_output, and allocate weights, caches and other state first, in a context of their own
-    (gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's without memory is refused unless
-    gcuda_set_input marks it. Nodes run in the order in which they were expanded: expand the node that writes a cache
-    before a node that reads a view of it.
-    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
+    The caller frees every object that it makes. A context (gcuda_init) is an arena of tensor and graph descriptions, and
+    of data unless no_alloc; gcuda_free frees all of them. Backend buffers, allocators, backends, thread pools, graph
+    copies and plans each have a _free function, which accepts NULL. A tensor points to memory and never owns any: buffers
+    must outlive their use, not the tensors. Views share the memory of their owner. Chains of views are flattened:
+    view_src is never a view.
+
+    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail and returns a status.
     Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
-    nothing.
-    On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
+    nothing. On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params.
+
+    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader. So
+      - set inputs before every run, and mark results with gcuda_set_output
+      - allocate weights, caches and other state first, in a separate context (gcuda_backend_alloc_ctx_tensors)
+      - expand the node that writes a cache before a node that reads a view of it: nodes run in the order of expansion
+
+    A leaf without memory of another context than the graph's is refused unless gcuda_set_input marks it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
 
 ERRORS
-    A function that can fail returns a gcuda_status, or a pointer that is then NULL, and leaves a message with names and
-    numbers in gcuda_last_error() (one per thread). Nothing aborts, exits or prints.
-    A context keeps the first error of its constructors. Constructors given NULL return NULL, so a model can be written
-    without a check on each line: gcuda_build_forward_expand returns the status and the message. After
-    gcuda_context_clear_error the context can be used again; a refused node leaves nothing behind.
-    supports_op and compute ask the same rule: a graph with a node that the backend cannot run is refused by name before
-    anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and write nothing; the
-    graph is computed to its end and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
+    A function that can fail returns a gcuda_status, or NULL instead of a pointer, and sets gcuda_last_error() (one per
+    thread): a message with names and numbers. Nothing aborts, exits or prints.
+
+    A context keeps the first error of its constructors. Constructors return NULL for NULL arguments, so a model can be
+    written without a check on each line: gcuda_build_forward_expand returns the status and the message. After
+    gcuda_context_clear_error the context can be used again; a refused node leaves no trace.
+
+    supports_op and compute apply the same rules: a graph with a node that the backend cannot run is refused with the
+    node's name before anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and
+    write nothing. The graph is computed to its end, and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
 
 THREADS
-    Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
-    one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
-    n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
-    for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
-    nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and restores the
-    caller's rounding mode, flush-to-zero mode and traps. If no other thread is inside gcuda at a fork(), the child may use and
-    free its copies of contexts, graphs, CPU buffers and CPU backends. A backend starts new threads there; a pool made before the
-    fork has none (its graphs run on the calling thread) and is freed without a join. CUDA does not survive fork(): the child must
-    neither use nor free anything of it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
-    read need names (gcuda_set_name) before: building a graph names what has none.
+    Different objects (contexts, graphs, backends, buffers) may be used by different threads concurrently; one object by
+    one thread at a time. The registry, the log and the allocator setting have a lock. Weights that graphs of several
+    threads read need names first (gcuda_set_name), because building a graph names unnamed tensors.
+
+    A CPU backend computes with n_threads threads of a pool, including the caller; the others sleep between graphs. An
+    abort callback stops a graph within about 10 ms. Results have the same bits for any number of threads and in every
+    floating-point environment. A graph on the CPU computes in the default one (round to nearest, subnormal numbers kept,
+    no traps) on all threads, including custom operations and the abort callback. It restores the caller's rounding mode,
+    flush-to-zero mode and traps.
+
+    After a fork() with no other thread inside gcuda, the child may use and free its copies of contexts, graphs, CPU
+    buffers and CPU backends. A backend starts new threads there. A pool made before the fork has none: its graphs run on
+    the calling thread, and it is freed without a join. CUDA does not survive fork(): the child must neither use nor free
+    CUDA objects.
 
 EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
@@ -105,16 +114,16 @@ EMBEDDING IN AN ENGINE
                    as they are.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
                    scheduler's, with a progress callback that may stop it. See >>gguf.
-    Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
-                   computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
+    Weights:       gcuda_cuda_upload copies pageable or mapped memory to a device on separate threads while a backend
+                   computes; gcuda_cuda_upload_event_wait makes the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
-    Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights and experts spread over devices by rows; copies between
-                   devices go directly where a probe shows that peer access works. See >>cuda.
+    Several GPUs:  gcuda_backend_cuda_split_buffer_type distributes the rows of weights and experts over devices. Copies
+                   between devices use peer access if a probe shows that it works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
-    Environment:   gcuda_use_environment(false) before anything else: no GCUDA_... variable changes what the program does.
+    Environment:   gcuda_use_environment(false) before any other call: GCUDA_... variables have no effect.
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
-                   memory and semaphores of Vulkan and Direct3D 12; gcuda_backend_cuda_set_abort_callback ends a graph
-                   within about 2 ms of GPU time; gcuda_cuda_selftest says whether a device works. See >>cuda.
+                   memory and semaphores of Vulkan and Direct3D 12. gcuda_backend_cuda_set_abort_callback ends a graph
+                   within about 2 ms of GPU time; gcuda_cuda_selftest tests a device. See >>cuda.
     Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
@@ -132,21 +141,26 @@ ADDING AN OPERATION
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
     7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
-    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut into
-       slices; without a row it is never cut, and the comment after the table lists such operations. If it works element by
-       element and should be fused with its neighbours into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
-       gcuda_kernels.cu d_chain_map or d_chain_binary and is_chain_step, which refuses a step that has no kernel
-    The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
+    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
+       into slices. Without a row it is never cut, and the comment before the table lists such operations
+    9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
+       gcuda_kernels.cu d_chain_map or d_chain_binary. is_chain_step refuses a step without a kernel
+
+    The compiler reports a missing function, `make lint` a missing block or test. `make generate` updates GCUDA_PREFIX's
     list and the README's table.
-    A new kind of GCUDA_OP_UNARY: a line of GCUDA_UNARY_OPS with the next number; its GCUDAI_MAP(ID, f(x)) in >>op:unary of
-    >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu, which the compiler asks for; a derivative in
-    gcudai_unary_slope, until then refused by name; its function in f_unary of tests/ops-elementwise.h, and 7. Chains, cut
-    rules and gcuda_unary take it from the list. A new gate: the same with GCUDA_GLU_OPS, GCUDAI_GLU and d_glus,
-    gcudai_glu_act for its derivative and gcudai_cuda_gate_of if a unary kind times 1 is the same.
+
+    A new kind of GCUDA_OP_UNARY:
+      - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu: the compiler
+        requires them
+      - a derivative in gcudai_unary_slope, until then refused by name
+      - its function in f_unary of tests/ops-elementwise.h, and step 7
+    A new gate needs GCUDA_GLU_OPS, GCUDAI_GLU and d_glus, gcudai_glu_act for its derivative, and gcudai_cuda_gate_of if it
+    equals a unary kind times 1.
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
-    computed with, not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but are no weights of
+    computed with, but not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but cannot be weights of
     mul_mat. SIMD kernels: AVX2, AVX-512, NEON; mingw-gcc builds use the scalar ones.
 
 CONTENTS  (search for the tag; `make map` prints the lines)

@@ -146,16 +146,14 @@ PHRASES = [
     (r"(?:^|\. )What (?:a|an|the|it|is|was|may|goes|lies) ?", "begin with the thing"),
     (r"\bso many\b", "name the number"),
 ]
-PLAIN = ("hides behind", "hide behind", "test-warp-groups.c")
+PLAIN = ("LICENSE beside this one", "hides behind", "hide behind", "test-warp-groups.c")
 MAX_SENTENCE = 30  # words
 
 # Sections whose comments are not rewritten yet, by name. A file that is not named is not checked.
 UNWRITTEN = {
     "README.md": "",
     "gcuda_kernels.cu": "k-sm90 k-attention",
-    "gcuda.h": (
-        "ops cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan"
-    ),
+    "gcuda.h": "ops cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
 }
 NO_CONTRACTS = ("k-sm90", "k-attention")  # sections whose kernels have none yet
 
@@ -173,8 +171,21 @@ def sections(text):
 
 def comments(text):
     """(line, text): comments that fill lines are joined to paragraphs; rows of tables (indented), titles and ends of lines stand alone."""
-    out, joins = [], False
+    out, joins, is_block = [], False, False
     for n, line in enumerate(text.split("\n"), 1):
+        if line == "/*" or (is_block and line == "*/"):
+            is_block, joins = not is_block, False
+            continue
+        if is_block:  # paragraphs, list items and rows of tables; code is left out
+            body = line.strip()
+            is_code = body == "" or body.startswith("#") or body.endswith((";", "{", "}", "\\"))
+            is_first = re.match(r"(>>|- |\d\. |[A-Z][A-Za-z+ ]*: )", body) is not None
+            if not is_code and joins and not is_first:
+                out[-1] = (out[-1][0], out[-1][1] + " " + body)
+            elif not is_code:
+                out.append((n, body))
+            joins = not is_code
+            continue
         whole = re.match(r"\s*//( ?)(.*)$", line)
         if not whole:
             tail = re.search(r"\s// (.*)$", code_and_comment(line))
