@@ -1697,7 +1697,8 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane,
 
 // ---- activations packed for wgmma (packed B) ----
 // Written by k_wg_columns for quantized weights: BF16 as [tile][step of 64 elements of k][column][128 bytes], zero-padded to
-// whole tiles. The layout number is the columns per tile: even, unlike every int8 layout. k is a multiple of 256.
+// whole tiles. A step is a copy of the shared-memory layout of B, with its swizzle. The layout number is the columns per tile: even,
+// unlike every int8 layout. k is a multiple of 256.
 #define WG_K 64 // elements of k per step: 128 bytes of a column, the width of the swizzle
 // Columns and their pieces of 2048 elements are counted in 31 bits.
 static inline bool is_wg_form(int form, int64_t k, int64_t n) {
@@ -17515,9 +17516,9 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 // A block computes WG_ROWS rows of the weights by TN columns. Two consumer warpgroups have 64 rows each, with accumulators in
 // registers. A warp decodes weights directly to the A registers of wgmma while the wgmma of the previous 64 elements of k
 // run. A producer warpgroup fills two pipelines in shared memory:
-//   packed B  F16 or BF16 with 128-byte swizzle, written once by k_wg_columns; a step of 64 elements of all columns is
-//             contiguous. The two blocks of a cluster have the same columns and different rows: each loads half of a step
-//             by TMA multicast
+//   packed B  F16 or BF16, written once by k_wg_columns in the shared-memory layout of B: K-major with 128-byte swizzle, wgmma
+//             descriptor d_desc_k_128. A step of 64 elements of all columns is contiguous. The two blocks of a cluster have
+//             the same columns and different rows: each loads half of a step by TMA multicast
 //   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
 // The order of k within 128 elements is free if both operands agree. Lane l of a warp decodes group l % 4 of the four groups, in
 // rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is free within 64.
@@ -17996,6 +17997,7 @@ template <int TN> static inline __device__ void d_wg_store(
 }
 
 // ---- both operands by TMA: F16, BF16, or F32 as TF32, batched ----
+// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it; wgmma descriptors d_desc_k_128.
 struct d_wg_gemm {
     d_wg_job wg; // m, n, tiles, parts and y are used
     int ne2, a2, a3, b2, b3; // matrices of y along dimension 2; how many share one of a and of b
