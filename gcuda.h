@@ -9155,9 +9155,9 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 // >>impl-simd   vectorised CPU kernels
 // =====================================================================================================
 
-// Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
-// one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
-// the bytes meet activations that were rounded to 8 bits, with an F32 scale d and sums per 32 values:
+// Products of quantized weights have two steps, shared by all formats. A run of weights is first expanded into one byte per
+// element plus an F32 scale and minimum per 32 or 16 elements: value = scale * code + minimum. Then the bytes are multiplied
+// with activations rounded to 8 bits, which have an F32 scale d and sums per 32 values:
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
 // Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
 // mean weight of the group, however large. There the difference of the sums is added back, times that mean.
@@ -9687,10 +9687,11 @@ GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
-// Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
-// shape and the instruction set only. Few columns: dot products of rows as they lie in memory. Many: blocks of the
-// weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]), and
-// a micro-kernel keeps MR x 4 n sums in registers.
+// Products of float weights. F32, F16 or BF16 weights are widened exactly; activations are F32. Accumulators are F32, in an order
+// that depends on the shape and the instruction set only.
+//   few columns   dot products of rows in place
+//   many          weights packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]); a
+//                 micro-kernel has MR x 4 n accumulators in registers
 #define GCUDAI_GEMM_KC 256 // depth of a packed block: a panel of weights stays in the first-level cache
 #define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
@@ -9709,7 +9710,7 @@ static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
     return type == GCUDA_TYPE_F16 ? gcudai_fp16_to_fp32(h) : gcudai_bits_f32((uint32_t) h << 16);
 }
 
-// both rows may lie at any address
+// both rows may have any address
 static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const char * x, int64_t n) {
     const enum gcuda_type f32 = GCUDA_TYPE_F32;
     float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
@@ -10574,7 +10575,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-// the last n < 8 elements, zeros behind them
+// the last n < 8 elements, then zeros
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i,
         int64_t n) {
     const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
@@ -10902,7 +10903,7 @@ static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const c
     uint16x4_t h;
     float32x4_t f;
     if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p + 4 * i, sizeof(f)); // rows may lie at any address
+        memcpy(&f, p + 4 * i, sizeof(f)); // rows may have any address
         return f;
     }
     memcpy(&h, p + 2 * i, sizeof(h));
@@ -11172,14 +11173,14 @@ static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
 
-// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
-// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
+// whether the graph is aborted. True: the item returns, and its results are not read.
 struct gcudai_task;
 GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
-    const struct gcudai_task * task; // NULL: nobody stops it
+    const struct gcudai_task * task; // NULL: it cannot be stopped
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -11288,7 +11289,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
 // ---- tiles of rows and columns, few columns or integer panels ----
 
 #define GCUDAI_MM_COLS 256 // most columns of a tile
-#define GCUDAI_MM_MANY 8 // from so many columns on, panels pay
+#define GCUDAI_MM_MANY 8 // columns from which panels pay
 
 struct gcudai_mm_cols {
     int n;
@@ -11452,7 +11453,7 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
                              int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
-    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns lie side by side
+    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns are adjacent
         for (int64_t i = 0; i < k; ++i) { memcpy(out + 4 * i, x + (size_t) i * nb_k, 4 * sizeof(float)); }
         return;
     }
