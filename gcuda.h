@@ -13591,7 +13591,7 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
                 d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
@@ -13632,7 +13632,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
-        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp,
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
             (long long) rp, d);
         GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
             (long long) lp, (long long) x->ne[d], (long long) rp);
@@ -13712,7 +13712,7 @@ struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gc
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
     if (p0 < 0 || p1 < 0 || !gcudai_add_i64(ne[0], (int64_t) p0 + p1, &ne[0])) {
-        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d behind, want at least 0", p0, p1);
+        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d after, want at least 0", p0, p1);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
     gcudai_set_param_i32(y, 0, p0);
@@ -13727,7 +13727,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
-        "%lld before and %lld behind, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
+        "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
         (long long) p0, (long long) x->ne[0], (long long) p1);
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
@@ -26560,7 +26560,7 @@ static gcuda_status gcudai_cuda_pool_grow(
             pool->in_use += st == GCUDA_STATUS_SUCCESS ? size : 0;
             return st;
         }
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a block of its own", gcudai_message);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a separate block", gcudai_message);
     }
     return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
 }
@@ -27592,7 +27592,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want adjacent blocks",
             gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
@@ -28821,7 +28821,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
         const float share = shares[i];
         if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 behind the last of %d devices", i,
+                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
                 (double) share, t->n);
         }
         sum += (double) share;
@@ -37850,8 +37850,8 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
-        "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
+    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
+        "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
@@ -38052,7 +38052,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
     GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
-                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' is there twice (pair %llu)", label,
+                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
                                   g->kv[twice].key, (unsigned long long) twice);
 }
 
@@ -38060,7 +38060,7 @@ static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, cons
     GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
-                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' is there twice (tensor %llu)", label,
+                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
                                        g->tensors[twice].name, (unsigned long long) twice);
 }
 
@@ -38328,7 +38328,7 @@ static gcuda_status gcudai_gguf_check_offset(
             (unsigned long long) t->size);
     }
     if (t->offset != start) {
-        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, behind the tensor before it at an alignment of %llu", t->name,
+        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, after the previous tensor at an alignment of %llu", t->name,
             (unsigned long long) t->offset, t->offset < *end ? "overlaps the tensor before it" : "leaves a gap or is not aligned",
             (unsigned long long) start, (unsigned long long) alignment);
     }
