@@ -2705,7 +2705,7 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
 // Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks to F16, of which a power of two is taken out where they lie beyond it;
+// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
 // F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
 // of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
@@ -4479,26 +4479,30 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
+// Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
 // block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; rows that are
-//             not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
+//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
+//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
 //             ELEMENTS, with blocks and GCUDA_PREC_F32
 //     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
+//             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
+//             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
 //     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
 //     ELEMENTS  otherwise
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
-    int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
+    int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
     bool is_precise;                 // GCUDA_PREC_F32
     bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
+                                     // fits_rows: of k and v as F16, where they are converted
     bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
                                      // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
 };
