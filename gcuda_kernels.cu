@@ -21751,6 +21751,111 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
     }
 }
 
+// ---- gathered positions ----
+// A block finds the positions that a token sees, in their order: a warp has a part of them, 256 at a time, a lane 8. Their biases become a
+// mask of their own, in which a position more is -inf.
+#define ATTN_LIST_THREADS 1024
+struct d_attn_gather {
+    gcuda_array k, v, mask; // from the first token on
+    char * k_to, * v_to, * mask_to; // [n_listed, heads, tokens], [n_listed, tokens]; v_to NULL: v lies in k
+    int * lists;                    // [n_listed, tokens]; NULL: entries are only counted
+    int32_t * bad_index;
+    int n_kv, n_kv_max, n_listed;   // n_listed: n_kv_max as a multiple of 8
+    int n_tokens, n_rows;           // n_rows: of all planes of the mask
+    int k_bytes, v_bytes, k_stride, v_stride, unit; // of a row, here and there; copied at once
+};
+
+// Which of 8 positions from j on are seen.
+static inline __device__ uint32_t d_attn_seen_octet(const gcuda_array & mask, const char * row, int j, int end, bool is_wide) {
+    uint32_t bits = 0;
+    if (is_wide && j + 8 <= end) {
+        const uint4 v = *(const uint4 *) (row + 2 * (int64_t) j);
+        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
+        UNROLL for (int i = 0; i < 8; ++i) { bits |= (uint32_t) ((w[i / 2] >> i % 2 * 16 & 0xffffu) != 0xfc00u) << i; }
+        return bits;
+    }
+    for (int i = 0; i < 8 && j + i < end; ++i) { bits |= (uint32_t) (d_load(mask.type, row + (int64_t) (j + i) * (int64_t) mask.nb[0]) != -INFINITY) << i; }
+    return bits;
+}
+static inline __device__ void d_attn_put_bias(const gcuda_array & mask, char * to, const char * from) { // NULL: -inf
+    if (mask.type == GCUDA_TYPE_F32) {
+        *(float *) to = from != nullptr ? *(const float *) from : -INFINITY;
+    } else {
+        *(uint16_t *) to = from != nullptr ? *(const uint16_t *) from : mask.type == GCUDA_TYPE_F16 ? 0xfc00u : 0xff80u;
+    }
+}
+static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_GRID_CONSTANT d_attn_gather a) {
+    constexpr int n_warps = ATTN_LIST_THREADS / 32;
+    __shared__ int counts[n_warps];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, per_warp = (a.n_kv + 256 * n_warps - 1) / (256 * n_warps) * 256;
+    const int begin = warp * per_warp, end = begin + per_warp < a.n_kv ? begin + per_warp : a.n_kv;
+    const size_t size = a.mask.nb[0];
+    d_take_turn();
+    for (int item = (int) blockIdx.x; item < a.n_rows; item += (int) gridDim.x) {
+        const int plane = item / a.n_tokens, token = item - plane * a.n_tokens;
+        const char * row = d_at(a.mask, 0, token, plane % a.mask.ne[2], plane / a.mask.ne[2]);
+        const bool is_wide = a.mask.type == GCUDA_TYPE_F16 && (uintptr_t) row % 16 == 0;
+        int n = 0;
+        UNROLL_4 for (int j = begin + 8 * lane; j < end; j += 256) { n += __popc(d_attn_seen_octet(a.mask, row, j, end, is_wide)); }
+        n = d_warp_reduce<d_sum_op>(n);
+        if (lane == 0) { counts[warp] = n; }
+        __syncthreads();
+        int at = 0, total = 0; // entries before this warp's, of all
+        for (int w = 0; w < n_warps; ++w) {
+            at += w < warp ? counts[w] : 0;
+            total += counts[w];
+        }
+        if (threadIdx.x == 0 && total > a.n_kv_max && a.bad_index != nullptr) { *a.bad_index = 1; }
+        int * list = a.lists + (int64_t) item * a.n_listed;
+        char * biases = a.mask_to + (int64_t) item * a.n_listed * (int64_t) size;
+        NO_UNROLL for (int j0 = begin; a.lists != nullptr && j0 < end; j0 += 256) {
+            const int j = j0 + 8 * lane;
+            uint32_t bits = d_attn_seen_octet(a.mask, row, j, end, is_wide);
+            const int own = __popc(bits);
+            int upto = own; // and all lanes before
+            for (int k = 1; k < 32; k *= 2) {
+                const int v = __shfl_up_sync(0xffffffffu, upto, k);
+                upto += lane >= k ? v : 0;
+            }
+            for (int to = at + upto - own; bits != 0 && to < a.n_kv_max; bits &= bits - 1, ++to) {
+                const int from = j + __ffs((int) bits) - 1;
+                list[to] = from;
+                d_attn_put_bias(a.mask, biases + to * size, row + (int64_t) from * (int64_t) size);
+            }
+            at += __shfl_sync(0xffffffffu, upto, 31);
+        }
+        const int n_all = total < a.n_kv_max ? total : a.n_kv_max;
+        for (int i = n_all + (int) threadIdx.x; a.lists != nullptr && i < a.n_listed; i += ATTN_LIST_THREADS) {
+            list[i] = -1;
+            d_attn_put_bias(a.mask, biases + i * size, nullptr);
+        }
+        __syncthreads(); // counts are the next row's
+    }
+}
+
+// Rows of k and v of the listed positions, a warp each.
+static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
+    const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
+    d_take_turn();
+    for (int64_t item = (int64_t) blockIdx.x * 8 + threadIdx.x / 32; item < (int64_t) a.n_tokens * n_heads * a.n_listed; item += (int64_t) gridDim.x * 8) {
+        const int place = (int) (item % a.n_listed), unit = (int) (item / a.n_listed), token = unit / n_heads, head = unit % n_heads;
+        const int j = a.lists[(int64_t) token * a.n_listed + place];
+        if (j < 0) { continue; }
+        const bool is_v = head >= n_k;
+        const char * from = is_v ? d_at(a.v, 0, j, head - n_k, 0) : d_at(a.k, 0, j, head, 0);
+        const int64_t row = is_v ? ((int64_t) token * a.v.ne[2] + head - n_k) * a.n_listed + place : ((int64_t) token * n_k + head) * a.n_listed + place;
+        char * to = is_v ? a.v_to + row * a.v_stride : a.k_to + row * a.k_stride;
+        const int n = is_v ? a.v_bytes : a.k_bytes;
+        if (a.unit == 16) {
+            for (int i = 16 * lane; i < n; i += 512) { *(uint4 *) (to + i) = *(const uint4 *) (from + i); }
+        } else if (a.unit == 2) {
+            for (int i = 2 * lane; i < n; i += 64) { *(uint16_t *) (to + i) = *(const uint16_t *) (from + i); }
+        } else {
+            for (int i = lane; i < n; i += 32) { to[i] = from[i]; }
+        }
+    }
+}
+
 // ---- adding splits ----
 // Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
 // parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
@@ -22262,15 +22367,102 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     return x;
 }
 
+// ---- only the positions that n_kv_max leaves ----
+// Each token becomes a sequence of its own over the rows of k and v that it sees, and these sequences take any path. Scratch: lists, their
+// mask, k, v, and what the path wants.
+struct attn_gathered {
+    d_attn_gather g;
+    int64_t n_tokens; // at once
+    size_t list_bytes, mask_bytes, k_bytes, v_bytes;
+    size_t n_bytes() const { return list_bytes + mask_bytes + k_bytes + v_bytes; }
+};
+
+static bool attn_has_promise(const gcuda_flash_attn_ext_args & p) { return p.n_kv_max > 0 && p.mask.data != nullptr && p.k.ne[1] >= GCUDA_FLASH_ATTN_GATHER; }
+static bool attn_is_gathered(const gcuda_flash_attn_ext_args & p) {
+    return attn_has_promise(p) && p.mask.ne[2] == 1 && 2 * (int64_t) p.n_kv_max <= p.k.ne[1] && p.running.data == nullptr && p.k.ne[1] < INT32_MAX - 16384;
+}
+static int attn_row_bytes(const gcuda_array & x) { return (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type)); }
+
+static attn_gathered attn_gathered_of(const gcuda_flash_attn_ext_args & p) {
+    attn_gathered x;
+    memset(&x, 0, sizeof(x));
+    d_attn_gather & g = x.g;
+    const bool is_v_in_k = attn_is_v_in_k(p);
+    uintptr_t units = (uintptr_t) p.k.data | p.k.nb[1] | p.k.nb[2] | p.k.nb[3];
+    g.k = p.k;
+    g.v = p.v;
+    g.mask = p.mask;
+    g.bad_index = p.bad_index;
+    g.n_kv = (int) p.k.ne[1];
+    g.n_kv_max = p.n_kv_max;
+    g.n_listed = (p.n_kv_max + 7) / 8 * 8;
+    g.k_bytes = attn_row_bytes(p.k);
+    g.v_bytes = is_v_in_k ? 0 : attn_row_bytes(p.v);
+    g.k_stride = (g.k_bytes + 15) / 16 * 16;
+    g.v_stride = (g.v_bytes + 15) / 16 * 16;
+    units |= (uintptr_t) g.k_bytes | (uintptr_t) g.v_bytes;
+    if (!is_v_in_k) { units |= (uintptr_t) p.v.data | p.v.nb[1] | p.v.nb[2] | p.v.nb[3]; }
+    g.unit = units % 16 == 0 ? 16 : units % 2 == 0 ? 2 : 1;
+    const int64_t rows = p.k.ne[2] * g.k_stride + p.v.ne[2] * g.v_stride, most = ATTN_HALF_BYTES / (g.n_listed * rows);
+    x.n_tokens = most < 1 ? 1 : most < p.q.ne[1] ? most : p.q.ne[1];
+    x.list_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * (int64_t) sizeof(int));
+    x.mask_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * (int64_t) p.mask.nb[0]);
+    x.k_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * p.k.ne[2] * g.k_stride);
+    x.v_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * p.v.ne[2] * g.v_stride);
+    return x;
+}
+
+static gcuda_array attn_packed(const gcuda_array & like, char * data, size_t nb0, size_t nb1, int64_t ne1, int64_t ne2, int64_t ne3) {
+    gcuda_array a = like;
+    a.data = data;
+    a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = ne3;
+    a.nb[0] = nb0, a.nb[1] = nb1, a.nb[2] = nb1 * (size_t) ne1, a.nb[3] = a.nb[2] * (size_t) ne2;
+    return a;
+}
+// The call for n tokens from `token` on of a sequence, each as a sequence; and what fills its k, v and mask.
+static gcuda_flash_attn_ext_args attn_of_tokens(const gcuda_flash_attn_ext_args & p, attn_gathered & x, int64_t seq, int64_t token, int64_t n) {
+    gcuda_flash_attn_ext_args t = p;
+    d_attn_gather & g = x.g;
+    char * at = (char *) p.scratch;
+    const bool is_v_in_k = g.v_bytes == 0;
+    g.lists = (int *) at;
+    g.mask_to = at + x.list_bytes;
+    g.k_to = g.mask_to + x.mask_bytes;
+    g.v_to = is_v_in_k ? nullptr : g.k_to + x.k_bytes;
+    g.k.data = (char *) p.k.data + seq * (int64_t) p.k.nb[3];
+    g.v.data = (char *) p.v.data + seq * (int64_t) p.v.nb[3];
+    g.mask.data = (char *) p.mask.data + seq % p.mask.ne[3] * (int64_t) p.mask.nb[3] + token * (int64_t) p.mask.nb[1];
+    g.n_tokens = g.n_rows = (int) n;
+    t.n_kv_max = 0;
+    t.k = attn_packed(p.k, g.k_to, p.k.nb[0], (size_t) g.k_stride, g.n_listed, p.k.ne[2], n);
+    t.v = is_v_in_k ? t.k : attn_packed(p.v, g.v_to, p.v.nb[0], (size_t) g.v_stride, g.n_listed, p.v.ne[2], n);
+    t.v.ne[0] = p.v.ne[0];
+    t.mask = attn_packed(p.mask, g.mask_to, p.mask.nb[0], p.mask.nb[0] * (size_t) g.n_listed, 1, 1, n);
+    t.mask.ne[0] = g.n_listed;
+    t.q.data = (char *) p.q.data + seq * (int64_t) p.q.nb[3] + token * (int64_t) p.q.nb[1];
+    t.q.ne[1] = 1, t.q.ne[3] = n;
+    t.q.nb[3] = p.q.nb[1];
+    t.y.data = (char *) p.y.data + seq * (int64_t) p.y.nb[3] + token * (int64_t) p.y.nb[2];
+    t.y.ne[2] = 1, t.y.ne[3] = n;
+    t.y.nb[3] = p.y.nb[2];
+    t.scratch = at + x.n_bytes();
+    return t;
+}
+// With the path, splits and rows of as many tokens as are gathered at once.
+static attn_plan attn_gathered_plan(const gcuda_flash_attn_ext_args & p, attn_gathered & x) { return attn_plan_of(attn_of_tokens(p, x, 0, 0, x.n_tokens)); }
+
 size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args) {
     if (n_elements(args->y) == 0) { return 0; }
-    return asked_bytes(attn_plan_of(*args).n_bytes());
+    if (!attn_is_gathered(*args)) { return asked_bytes(attn_plan_of(*args).n_bytes()); }
+    attn_gathered x = attn_gathered_of(*args);
+    return asked_bytes(attn_gathered_plan(*args, x).n_bytes() + x.n_bytes());
 }
 
 gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, gcuda_flash_attn_plan * plan) {
     gcuda_flash_attn_plan chosen = { GCUDA_FLASH_ATTN_PLAIN, 1, 0 }; // plan may be that of args
     if (n_elements(args->y) > 0) {
-        const attn_plan x = attn_plan_of(*args);
+        attn_gathered g = attn_is_gathered(*args) ? attn_gathered_of(*args) : attn_gathered();
+        const attn_plan x = g.n_tokens > 0 ? attn_gathered_plan(*args, g) : attn_plan_of(*args);
         if (x.path != GCUDA_FLASH_ATTN_PLAIN) { chosen = { x.path, (int) x.n_splits, x.w.block_rows }; }
     }
     *plan = chosen;
@@ -22464,8 +22656,43 @@ static gcuda_status attn_launch_converted(const gcuda_flash_attn_ext_args & p, c
     return attn_launch_plain(p, x, large, stream);
 }
 
+static gcuda_status attn_launch_gathered(const gcuda_flash_attn_ext_args & p, gcuda_stream stream) {
+    attn_gathered x = attn_gathered_of(p);
+    gcuda_flash_attn_ext_args pinned = p;
+    gcuda_status st = gcuda_flash_attn_ext_plan(&p, &pinned.plan);
+    for (int64_t s = 0; s < p.q.ne[3]; ++s) {
+        for (int64_t token = 0; token < p.q.ne[1] && st == GCUDA_STATUS_SUCCESS; token += x.n_tokens) {
+            const int64_t left = p.q.ne[1] - token;
+            const gcuda_flash_attn_ext_args t = attn_of_tokens(pinned, x, s, token, left < x.n_tokens ? left : x.n_tokens);
+            st = launch_overlapped(k_attn_list, x.g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, x.g);
+            if (st != GCUDA_STATUS_SUCCESS) { return st; }
+            const int64_t n_copies = x.g.n_tokens * (p.k.ne[2] + (x.g.v_to != nullptr ? p.v.ne[2] : 0)) * x.g.n_listed;
+            st = launch_behind(k_attn_gather, (n_copies + 7) / 8, dim3(256), 0, 0, stream, x.g);
+            st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_flash_attn_ext(&t, stream) : st;
+        }
+    }
+    return st;
+}
+// Counts the entries of each row of the mask that a token of the call reads.
+static gcuda_status attn_launch_count(const gcuda_flash_attn_ext_args & p, gcuda_stream stream) {
+    d_attn_gather g;
+    memset(&g, 0, sizeof(g));
+    g.mask = p.mask;
+    g.bad_index = p.bad_index;
+    g.n_kv = (int) p.k.ne[1];
+    g.n_kv_max = p.n_kv_max;
+    g.n_tokens = (int) p.q.ne[1];
+    g.n_rows = (int) (p.q.ne[1] * p.mask.ne[2] * p.mask.ne[3]);
+    return launch_overlapped(k_attn_list, g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, g);
+}
+
 gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (attn_is_gathered(*args)) { return attn_launch_gathered(*args, stream); }
+    if (attn_has_promise(*args)) {
+        const gcuda_status st = attn_launch_count(*args, stream);
+        if (st != GCUDA_STATUS_SUCCESS) { return st; }
+    }
     attn_plan x = attn_plan_of(*args);
     const uint2 * const none[2] = { nullptr, nullptr };
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x, none, stream); }

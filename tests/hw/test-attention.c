@@ -11,8 +11,8 @@
 #define SIZE(device, simulated) (device)
 #endif
 
-enum mask_kind { MASK_NONE, MASK_ZERO, MASK_CAUSAL, MASK_WINDOW, MASK_BIAS, MASK_HOLES, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX, MASK_SINGLE, N_MASKS };
-static const char * const mask_names[N_MASKS] = { "none", "zero", "causal", "window", "bias", "holes", "empty rows", "tiles", "prefix", "single" };
+enum mask_kind { MASK_NONE, MASK_ZERO, MASK_CAUSAL, MASK_WINDOW, MASK_BIAS, MASK_HOLES, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX, MASK_SINGLE, N_MASKS, MASK_SPARSE = N_MASKS };
+static const char * const mask_names[N_MASKS + 1] = { "none", "zero", "causal", "window", "bias", "holes", "empty rows", "tiles", "prefix", "single", "sparse" };
 enum layout { PACKED, PADDED, INTERLEAVED, V_IN_K, N_LAYOUTS };
 static const char * const layout_names[N_LAYOUTS] = { "packed", "padded", "interleaved", "v in k" };
 // BIG_LOGITS: up to 1e4, of q that F16 holds. BIG_Q: elements of 1e6. BIG_V: codes times scale beyond F16. BIG_ROWS: some rows of k and v
@@ -35,6 +35,7 @@ struct attn_case {
     size_t max_shared;
     enum content content;
     bool is_converted_only; // paths that convert k and v, and no others
+    bool has_promise;       // n_kv_max: the most entries that a row of the mask has
 };
 
 // Memory of a device and its bytes on the host.
@@ -205,6 +206,7 @@ static double any_bias(const struct attn_case * c, struct rng * r, bool is_tile_
         case MASK_TILES: return is_tile_seen ? 0.0 : -INFINITY;
         case MASK_PREFIX: return j < (c->n_kv + 2) / 3 ? 0.0 : -INFINITY;
         case MASK_SINGLE: return rng_below(r, 1500) > 0 ? 0.0 : rng_below(r, 2) == 0 ? -INFINITY : 4.0; // about one of a class
+        case MASK_SPARSE: return token % 5 == 3 || rng_below(r, 60) > 0 ? -INFINITY : rng_between(r, -2.0, 2.0);
         default: return 0.0;
     }
 }
@@ -317,6 +319,11 @@ static void make_args(struct attention * x) {
     p->max_bias = c->max_bias;
     p->logit_softcap = c->softcap;
     p->prec = c->is_f32 ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
+    for (int64_t i = 0; i < x->mask.a.ne[1] * c->mask_heads * c->mask_seqs && c->has_promise; ++i) {
+        int32_t n = 0;
+        for (int64_t j = 0; j < c->n_kv; ++j) { n += x->bias[i * c->n_kv + j] != -INFINITY; }
+        if (i % x->mask.a.ne[1] < c->tokens && n > p->n_kv_max) { p->n_kv_max = n; }
+    }
     p->max_shared = c->max_shared;
     CHECK(cudaMalloc(&y->data, y->nb[3] * (size_t) c->seqs + 64) == cudaSuccess);
 }
@@ -519,6 +526,7 @@ static bool can_use_tensor_cores(const struct attn_case * c) {
     const bool has_codes = gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v);
     const bool is_short = c->dk <= 256 && c->dv <= 256 && is_kv_type(c->k) && is_kv_type(c->v);
     if (has_codes && !is_short && c->is_f32) { return false; } // F16 of them has too few digits
+    if (c->k == GCUDA_TYPE_MXFP4 || c->v == GCUDA_TYPE_MXFP4) { return false; }
     if (c->k == GCUDA_TYPE_F32 || c->v == GCUDA_TYPE_F32) { // only where they are converted
         const int64_t k_share = c->heads / c->k_heads, v_share = c->heads / c->v_heads, rows = c->tokens * (k_share < v_share ? k_share : v_share);
         if (c->is_f32 || c->dk > 256 || c->dv > 256 || rows <= 64 || c->n_kv < SIZE(256, 4)) { return false; }
@@ -953,6 +961,48 @@ TEST(scratch_of_converted) { // 64 MiB and a head of k and v; the simulated devi
         const int path = (int) plan_of(&p).path;
         CHECK_MSG(got <= budget + head || capability() < 750, "%lld positions, %lld heads: %zu bytes, a head has %zu", (long long) p.k.ne[1], (long long) p.k.ne[2], got, head);
         CHECK(capability() < 750 || path == GCUDA_FLASH_ATTN_WGMMA || path == GCUDA_FLASH_ATTN_ROWS);
+        attention_end(&x);
+    }
+}
+
+// ---- only the positions that n_kv_max leaves ----
+TEST(gathered) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, GCUDA_TYPE_Q5_1, GCUDA_TYPE_MXFP4 };
+    static const struct { int64_t dk, dv, heads, group, tokens, seqs; } shapes[] = { { 64, 64, 2, 2, 3, 1 }, { 128, 64, 1, 4, 1, 2 }, { 96, 32, 1, 16, 9, 1 }, { 576, 512, 1, 4, 1, 1 },
+        { 64, 64, 1, 40, 2, 1 } };
+    for (int i = 0; i < SIZE(140, 14); ++i) {
+        const int at = i % 5;
+        struct attn_case c = plain_case(types[i % 7], types[(i + i / 7) % 7], shapes[at].dk, shapes[at].dv, shapes[at].heads, shapes[at].group, shapes[at].tokens,
+            i % 3 == 0 ? 4096 : i % 3 == 1 ? 4099 : 5000, MASK_SPARSE);
+        c.seqs = shapes[at].seqs, c.mask_seqs = i % 2 == 0 ? 1 : c.seqs, c.mask_heads = i % 6 == 5 ? c.heads : 1; // some are only counted
+        c.mask_type = i % 4 == 3 ? float_types[i / 4 % 3] : GCUDA_TYPE_F16, c.mask_skew = i % 2;
+        c.layout = c.k == c.v && c.dk >= c.dv && i % 2 == 0 ? V_IN_K : (enum layout) (i % 3);
+        c.is_hidden = i % 3 > 0, c.has_promise = true;
+        c.has_sinks = i % 4 == 1, c.softcap = i % 5 == 3 ? 5.0f : 0.0f, c.max_bias = i % 5 == 2 ? 8.0f : 0.0f, c.is_f32 = i % 6 == 4;
+        c.splits = i % 4 == 2 ? 2 : 0;
+        run_case("gathered", &c, i % 5 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
+TEST(broken_promises) { // of one entry too many in one row: from 4,096 positions on
+    for (int i = 0; i < 12; ++i) {
+        struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 1, 2, 3, i % 3 == 0 ? 4095 : 4100, i % 2 == 0 ? MASK_SPARSE : MASK_SINGLE);
+        struct attention x;
+        int32_t * flag = NULL, got = 0;
+        c.mask_heads = i % 4 == 3 ? c.heads : 1;
+        c.has_promise = true;
+        attention_begin(&x, &c, "broken_promises");
+        CHECK(cudaMalloc((void **) &flag, 4) == cudaSuccess && cudaMemcpy(flag, &got, 4, cudaMemcpyHostToDevice) == cudaSuccess);
+        x.p.bad_index = flag;
+        for (int breaks = 0; breaks < 2; ++breaks) {
+            x.p.n_kv_max -= breaks;
+            float * y = launched(&x);
+            if (breaks == 0 || c.n_kv < 4096) { compare(&x, y, NULL, plan_of(&x.p).path, 1); }
+            CHECK(cudaMemcpy(&got, flag, 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+            CHECK_EQ_I(got, breaks == 1 && c.n_kv >= 4096);
+            free(y);
+        }
+        CHECK(cudaFree(flag) == cudaSuccess);
         attention_end(&x);
     }
 }
