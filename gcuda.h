@@ -625,6 +625,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
+#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
 #define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
 #define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
 #define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
@@ -1681,7 +1682,7 @@ enum gcuda_op {
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
 //   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
-//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec; FLASH_ATTN_EXT: 4 n_kv_max
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
 //   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
@@ -2716,6 +2717,8 @@ struct gcuda_flash_attn_ext_args {
     // The plain path does so, and is the one that runs then.
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
     bool is_begun, is_open;     // positions were before these; there are more after them
+    int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
+    int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
     void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
 };
@@ -2723,11 +2726,18 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
 // Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks to F16, of which a power of two is taken out where they lie beyond it;
+// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
 // F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
 // of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
+// A promise that no row of the mask has more than n entries other than -inf; 0 takes it back. The result stays what it is without: from
+// GCUDA_FLASH_ATTN_GATHER positions on a backend may read the rows of k and v of these positions alone. There a row that has more is
+// GCUDA_STATUS_INVALID_DATA, as an index out of range is, and the result of that row may be anything. CUDA gathers them for masks of one
+// head (m2 is 1) and n up to half of the positions, 64 MiB of k and v (at least those of a token) at a time in scratch.
+// Fails, and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+#define GCUDA_FLASH_ATTN_GATHER 4096
+GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
@@ -4504,26 +4514,30 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
+// Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
 // block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; rows that are
-//             not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
+//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
+//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
 //             ELEMENTS, with blocks and GCUDA_PREC_F32
 //     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
+//             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
+//             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
 //     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
 //     ELEMENTS  otherwise
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
-    int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
+    int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
     bool is_precise;                 // GCUDA_PREC_F32
     bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
+                                     // fits_rows: of k and v as F16, where they are converted
     bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
                                      // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
 };
@@ -17679,6 +17693,15 @@ gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcud
     return st;
 }
 
+gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n) {
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_set_n_kv_max", gcudai_flash_attn_sink_ops));
+    const int32_t before = gcudai_param_i32(a, 4);
+    gcudai_set_param_i32(a, 4, n);
+    const gcuda_status st = gcudai_check_node(a);
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_param_i32(a, 4, before); }
+    return st;
+}
+
 static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
@@ -17740,7 +17763,10 @@ static gcuda_status gcudai_flash_attn_check(
 
 static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * q = y->src[0];
+    const int32_t n_kv_max = gcudai_param_i32(y, 4);
     GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
+    GCUDAI_WANT(y, n_kv_max >= 0, "n_kv_max is %d, want >= 0", (int) n_kv_max);
+    GCUDAI_WANT(y, n_kv_max == 0 || y->src[3] != NULL, "n_kv_max is %d, and there is no mask", (int) n_kv_max);
     return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
@@ -17756,6 +17782,7 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->max_bias = gcudai_param_f32(y, 1);
     p->logit_softcap = gcudai_param_f32(y, 2);
     p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+    p->n_kv_max = gcudai_param_i32(y, 4);
 }
 
 // Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
@@ -17858,6 +17885,24 @@ static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char *
     }
     for (int64_t i = 0; i < b->n * a->dv; ++i) {
         b->acc[i] = 0.0f;
+    }
+}
+
+// Rows of the mask that break the promise n_kv_max. Each is counted once: by the head that has its number.
+static void gcudai_attn_count(struct gcudai_attn_block * b, const struct gcudai_task * t) {
+    const struct gcuda_array * mask = &b->p->mask;
+    float w[GCUDAI_ATTN_TILE];
+    for (int64_t i = 0; i < b->n; ++i) {
+        const int64_t h = gcudai_attn_head(b, i), token = gcudai_attn_token(b, i);
+        int64_t n = 0;
+        if (h >= mask->ne[2] || b->s >= mask->ne[3]) { continue; }
+        const char * row = gcudai_at(mask, token, h, b->s);
+        for (int64_t j0 = 0; j0 < b->a.n_kv; j0 += GCUDAI_ATTN_TILE) {
+            const int64_t m = GCUDAI_MIN(GCUDAI_ATTN_TILE, b->a.n_kv - j0);
+            gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], m, w);
+            for (int64_t j = 0; j < m; ++j) { n += w[j] != -HUGE_VALF; }
+        }
+        if (n > b->p->n_kv_max) { gcudai_bad_index(t, (b->s * mask->ne[2] + h) * mask->ne[1] + token, n, b->p->n_kv_max); }
     }
 }
 
@@ -18030,6 +18075,7 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
             continue;
         }
         gcudai_attn_begin(&b, item, t->local);
+        if (b.p->n_kv_max > 0 && b.a.n_kv >= GCUDA_FLASH_ATTN_GATHER && b.part == 0) { gcudai_attn_count(&b, t); }
         const int64_t end = GCUDAI_MIN((b.part + 1) * b.a.n_kv_part, b.a.n_kv);
         for (int64_t j = b.part * b.a.n_kv_part; j < end; j += GCUDAI_ATTN_TILE) {
             const int64_t n = GCUDAI_MIN(GCUDAI_ATTN_TILE, end - j);
@@ -24632,7 +24678,10 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     }
     gcudai_fp_leave(before);
     gcudai_mutex_destroy(&run.lock);
-    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
+    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL && run.bad_node->op == GCUDA_OP_FLASH_ATTN_EXT) {
+        st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node, "row %lld of the mask has %lld entries, n_kv_max is %lld",
+            (long long) run.bad_position, (long long) run.bad_value, (long long) run.bad_limit);
+    } else if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
         st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node,
             "index %lld at position %lld is out of range [0, %lld)", (long long) run.bad_value,
             (long long) run.bad_position, (long long) run.bad_limit);
@@ -26763,7 +26812,7 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
-enum { GCUDAI_CUDA_INDEXERS = 6 }; // operations whose kernels follow indices
+enum { GCUDAI_CUDA_INDEXERS = 7 }; // operations whose kernels follow indices
 
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
 enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
@@ -30079,21 +30128,22 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 }
 
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
-static int32_t ** gcudai_cuda_bad_index_of(enum gcuda_op op, union gcudai_args * args) {
-    switch (op) {
+static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcudai_args * args) {
+    switch (y->op) {
         case GCUDA_OP_GET_ROWS:
         case GCUDA_OP_GET_ROWS_BACK:
         case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
         case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
         case GCUDA_OP_MUL_MAT_ID: return &args->mul_mat_id.bad_index;
         case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
+        case GCUDA_OP_FLASH_ATTN_EXT: return gcudai_param_i32(y, 4) > 0 ? &args->flash_attn_ext.bad_index : NULL;
         default: return NULL;
     }
 }
 
 // The flags are words, one for each of these operations, so that a message can say which of them it was.
 static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_OP_GET_ROWS, GCUDA_OP_GET_ROWS_BACK,
-    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN };
+    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN, GCUDA_OP_FLASH_ATTN_EXT };
 
 static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
     int i = 0;
@@ -30105,14 +30155,19 @@ static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_o
 static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
     char names[128];
     struct gcudai_text text = { names, sizeof(names), 0 };
+    bool has_promise = false;
     for (int i = 0; i < GCUDAI_CUDA_INDEXERS; ++i) {
-        if (cu->bad_index_host[i] != 0) {
-            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "", gcudai_op_lower(gcudai_cuda_indexers[i]));
+        if (cu->bad_index_host[i] == 0) { continue; }
+        if (gcudai_cuda_indexers[i] == GCUDA_OP_FLASH_ATTN_EXT) {
+            has_promise = true;
+        } else {
+            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "an index of ", gcudai_op_lower(gcudai_cuda_indexers[i]));
         }
     }
-    return text.used == 0 ? GCUDA_STATUS_SUCCESS
-                          : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: an index of %s was out of range since the last synchronize",
-                                cu->device->name, names);
+    if (text.used == 0 && !has_promise) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: %s%s%s%s since the last synchronize", cu->device->name, text.used > 0 ? names : "",
+        text.used > 0 ? " was out of range" : "", text.used > 0 && has_promise ? ", and " : "",
+        has_promise ? "a row of the mask of flash_attn_ext had more entries than its n_kv_max" : "");
 }
 
 // Runs a launcher with its scratch. The scratch is freed at once, because its next user is later on the stream.
@@ -30200,7 +30255,7 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     union gcudai_args args;
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &args);
     if (bad_index != NULL) {
         *bad_index = gcudai_cuda_flag_of(cu, y->op);
         cu->may_have_bad_index = true;
@@ -30712,7 +30767,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * 
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
     const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
-    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN;
+    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN && args->flash_attn_ext.n_kv_max == 0; // a promise is about whole rows
     return st;
 #else
     (void) args, (void) is_plain;
@@ -32186,7 +32241,7 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
     gcudai_op_row(y->op)->args(y, &s->args.op);
     s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
@@ -32651,7 +32706,7 @@ static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     for (int i = 0; i < plan->look.n_nodes; ++i) {
         const struct gcuda_tensor * y = plan->look.seen[i].tensor;
         if (gcudai_is_skipped(y)) { continue; }
-        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y->op, &unused) != NULL;
+        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y, &unused) != NULL;
         plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
         plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
     }
