@@ -99,8 +99,9 @@ EMBEDDING IN AN ENGINE
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
-    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph. Views
-                   whose length grows, in graphs that are built again: gcuda_set_dynamic.
+    KV cache:      three ways, in examples/decode.c: gcuda_set_rows at an index that is an input, with a mask over the whole cache
+                   (one graph, several sequences, rings); gcuda_graph_move_view of the view that is written, before each run of
+                   the same graph; graphs that are built again, whose view of the cache grows: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
