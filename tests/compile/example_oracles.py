@@ -56,4 +56,21 @@ def decode(output):
             assert abs(a - b) < 2e-3, f"{way}, token {t}: {a}, want {b:.5f}"
 
 
-ORACLES = {"mlp": mlp, "decode": decode}
+def embed_engine(output):
+    """The first agent's actions: soft_max(w2 rms_norm(relu(w1 senses)))."""
+    n_senses, n_hidden, n_actions = 32, 64, 4
+    weights = [0.01 * (i * 37 % 101) - 0.5 for i in range((n_senses + n_actions) * n_hidden)]
+    senses = [0.1 * (i % 17) - 0.8 for i in range(n_senses)]
+
+    def times(rows, v):
+        return [sum(a * b for a, b in zip(rows[r * len(v):], v)) for r in range(len(rows) // len(v))]
+    h = [max(0.0, e) for e in times(weights[:n_senses * n_hidden], senses)]
+    scale = 1.0 / math.sqrt(sum(e * e for e in h) / n_hidden + 1e-6)
+    e = [math.exp(x * scale) for x in times(weights[n_senses * n_hidden:], h)]
+    got = re.match(r"60 frames, 0 allocations and (\d+) jobs in them, \d+ bytes in use; first agent: (.*)$", output)
+    assert got and int(got[1]) > 0, output
+    for a, b in zip(numbers(got[2]), e, strict=True):
+        assert abs(a - b / sum(e)) < 1e-3, f"{a}, want {b / sum(e):.3f}: {output}"
+
+
+ORACLES = {"mlp": mlp, "decode": decode, "embed_engine": embed_engine}
