@@ -3907,8 +3907,20 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // From now on graphs of this backend can be stopped: they run in chunks of about chunk_ms of GPU time (0: 1), of which two
 // are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
 // GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
-// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut, others no finer
-// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks
+// are undefined, all else is usable. Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens, so
+// that a single sequence can be stopped too (attention without tensor cores: along positions). Parts of a node that run to their end:
+//   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
+//                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
+//                          change shape, from where shapes first differ
+//   a row                  norms, SOFT_MAX_BACK, SUM_ROWS, MEAN, CUMSUM, ARGSORT, TOP_K, GET_ROWS, SET_ROWS, ADD_ID,
+//                          TIMESTEP_EMBEDDING, PAD_REFLECT_1D; of all heads: SOFT_MAX; 1024 rows: ARGMAX
+//   a head                 with all its tokens: ROPE
+//   a plane, an image      DIAG_MASK, TRI, DIAG, UPSCALE, POOL; IM2COL, GROUP_NORM
+//   64 output channels     of an image: convolutions; one: CONV_2D_DW
+//   a sequence             SSM_CONV; 1024 columns: GET_ROWS_BACK; 8192 right-hand sides of a matrix: SOLVE_TRI
+//   1024 rows of weights   by 256 columns: MUL_MAT; by 256 tokens: MUL_MAT_ID
+//   127 positions, tokens  of a query: attention; of a sequence: recurrences
+// The first product that goes to cuBLAS waits 5 to 15 ms (H200) for its kernels to load. Until chunks
 // have been timed their length is a guess, on the short side.
 // Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
 // are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
@@ -4187,6 +4199,20 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
 // in each operation's >>op: block; shapes, addresses and strides are not checked. Addresses and strides must be aligned for the
 // types: a misaligned access loses the device. Defined in gcuda_kernels.cu.
+//
+//     struct gcuda_norm_args args = { 0 };
+//     args.x.data = x;                                                 // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.type = GCUDA_TYPE_F32;
+//     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
+//     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
+//     args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
+//     args.y = args.x;
+//     args.y.data = y;
+//     args.eps = 1e-6f;
+//     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
+//
+// A program of launchers alone links gcuda_kernels.o, the CUDA runtime, and one file with GCUDA_IMPLEMENTATION (sizes of types).
 // A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
 // aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
 // and CUDA's last error says why.

@@ -313,7 +313,7 @@ static gcuda_status upscale(struct net * n, const struct picture * in, struct pi
     free(t.x);
     free(t.y);
     if (st != GCUDA_STATUS_SUCCESS) { return st; }
-    printf("%d x %d -> %d x %d on %s, %d tile%s: %.1f ms a frame, of which %.1f ms are copies to the device, network and copies back\n", in->width,
+    printf("%d x %d -> %d x %d on %s, %d tile%s: %.1f ms a frame, %.1f ms of it network and copies\n", in->width,
         in->height, out->width, out->height, gcuda_backend_name(n->backend), n_tiles, n_tiles == 1 ? "" : "s", 1e-3 * (double) best, 1e-3 * (double) best_net);
     return GCUDA_STATUS_SUCCESS;
 }

@@ -2,6 +2,7 @@
 """Runs the example programs that work on real models and compares what they print and write with something independent.
 
     python3 tests/examples.py [--programs FOLDER] [--backend NAME] [--only TEXT]
+    python3 tests/examples.py --picture examples/upscale.png     README's picture of upscale: before and after, side by side
 
 embed      the lines of a text against vectors of the PyPI package sentence-transformers (tests/llm/expected/minilm.json)
 upscale    a drawn picture against the same network in numpy (tests/llm/convert_upscaler.py), whole and in tiles
@@ -13,10 +14,12 @@ import base64
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import traceback
+import zlib
 
 import numpy as np
 
@@ -132,6 +135,46 @@ def upscale(run):
     run.that(run.program("upscale", model, source, out, "--tile")[0] == 2, "upscale: usage")
 
 
+# ---- README's picture ----
+def scene(width, height):
+    """A house on a hill at night, every pixel of one colour."""
+    y, x = np.mgrid[0:height, 0:width].astype(float)
+    x, y = x / height, y / height  # the picture is 1 high
+    p = np.stack([0.10 + 0.35 * y, 0.12 + 0.2 * y, 0.35 + 0.25 * y], -1)
+    stars = (np.floor(x * 31) * 7 + np.floor(y * 29) * 13) % 41 == 0
+    p[stars & (np.floor(x * height) % 3 == 0) & (np.floor(y * height) % 3 == 0)] = (1, 1, 0.9)
+    p[(x - 1.2) ** 2 + (y - 0.25) ** 2 < 0.02] = (1, 0.95, 0.7)
+    p[(x - 1.13) ** 2 + (y - 0.21) ** 2 < 0.012] = (0.17, 0.17, 0.41)
+    p[y > 0.75 - 0.18 * np.sin(2.2 * x)] = (0.1, 0.3, 0.2)
+    p[y > 0.9 - 0.1 * np.sin(2.2 * x + 2)] = (0.16, 0.42, 0.22)
+    wall = (abs(x - 0.6) < 0.17) & (y > 0.42) & (y < 0.68)
+    p[wall] = (0.85, 0.75, 0.6)
+    p[(abs(x - 0.6) < (y - 0.22) * 1.05) & (y < 0.42)] = (0.7, 0.15, 0.12)
+    for left in (0.48, 0.63):
+        p[(x > left) & (x < left + 0.09) & (y > 0.48) & (y < 0.58)] = (1, 0.85, 0.3)
+        p[(abs(x - left - 0.045) < 0.008) & (y > 0.48) & (y < 0.58)] = (0.4, 0.25, 0.15)
+    return (p * 255 + 0.5).astype(np.uint8)
+
+
+def write_png(path, p):
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    head = struct.pack(">IIBBBBB", p.shape[1], p.shape[0], 8, 2, 0, 0, 0)
+    rows = b"".join(b"\2" + (row - above).astype(np.uint8).tobytes() for row, above in zip(p, np.concatenate([p[:1] * 0, p[:-1]])))
+    with open(path, "wb") as f:
+        f.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b""))
+
+
+def picture(run, path):
+    before = scene(96, 64)
+    model = convert_upscaler.convert(models.realesr(), run.path("upscaler.gguf"))
+    code, said, errors = run.program("upscale", model, write_ppm(run.path("in.ppm"), before), run.path("out.ppm"), "--backend", run.args.backend)
+    if code != 0:
+        sys.exit(errors)
+    print(said, end="")
+    write_png(path, np.concatenate([np.repeat(np.repeat(before, 4, 0), 4, 1), read_ppm(run.path("out.ppm"))], 1))
+
+
 CHECKS = {"embed": embed, "upscale": upscale}
 
 
@@ -140,10 +183,14 @@ def main():
     parser.add_argument("--programs", default="build")
     parser.add_argument("--backend", default="CPU", help="of upscale")
     parser.add_argument("--only", default="")
+    parser.add_argument("--picture", metavar="FILE.png")
     args = parser.parse_args()
     n_skipped = 0
     with tempfile.TemporaryDirectory() as folder:
         run = Run(args, folder)
+        if args.picture:
+            picture(run, args.picture)
+            return 0
         for name, check in CHECKS.items():
             if args.only not in name:
                 continue
