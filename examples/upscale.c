@@ -20,9 +20,7 @@
 #if __has_include(<stb/stb_image.h>) && __has_include(<stb/stb_image_write.h>)
 #define HAS_PNG 1
 #define STBI_ONLY_PNG
-#define STB_IMAGE_STATIC
 #define STB_IMAGE_IMPLEMENTATION
-#define STB_IMAGE_WRITE_STATIC
 #define STB_IMAGE_WRITE_IMPLEMENTATION
 #include <stb/stb_image.h>
 #include <stb/stb_image_write.h>
