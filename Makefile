@@ -278,7 +278,7 @@ CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
 CUDA_EXAMPLES = $(patsubst %,$(CUDA)/%,decode digits embed llm mlp sched upscale)
-CUDA_PROGRAMS = $(CUDA_EXAMPLES) $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
+CUDA_PROGRAMS = $(CUDA)/llm $(CUDA)/digits $(CUDA)/decode $(CUDA)/mlp $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
@@ -293,7 +293,7 @@ cuda-kernels: $(KERNEL_OBJECTS)
 nvcc-version:
 	@$(NVCC) --version | tail -1
 
-cuda-programs: $(CUDA_PROGRAMS) ## examples, test-ops and bench-gpu with CUDA, for ARCHS or the GPU that is here
+cuda-programs: $(CUDA_PROGRAMS) ## some examples, test-ops and bench-gpu with CUDA, for ARCHS or the GPU that is here
 
 $(CUDA):
 	@mkdir -p $@
