@@ -11970,9 +11970,11 @@ static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32
     return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
 }
 
+#define ID_UNROLL 8 // loads in flight per thread: the sort of 16,384 pairs is a chain of loads, 220 us on an H100 with 1 and 4
+
 // A warp writes tiles and pairs of expert e. counts: pairs per expert; bad ids count as one more expert.
 static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
-    const int32_t * experts, int e) {
+    const uint16_t * experts, int e) {
     const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
     int first = 0, tile = 0;
     for (int k = lane; k < e; k += 32) {
@@ -11987,13 +11989,13 @@ static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const
         l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
     }
     int at = first;
-    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
-        bool is_mine[4];
-        UNROLL for (int k = 0; k < 4; ++k) {
+    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 32 * ID_UNROLL) {
+        bool is_mine[ID_UNROLL];
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) {
             const int s = s0 + 32 * k + lane;
             is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
         }
-        UNROLL for (int k = 0; k < 4; ++k) {
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) {
             const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
             if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
             at += __popc(mask);
@@ -12008,13 +12010,16 @@ static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const
 // Every block counts all pairs; its warps then take one expert each.
 static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
     int32_t * counts = l.has_counts ? shared : l.counts;
-    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
+    uint16_t * experts = l.has_slots ? (uint16_t *) (shared + l.n_experts + 1) : nullptr;
     for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
     __syncthreads();
-    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
-        const int e = d_expert_of(p, (uint32_t) s);
-        if (experts != nullptr) { experts[s] = e; }
-        atomicAdd(&counts[e], 1);
+    for (int64_t s0 = threadIdx.x; s0 < l.n_slots; s0 += 256 * ID_UNROLL) {
+        int e[ID_UNROLL];
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) { e[k] = s0 + 256 * k < l.n_slots ? d_expert_of(p, (uint32_t) (s0 + 256 * k)) : -1; }
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) {
+            if (e[k] >= 0 && experts != nullptr) { experts[s0 + 256 * k] = (uint16_t) e[k]; }
+            if (e[k] >= 0) { atomicAdd(&counts[e[k]], 1); }
+        }
     }
     __syncthreads();
     for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
@@ -12022,10 +12027,10 @@ static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d
 
 // Number of blocks of the sort for tiles of at most tn columns; *n_bytes: shared memory.
 static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
-    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
+    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 2; // experts of pairs in 16 bits
     l.tn = tn;
     l.has_counts = fits_shared(n_counts, 0);
-    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
+    l.has_slots = l.has_counts && l.n_experts <= UINT16_MAX && fits_shared(n_counts + n_slots, 0);
     *n_bytes = (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0);
     const int64_t all = (l.n_experts + 8) / 8;
     return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
@@ -19001,43 +19006,45 @@ struct d_wg_id_columns {
     int64_t * results;
 };
 
-// Packs activations per expert as BF16. A block packs the column of one pair, in order of experts, and searches its tile. The last
-// pair of a tile pads the tile to eight columns with zeros.
+#define WG_ID_UNROLL 4 // steps of 256 elements whose loads a warp has in flight
+
+// One column of a tile, by a warp: elements [0, n) of x as BF16, then zeros.
+static inline __device__ void d_wg_id_column(
+    const d_wg_columns_job & job, const char * x, int64_t n, char * to, int swizzle, uint32_t * words) {
+    const int lane = (int) threadIdx.x % 32;
+    const bool is_wide = job.x.type == GCUDA_TYPE_F32 && job.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
+    for (int64_t k0 = 0; k0 < job.k_padded; k0 += 256 * WG_ID_UNROLL) {
+        float4 v[WG_ID_UNROLL][2];
+        UNROLL for (int i = 0; i < WG_ID_UNROLL; ++i) {
+            UNROLL for (int h = 0; h < 2; ++h) { v[i][h] = d_wg_load4(job, x, n, k0 + 256 * i + 4 * lane + 128 * h, is_wide); }
+        }
+        UNROLL for (int i = 0; i < WG_ID_UNROLL; ++i) {
+            if (k0 + 256 * i < job.k_padded) { d_wg_put<__nv_bfloat16>(job, to, k0 + 256 * i, swizzle, words, v[i], 0); }
+        }
+    }
+}
+
+// Packs activations per expert as BF16. A block packs eight columns of a tile, a warp one column; columns between the tile's
+// last pair and a multiple of eight are zeros.
 //   shared  4 KiB
 //   floor   b read once per pair, 2 bytes per element written
 static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
     alignas(16) __shared__ uint32_t words[8][128];
-    __shared__ int tile;
     d_take_turn();
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_tiles = *p.lists.n_tiles;
-    for (int i = (int) blockIdx.x; i < (int) p.lists.n_slots; i += (int) gridDim.x) {
-        const uint32_t slot = (uint32_t) p.lists.order[i], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
-        for (int k = (int) threadIdx.x; k < n_tiles; k += 256) {
-            const d_id_tile at = p.lists.tiles[k];
-            if (at.first <= i && i < at.first + at.n) { tile = k; }
-        }
-        __syncthreads();
+    const int warp = (int) threadIdx.x / 32, n_eights = *p.lists.n_tiles * (WG_FEW / 8);
+    const uint32_t used = (uint32_t) p.y.ne[1];
+    for (int i = (int) blockIdx.x; i < n_eights; i += (int) gridDim.x) {
+        const int tile = i / (WG_FEW / 8), c = i % (WG_FEW / 8) * 8 + warp;
         const d_id_tile t = p.lists.tiles[tile];
-        const int place = d_wg_id_place(tile, t.first), column = i - t.first;
-        if (threadIdx.x == 0) { p.results[place + column] = (int64_t) (token * (p.y.nb[2] / 4) + u * (p.y.nb[1] / 4)); }
-        if (t.expert >= 0) {
-            const char * x = d_at(p.to.x, 0, u % (uint32_t) p.to.x.ne[1], token, 0);
-            const bool is_wide = p.to.x.type == GCUDA_TYPE_F32 && p.to.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
-            d_wg_columns_job job = p.to;
-            job.tn = d_wg_id_padded(t.n);
-            const int end = column + 1 < t.n ? column + 1 : job.tn;
-            for (int c = column; c < end; ++c) {
-                char * to = p.to.image + ((int64_t) place * p.to.k_padded + (int64_t) c * WG_K) * 2;
-                for (int64_t k = warp * 256; k < p.to.k_padded; k += 2048) {
-                    float4 v[2];
-                    UNROLL for (int h = 0; h < 2; ++h) {
-                        v[h] = d_wg_load4(p.to, x, c == column ? p.to.x.ne[0] : 0, k + 4 * lane + 128 * h, is_wide);
-                    }
-                    d_wg_put<__nv_bfloat16>(job, to, k, c & 7, words[warp], v, 0);
-                }
-            }
-        }
-        __syncthreads(); // all threads have read tile
+        const int place = d_wg_id_place(tile, t.first);
+        const uint32_t pair = c < t.n ? (uint32_t) p.lists.order[t.first + c] : 0, u = pair % used, token = pair / used;
+        if (c < t.n && threadIdx.x % 32 == 0) { p.results[place + c] = (int64_t) (token * (p.y.nb[2] / 4) + u * (p.y.nb[1] / 4)); }
+        d_wg_columns_job job = p.to;
+        job.tn = d_wg_id_padded(t.n);
+        if (t.expert < 0 || c >= job.tn) { continue; }
+        const char * x = d_at(job.x, 0, u % (uint32_t) job.x.ne[1], token, 0);
+        char * to = job.image + ((int64_t) place * job.k_padded + (int64_t) c * WG_K) * 2;
+        d_wg_id_column(job, x, c < t.n ? job.x.ne[0] : 0, to, c & 7, words[warp]);
     }
 }
 
@@ -19078,7 +19085,7 @@ static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_p
     c.lists = l;
     c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
     const gcuda_status st = launch_overlapped(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, p, l);
-    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, l.n_slots, dim3(256), stream, c) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, plan.max_tiles * (WG_FEW / 8), dim3(256), stream, c) : st;
 }
 
 static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_plan & plan, const d_id_lists & l) {
