@@ -104,12 +104,14 @@ EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
                    page-locked memory: gcuda_backend_cuda_set_memory. Limits: gcuda_cuda_params.memory_budget.
     Logging:       gcuda_log_set; silent otherwise.
-    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread.
+    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or with a pool
+                   whose parallel_for hands the work to the program's own job system (examples/embed_engine.c).
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
-    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph. Views
-                   whose length grows, in graphs that are built again: gcuda_set_dynamic.
+    KV cache:      three ways, in examples/decode.c. gcuda_set_rows writes at an input index, with a mask over the whole cache: one
+                   graph, several sequences, rings. gcuda_graph_move_view moves the written view before each run of the same
+                   graph. Graphs that are built again have a view of the cache that grows: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
@@ -3587,6 +3589,21 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual, THREADS.
 #define GCUDA_MAX_N_THREADS 512
 
+// The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on any threads and in
+// any order, and returns when all jobs have returned. The thread that computes a graph calls it for each phase of a node longer than
+// about 10 us, with at most n_threads jobs. Its return is the barrier before the next phase.
+//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms: a late job finds less or nothing to
+//               do, so that fewer threads than jobs, or the calling thread alone, give the same results later
+//   nesting     no lock is held: graphs may be computed on one such pool by several threads, and inside a job (a custom operation), as far
+//               as the job system allows it
+//   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
+//               that of its thread
+//   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
+//   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
+//               after it has returned uses memory that is gone
+typedef void (*gcuda_job)(void * job_data, int index);
+typedef void (*gcuda_parallel_for)(void * user, int n_jobs, gcuda_job job, void * job_data);
+
 enum gcuda_sched_priority {
     GCUDA_SCHED_PRIO_LOW = -1,
     GCUDA_SCHED_PRIO_NORMAL = 0, // as the creating thread
@@ -3607,6 +3624,9 @@ struct gcuda_threadpool_params {
     // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
+    // Not NULL: the pool has no threads and uses only n_threads of the fields above. UNSUPPORTED with GCUDA_NO_THREADS
+    gcuda_parallel_for parallel_for;
+    void * parallel_for_data; // its `user`
 };
 
 struct gcuda_threadpool; // opaque
@@ -3627,7 +3647,8 @@ GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * poo
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
 
-typedef bool (*gcuda_abort_callback)(void * data); // true: stop the graph; called on the computing thread
+// true: stop the graph. Called on the computing thread, or on one that runs a job of a parallel_for
+typedef bool (*gcuda_abort_callback)(void * data);
 
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
@@ -3917,8 +3938,21 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // callback is called before each, on the computing thread. If it returns true, the graph ends with GCUDA_STATUS_ABORTED when the
 // chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
 //
-// Nodes longer than a chunk are cut into slices. Some operations cannot be cut, others only into rows, planes or images (see
-// gcudai_cuda_cuts; README.md has the list). Until chunks have been timed, their length is a low estimate.
+// Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
+// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+//   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
+//                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
+//                          change shape, from where shapes first differ
+//   a row                  norms, SOFT_MAX_BACK, SUM_ROWS, MEAN, CUMSUM, ARGSORT, TOP_K, GET_ROWS, SET_ROWS, ADD_ID,
+//                          TIMESTEP_EMBEDDING, PAD_REFLECT_1D; of all heads: SOFT_MAX; 1024 rows: ARGMAX
+//   a head                 with all its tokens: ROPE
+//   a plane, an image      DIAG_MASK, TRI, DIAG, UPSCALE, POOL; IM2COL, GROUP_NORM
+//   64 output channels     of an image: convolutions; one: CONV_2D_DW
+//   a sequence             SSM_CONV; 1024 columns: GET_ROWS_BACK; 8192 right-hand sides of a matrix: SOLVE_TRI
+//   1024 rows of weights   by 256 columns: MUL_MAT; by 256 tokens: MUL_MAT_ID
+//   127 positions, tokens  of a query: attention; of a sequence: recurrences
+//
+// The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
 //
 // Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
 // a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
@@ -4195,7 +4229,21 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
 // for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
 // addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
-// Defined in gcuda_kernels.cu.
+// Defined in gcuda_kernels.cu. A program of launchers alone links gcuda_kernels.o, the CUDA runtime, and one file with
+// GCUDA_IMPLEMENTATION (sizes of types).
+//
+//     struct gcuda_norm_args args = { 0 };
+//     args.x.data = x;                                                 // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.type = GCUDA_TYPE_F32;
+//     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
+//     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
+//     args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
+//     args.y = args.x;
+//     args.y.data = y;
+//     args.eps = 1e-6f;
+//     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
+//
 //
 // A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
 // until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
@@ -24322,6 +24370,62 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
     return is_complete;
 }
 
+// ---- the caller's job system in place of threads ----
+// Shared by the jobs of one call. It lives on the computing thread's stack, so that calls may be nested and concurrent.
+struct gcudai_pool_jobs {
+    void (*fn)(void * user, int64_t chunk, int thread);
+    void * user;
+    bool (*poll_abort)(void * user); // one call at a time, which is its own affair. NULL: never
+    void * abort_user;
+    int64_t n_chunks;
+    int n_jobs;
+    char pad0[64]; // members that all threads write have separate cache lines
+    gcudai_atomic_i64 next_chunk;
+    char pad1[64];
+    gcudai_atomic_i32 n_begun, n_ended, is_stopped;
+};
+
+static void gcudai_pool_job_chunks(struct gcudai_pool_jobs * jobs, int thread) {
+    while (gcudai_atomic_load_i32(&jobs->is_stopped) == 0) {
+        const int64_t chunk = gcudai_atomic_add_i64(&jobs->next_chunk, 1);
+        if (chunk >= jobs->n_chunks) { return; }
+        jobs->fn(jobs->user, chunk, thread);
+        if (jobs->poll_abort != NULL && jobs->poll_abort(jobs->abort_user)) { gcudai_atomic_store_i32(&jobs->is_stopped, 1); }
+    }
+}
+
+// A gcuda_job. Numbers are given by arrival and not by index: scratch memory of two threads differs whatever index they are called with.
+static void gcudai_pool_job(void * job_data, int index) {
+    struct gcudai_pool_jobs * jobs = (struct gcudai_pool_jobs *) job_data;
+    const int thread = gcudai_atomic_add_i32(&jobs->n_begun, 1);
+    (void) index;
+    if (thread < jobs->n_jobs) {
+        const gcudai_fp_env before = gcudai_fp_enter();
+        gcudai_pool_job_chunks(jobs, thread);
+        gcudai_fp_leave(before);
+    }
+    gcudai_atomic_add_i32(&jobs->n_ended, 1); // the last access: the caller may return
+}
+
+static bool gcudai_pool_has_jobs(const struct gcuda_threadpool * pool) { return pool != NULL && pool->params.parallel_for != NULL; }
+
+// As gcudai_pool_run with jobs of the caller's. The default floating-point environment is on; parallel_for is called in `outer`.
+// ABORTED without a message: poll_abort said to stop.
+static gcuda_status gcudai_pool_run_jobs(
+    struct gcuda_threadpool * pool, struct gcudai_pool_jobs * jobs, int n_threads, gcudai_fp_env outer) {
+    jobs->n_jobs = GCUDAI_MIN(n_threads, pool->params.n_threads);
+    if (jobs->n_jobs > jobs->n_chunks) { jobs->n_jobs = (int) jobs->n_chunks; }
+    gcudai_fp_leave(outer);
+    pool->params.parallel_for(pool->params.parallel_for_data, jobs->n_jobs, gcudai_pool_job, jobs);
+    (void) gcudai_fp_enter();
+    const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
+    while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); } // none, unless it returned too early
+    if (n_begun != jobs->n_jobs) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
+    }
+    return gcudai_atomic_load_i32(&jobs->is_stopped) != 0 ? GCUDA_STATUS_ABORTED : GCUDA_STATUS_SUCCESS;
+}
+
 void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
     if (p == NULL) {
         return;
@@ -24353,7 +24457,8 @@ bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, con
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
     const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
     return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
-           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data &&
+           p.parallel_for == q.parallel_for && p.parallel_for_data == q.parallel_for_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
 }
 
 static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
@@ -24370,7 +24475,7 @@ static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
 }
 
 static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
-    const int n_wanted = pool->params.n_threads - 1;
+    const int n_wanted = gcudai_pool_has_jobs(pool) ? 0 : pool->params.n_threads - 1;
     while (pool->n_workers < n_wanted) {
         struct gcudai_pool_worker * w = &pool->workers[pool->n_workers];
         w->pool = pool;
@@ -24387,6 +24492,12 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
                            GCUDA_MAX_N_THREADS);
         return NULL;
     }
+#if defined(GCUDA_NO_THREADS)
+    if (p.parallel_for != NULL) {
+        (void) gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
+        return NULL;
+    }
+#endif
     struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
     if (pool == NULL) { return NULL; }
     pool->workers = (struct gcudai_pool_worker *) gcudai_calloc((size_t) p.n_threads, sizeof(*pool->workers));
@@ -24403,7 +24514,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
     gcudai_pool_start_workers(pool);
 #if !defined(GCUDA_NO_THREADS)
-    if (pool->n_workers + 1 < p.n_threads) {
+    if (gcuda_threadpool_get_n_threads(pool) < p.n_threads) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1,
             p.n_threads);
     }
@@ -24429,7 +24540,8 @@ void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
 }
 
 int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
-    return pool != NULL && !gcudai_pool_is_inherited(pool) ? pool->n_workers + 1 : 1;
+    if (pool == NULL || gcudai_pool_is_inherited(pool)) { return 1; }
+    return gcudai_pool_has_jobs(pool) ? pool->params.n_threads : pool->n_workers + 1;
 }
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
@@ -24451,14 +24563,17 @@ struct gcudai_run {
     const struct gcuda_tensor * node; // being computed
     gcuda_abort_callback should_stop; // NULL: never
     void * stop_data;
+    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
+    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
     gcudai_atomic_i32 is_stopped; // the callback has said so
 };
 
-// The caller's thread only: callbacks come from nowhere else.
+// Asks the callback, one thread at a time; who comes meanwhile goes on.
 static bool gcudai_run_poll(void * user) {
     struct gcudai_run * run = (struct gcudai_run *) user;
-    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) {
-        gcudai_atomic_store_i32(&run->is_stopped, 1);
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
+        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
+        gcudai_atomic_store_i32(&run->is_asking, 0);
     }
     return gcudai_atomic_load_i32(&run->is_stopped) != 0;
 }
@@ -24467,7 +24582,7 @@ GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * sp
     *spent += cost;
     if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
-    return t->thread == 0 ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
 }
 
 GCUDAI_UNUSED static void gcudai_bad_index(
@@ -24492,6 +24607,7 @@ struct gcudai_cpu_setup {
     gcuda_abort_callback abort;
     void * abort_data;
     bool check_finite;
+    gcudai_fp_env outer; // the caller's floating-point environment
 };
 
 static bool gcudai_is_skipped(const struct gcuda_tensor * t) {
@@ -24590,15 +24706,30 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
 #define GCUDAI_CHUNK_MIN_COST 1.5e4
 #define GCUDAI_INLINE_COST 3e4
 
-static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
+static gcuda_status gcudai_cpu_chunks(struct gcudai_cpu_job * job, int n_threads, int64_t n_chunks, const struct gcudai_cpu_setup * s) {
+    bool (*poll_abort)(void *) = s->abort != NULL ? gcudai_run_poll : NULL;
+    if (!gcudai_pool_has_jobs(s->pool) || n_threads <= 1 || n_chunks <= 1) {
+        return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, poll_abort, job->run) ? GCUDA_STATUS_SUCCESS
+                                                                                                        : GCUDA_STATUS_ABORTED;
+    }
+    struct gcudai_pool_jobs jobs;
+    GCUDAI_ZERO(jobs);
+    jobs.fn = gcudai_cpu_chunk;
+    jobs.user = job;
+    jobs.poll_abort = poll_abort;
+    jobs.abort_user = job->run;
+    jobs.n_chunks = n_chunks;
+    return gcudai_pool_run_jobs(s->pool, &jobs, n_threads, s->outer);
+}
+
+static gcuda_status gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
     const double cost = GCUDAI_MAX(item_cost, 1.0), total = cost * (double) job->n_items;
     const int n_threads = total < GCUDAI_INLINE_COST ? 1 : s->n_threads;
     const double wanted = total / (4.0 * (double) n_threads);
     const double per_chunk = GCUDAI_MIN(GCUDAI_MAX(wanted, GCUDAI_CHUNK_MIN_COST), GCUDAI_CHUNK_MAX_COST) / cost;
     job->items_per_chunk = per_chunk < 1.0 ? 1 : per_chunk > (double) job->n_items ? job->n_items : (int64_t) per_chunk;
     const int64_t n_chunks = (job->n_items - 1) / job->items_per_chunk + 1;
-    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job,
-        s->abort != NULL ? gcudai_run_poll : NULL, job->run);
+    return gcudai_cpu_chunks(job, n_threads, n_chunks, s);
 }
 
 static gcuda_status gcudai_cpu_run_node(
@@ -24620,9 +24751,9 @@ static gcuda_status gcudai_cpu_run_node(
     run->node = y;
     for (job.phase = 0; job.phase < GCUDAI_MAX(w.n_phases, 1); ++job.phase) {
         job.n_items = w.n_items[job.phase];
-        if (job.n_items > 0 && !gcudai_cpu_phase(&job, w.item_cost[job.phase], s)) {
-            return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
-        }
+        const gcuda_status st = job.n_items > 0 ? gcudai_cpu_phase(&job, w.item_cost[job.phase], s) : GCUDA_STATUS_SUCCESS;
+        if (st == GCUDA_STATUS_ABORTED) { return gcudai_node_fail(st, y, "aborted by the callback"); }
+        GCUDAI_TRY(st);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -24662,10 +24793,12 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
     run.stop_data = s->abort_data;
+    run.is_asked_by_all = gcudai_pool_has_jobs(here.pool);
     if (!gcudai_mutex_init(&run.lock)) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     }
     const gcudai_fp_env before = gcudai_fp_enter();
+    here.outer = before;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
