@@ -104,12 +104,14 @@ EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
                    page-locked memory: gcuda_backend_cuda_set_memory. Limits: gcuda_cuda_params.memory_budget.
     Logging:       gcuda_log_set; silent otherwise.
-    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread.
+    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or with a pool
+                   whose parallel_for hands the work to the program's own job system (examples/embed_engine.c).
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
-    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph. Views
-                   whose length grows, in graphs that are built again: gcuda_set_dynamic.
+    KV cache:      three ways, in examples/decode.c. gcuda_set_rows writes at an input index, with a mask over the whole cache: one
+                   graph, several sequences, rings. gcuda_graph_move_view moves the written view before each run of the same
+                   graph. Graphs that are built again have a view of the cache that grows: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
@@ -625,6 +627,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
+#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
 #define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
 #define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
 #define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
@@ -1681,7 +1684,7 @@ enum gcuda_op {
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
 //   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
-//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec; FLASH_ATTN_EXT: 4 n_kv_max
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
 //   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
@@ -2716,6 +2719,8 @@ struct gcuda_flash_attn_ext_args {
     // The plain path does so, and is the one that runs then.
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
     bool is_begun, is_open;     // positions were before these; there are more after them
+    int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
+    int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
     void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
 };
@@ -2723,11 +2728,18 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
 // Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks to F16, of which a power of two is taken out where they lie beyond it;
+// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
 // F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
 // of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
+// A promise that no row of the mask has more than n entries other than -inf; 0 takes it back. The result stays what it is without: from
+// GCUDA_FLASH_ATTN_GATHER positions on a backend may read the rows of k and v of these positions alone. There a row that has more is
+// GCUDA_STATUS_INVALID_DATA, as an index out of range is, and the result of that row may be anything. CUDA gathers them for masks of one
+// head (m2 is 1) and n up to half of the positions, 64 MiB of k and v (at least those of a token) at a time in scratch.
+// Fails, and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+#define GCUDA_FLASH_ATTN_GATHER 4096
+GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
@@ -3577,6 +3589,21 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual, THREADS.
 #define GCUDA_MAX_N_THREADS 512
 
+// The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on any threads and in
+// any order, and returns when all jobs have returned. The thread that computes a graph calls it for each phase of a node longer than
+// about 10 us, with at most n_threads jobs. Its return is the barrier before the next phase.
+//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms: a late job finds less or nothing to
+//               do, so that fewer threads than jobs, or the calling thread alone, give the same results later
+//   nesting     no lock is held: graphs may be computed on one such pool by several threads, and inside a job (a custom operation), as far
+//               as the job system allows it
+//   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
+//               that of its thread
+//   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
+//   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
+//               after it has returned uses memory that is gone
+typedef void (*gcuda_job)(void * job_data, int index);
+typedef void (*gcuda_parallel_for)(void * user, int n_jobs, gcuda_job job, void * job_data);
+
 enum gcuda_sched_priority {
     GCUDA_SCHED_PRIO_LOW = -1,
     GCUDA_SCHED_PRIO_NORMAL = 0, // as the creating thread
@@ -3597,6 +3624,9 @@ struct gcuda_threadpool_params {
     // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
+    // Not NULL: the pool has no threads and uses only n_threads of the fields above. UNSUPPORTED with GCUDA_NO_THREADS
+    gcuda_parallel_for parallel_for;
+    void * parallel_for_data; // its `user`
 };
 
 struct gcuda_threadpool; // opaque
@@ -3617,7 +3647,8 @@ GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * poo
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
 
-typedef bool (*gcuda_abort_callback)(void * data); // true: stop the graph; called on the computing thread
+// true: stop the graph. Called on the computing thread, or on one that runs a job of a parallel_for
+typedef bool (*gcuda_abort_callback)(void * data);
 
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
@@ -3907,8 +3938,21 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // callback is called before each, on the computing thread. If it returns true, the graph ends with GCUDA_STATUS_ABORTED when the
 // chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
 //
-// Nodes longer than a chunk are cut into slices. Some operations cannot be cut, others only into rows, planes or images (see
-// gcudai_cuda_cuts; README.md has the list). Until chunks have been timed, their length is a low estimate.
+// Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
+// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+//   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
+//                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
+//                          change shape, from where shapes first differ
+//   a row                  norms, SOFT_MAX_BACK, SUM_ROWS, MEAN, CUMSUM, ARGSORT, TOP_K, GET_ROWS, SET_ROWS, ADD_ID,
+//                          TIMESTEP_EMBEDDING, PAD_REFLECT_1D; of all heads: SOFT_MAX; 1024 rows: ARGMAX
+//   a head                 with all its tokens: ROPE
+//   a plane, an image      DIAG_MASK, TRI, DIAG, UPSCALE, POOL; IM2COL, GROUP_NORM
+//   64 output channels     of an image: convolutions; one: CONV_2D_DW
+//   a sequence             SSM_CONV; 1024 columns: GET_ROWS_BACK; 8192 right-hand sides of a matrix: SOLVE_TRI
+//   1024 rows of weights   by 256 columns: MUL_MAT; by 256 tokens: MUL_MAT_ID
+//   127 positions, tokens  of a query: attention; of a sequence: recurrences
+//
+// The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
 //
 // Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
 // a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
@@ -4185,7 +4229,21 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
 // for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
 // addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
-// Defined in gcuda_kernels.cu.
+// Defined in gcuda_kernels.cu. A program of launchers alone links gcuda_kernels.o, the CUDA runtime, and one file with
+// GCUDA_IMPLEMENTATION (sizes of types).
+//
+//     struct gcuda_norm_args args = { 0 };
+//     args.x.data = x;                                                 // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.type = GCUDA_TYPE_F32;
+//     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
+//     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
+//     args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
+//     args.y = args.x;
+//     args.y.data = y;
+//     args.eps = 1e-6f;
+//     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
+//
 //
 // A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
 // until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
@@ -4504,26 +4562,30 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
+// Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
 // block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; rows that are
-//             not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
+//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
+//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
 //             ELEMENTS, with blocks and GCUDA_PREC_F32
 //     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
+//             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
+//             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
 //     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
 //     ELEMENTS  otherwise
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
-    int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
+    int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
     bool is_precise;                 // GCUDA_PREC_F32
     bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
+                                     // fits_rows: of k and v as F16, where they are converted
     bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
                                      // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
 };
@@ -17680,6 +17742,15 @@ gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcud
     return st;
 }
 
+gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n) {
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_set_n_kv_max", gcudai_flash_attn_sink_ops));
+    const int32_t before = gcudai_param_i32(a, 4);
+    gcudai_set_param_i32(a, 4, n);
+    const gcuda_status st = gcudai_check_node(a);
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_param_i32(a, 4, before); }
+    return st;
+}
+
 static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
@@ -17741,7 +17812,10 @@ static gcuda_status gcudai_flash_attn_check(
 
 static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * q = y->src[0];
+    const int32_t n_kv_max = gcudai_param_i32(y, 4);
     GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
+    GCUDAI_WANT(y, n_kv_max >= 0, "n_kv_max is %d, want >= 0", (int) n_kv_max);
+    GCUDAI_WANT(y, n_kv_max == 0 || y->src[3] != NULL, "n_kv_max is %d, and there is no mask", (int) n_kv_max);
     return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
@@ -17757,6 +17831,7 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->max_bias = gcudai_param_f32(y, 1);
     p->logit_softcap = gcudai_param_f32(y, 2);
     p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+    p->n_kv_max = gcudai_param_i32(y, 4);
 }
 
 // Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
@@ -17859,6 +17934,24 @@ static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char *
     }
     for (int64_t i = 0; i < b->n * a->dv; ++i) {
         b->acc[i] = 0.0f;
+    }
+}
+
+// Rows of the mask that break the promise n_kv_max. Each is counted once: by the head that has its number.
+static void gcudai_attn_count(struct gcudai_attn_block * b, const struct gcudai_task * t) {
+    const struct gcuda_array * mask = &b->p->mask;
+    float w[GCUDAI_ATTN_TILE];
+    for (int64_t i = 0; i < b->n; ++i) {
+        const int64_t h = gcudai_attn_head(b, i), token = gcudai_attn_token(b, i);
+        int64_t n = 0;
+        if (h >= mask->ne[2] || b->s >= mask->ne[3]) { continue; }
+        const char * row = gcudai_at(mask, token, h, b->s);
+        for (int64_t j0 = 0; j0 < b->a.n_kv; j0 += GCUDAI_ATTN_TILE) {
+            const int64_t m = GCUDAI_MIN(GCUDAI_ATTN_TILE, b->a.n_kv - j0);
+            gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], m, w);
+            for (int64_t j = 0; j < m; ++j) { n += w[j] != -HUGE_VALF; }
+        }
+        if (n > b->p->n_kv_max) { gcudai_bad_index(t, (b->s * mask->ne[2] + h) * mask->ne[1] + token, n, b->p->n_kv_max); }
     }
 }
 
@@ -18031,6 +18124,7 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
             continue;
         }
         gcudai_attn_begin(&b, item, t->local);
+        if (b.p->n_kv_max > 0 && b.a.n_kv >= GCUDA_FLASH_ATTN_GATHER && b.part == 0) { gcudai_attn_count(&b, t); }
         const int64_t end = GCUDAI_MIN((b.part + 1) * b.a.n_kv_part, b.a.n_kv);
         for (int64_t j = b.part * b.a.n_kv_part; j < end; j += GCUDAI_ATTN_TILE) {
             const int64_t n = GCUDAI_MIN(GCUDAI_ATTN_TILE, end - j);
@@ -24277,6 +24371,62 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
     return is_complete;
 }
 
+// ---- the caller's job system in place of threads ----
+// Shared by the jobs of one call. It lives on the computing thread's stack, so that calls may be nested and concurrent.
+struct gcudai_pool_jobs {
+    void (*fn)(void * user, int64_t chunk, int thread);
+    void * user;
+    bool (*poll_abort)(void * user); // one call at a time, which is its own affair. NULL: never
+    void * abort_user;
+    int64_t n_chunks;
+    int n_jobs;
+    char pad0[64]; // members that all threads write have separate cache lines
+    gcudai_atomic_i64 next_chunk;
+    char pad1[64];
+    gcudai_atomic_i32 n_begun, n_ended, is_stopped;
+};
+
+static void gcudai_pool_job_chunks(struct gcudai_pool_jobs * jobs, int thread) {
+    while (gcudai_atomic_load_i32(&jobs->is_stopped) == 0) {
+        const int64_t chunk = gcudai_atomic_add_i64(&jobs->next_chunk, 1);
+        if (chunk >= jobs->n_chunks) { return; }
+        jobs->fn(jobs->user, chunk, thread);
+        if (jobs->poll_abort != NULL && jobs->poll_abort(jobs->abort_user)) { gcudai_atomic_store_i32(&jobs->is_stopped, 1); }
+    }
+}
+
+// A gcuda_job. Numbers are given by arrival and not by index: scratch memory of two threads differs whatever index they are called with.
+static void gcudai_pool_job(void * job_data, int index) {
+    struct gcudai_pool_jobs * jobs = (struct gcudai_pool_jobs *) job_data;
+    const int thread = gcudai_atomic_add_i32(&jobs->n_begun, 1);
+    (void) index;
+    if (thread < jobs->n_jobs) {
+        const gcudai_fp_env before = gcudai_fp_enter();
+        gcudai_pool_job_chunks(jobs, thread);
+        gcudai_fp_leave(before);
+    }
+    gcudai_atomic_add_i32(&jobs->n_ended, 1); // the last access: the caller may return
+}
+
+static bool gcudai_pool_has_jobs(const struct gcuda_threadpool * pool) { return pool != NULL && pool->params.parallel_for != NULL; }
+
+// As gcudai_pool_run with jobs of the caller's. The default floating-point environment is on; parallel_for is called in `outer`.
+// ABORTED without a message: poll_abort said to stop.
+static gcuda_status gcudai_pool_run_jobs(
+    struct gcuda_threadpool * pool, struct gcudai_pool_jobs * jobs, int n_threads, gcudai_fp_env outer) {
+    jobs->n_jobs = GCUDAI_MIN(n_threads, pool->params.n_threads);
+    if (jobs->n_jobs > jobs->n_chunks) { jobs->n_jobs = (int) jobs->n_chunks; }
+    gcudai_fp_leave(outer);
+    pool->params.parallel_for(pool->params.parallel_for_data, jobs->n_jobs, gcudai_pool_job, jobs);
+    (void) gcudai_fp_enter();
+    const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
+    while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); } // none, unless it returned too early
+    if (n_begun != jobs->n_jobs) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
+    }
+    return gcudai_atomic_load_i32(&jobs->is_stopped) != 0 ? GCUDA_STATUS_ABORTED : GCUDA_STATUS_SUCCESS;
+}
+
 void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
     if (p == NULL) {
         return;
@@ -24308,7 +24458,8 @@ bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, con
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
     const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
     return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
-           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data &&
+           p.parallel_for == q.parallel_for && p.parallel_for_data == q.parallel_for_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
 }
 
 static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
@@ -24325,7 +24476,7 @@ static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
 }
 
 static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
-    const int n_wanted = pool->params.n_threads - 1;
+    const int n_wanted = gcudai_pool_has_jobs(pool) ? 0 : pool->params.n_threads - 1;
     while (pool->n_workers < n_wanted) {
         struct gcudai_pool_worker * w = &pool->workers[pool->n_workers];
         w->pool = pool;
@@ -24342,6 +24493,12 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
                            GCUDA_MAX_N_THREADS);
         return NULL;
     }
+#if defined(GCUDA_NO_THREADS)
+    if (p.parallel_for != NULL) {
+        (void) gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
+        return NULL;
+    }
+#endif
     struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
     if (pool == NULL) { return NULL; }
     pool->workers = (struct gcudai_pool_worker *) gcudai_calloc((size_t) p.n_threads, sizeof(*pool->workers));
@@ -24358,7 +24515,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
     gcudai_pool_start_workers(pool);
 #if !defined(GCUDA_NO_THREADS)
-    if (pool->n_workers + 1 < p.n_threads) {
+    if (gcuda_threadpool_get_n_threads(pool) < p.n_threads) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1,
             p.n_threads);
     }
@@ -24384,7 +24541,8 @@ void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
 }
 
 int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
-    return pool != NULL && !gcudai_pool_is_inherited(pool) ? pool->n_workers + 1 : 1;
+    if (pool == NULL || gcudai_pool_is_inherited(pool)) { return 1; }
+    return gcudai_pool_has_jobs(pool) ? pool->params.n_threads : pool->n_workers + 1;
 }
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
@@ -24406,14 +24564,17 @@ struct gcudai_run {
     const struct gcuda_tensor * node; // being computed
     gcuda_abort_callback should_stop; // NULL: never
     void * stop_data;
+    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
+    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
     gcudai_atomic_i32 is_stopped; // the callback has said so
 };
 
-// The caller's thread only: callbacks come from nowhere else.
+// Asks the callback, one thread at a time; who comes meanwhile goes on.
 static bool gcudai_run_poll(void * user) {
     struct gcudai_run * run = (struct gcudai_run *) user;
-    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) {
-        gcudai_atomic_store_i32(&run->is_stopped, 1);
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
+        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
+        gcudai_atomic_store_i32(&run->is_asking, 0);
     }
     return gcudai_atomic_load_i32(&run->is_stopped) != 0;
 }
@@ -24422,7 +24583,7 @@ GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * sp
     *spent += cost;
     if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
-    return t->thread == 0 ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
 }
 
 GCUDAI_UNUSED static void gcudai_bad_index(
@@ -24447,6 +24608,7 @@ struct gcudai_cpu_setup {
     gcuda_abort_callback abort;
     void * abort_data;
     bool check_finite;
+    gcudai_fp_env outer; // the caller's floating-point environment
 };
 
 static bool gcudai_is_skipped(const struct gcuda_tensor * t) {
@@ -24545,15 +24707,30 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
 #define GCUDAI_CHUNK_MIN_COST 1.5e4
 #define GCUDAI_INLINE_COST 3e4
 
-static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
+static gcuda_status gcudai_cpu_chunks(struct gcudai_cpu_job * job, int n_threads, int64_t n_chunks, const struct gcudai_cpu_setup * s) {
+    bool (*poll_abort)(void *) = s->abort != NULL ? gcudai_run_poll : NULL;
+    if (!gcudai_pool_has_jobs(s->pool) || n_threads <= 1 || n_chunks <= 1) {
+        return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, poll_abort, job->run) ? GCUDA_STATUS_SUCCESS
+                                                                                                        : GCUDA_STATUS_ABORTED;
+    }
+    struct gcudai_pool_jobs jobs;
+    GCUDAI_ZERO(jobs);
+    jobs.fn = gcudai_cpu_chunk;
+    jobs.user = job;
+    jobs.poll_abort = poll_abort;
+    jobs.abort_user = job->run;
+    jobs.n_chunks = n_chunks;
+    return gcudai_pool_run_jobs(s->pool, &jobs, n_threads, s->outer);
+}
+
+static gcuda_status gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
     const double cost = GCUDAI_MAX(item_cost, 1.0), total = cost * (double) job->n_items;
     const int n_threads = total < GCUDAI_INLINE_COST ? 1 : s->n_threads;
     const double wanted = total / (4.0 * (double) n_threads);
     const double per_chunk = GCUDAI_MIN(GCUDAI_MAX(wanted, GCUDAI_CHUNK_MIN_COST), GCUDAI_CHUNK_MAX_COST) / cost;
     job->items_per_chunk = per_chunk < 1.0 ? 1 : per_chunk > (double) job->n_items ? job->n_items : (int64_t) per_chunk;
     const int64_t n_chunks = (job->n_items - 1) / job->items_per_chunk + 1;
-    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job,
-        s->abort != NULL ? gcudai_run_poll : NULL, job->run);
+    return gcudai_cpu_chunks(job, n_threads, n_chunks, s);
 }
 
 static gcuda_status gcudai_cpu_run_node(
@@ -24575,9 +24752,9 @@ static gcuda_status gcudai_cpu_run_node(
     run->node = y;
     for (job.phase = 0; job.phase < GCUDAI_MAX(w.n_phases, 1); ++job.phase) {
         job.n_items = w.n_items[job.phase];
-        if (job.n_items > 0 && !gcudai_cpu_phase(&job, w.item_cost[job.phase], s)) {
-            return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
-        }
+        const gcuda_status st = job.n_items > 0 ? gcudai_cpu_phase(&job, w.item_cost[job.phase], s) : GCUDA_STATUS_SUCCESS;
+        if (st == GCUDA_STATUS_ABORTED) { return gcudai_node_fail(st, y, "aborted by the callback"); }
+        GCUDAI_TRY(st);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -24617,10 +24794,12 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
     run.stop_data = s->abort_data;
+    run.is_asked_by_all = gcudai_pool_has_jobs(here.pool);
     if (!gcudai_mutex_init(&run.lock)) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     }
     const gcudai_fp_env before = gcudai_fp_enter();
+    here.outer = before;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
@@ -24633,7 +24812,10 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     }
     gcudai_fp_leave(before);
     gcudai_mutex_destroy(&run.lock);
-    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
+    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL && run.bad_node->op == GCUDA_OP_FLASH_ATTN_EXT) {
+        st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node, "row %lld of the mask has %lld entries, n_kv_max is %lld",
+            (long long) run.bad_position, (long long) run.bad_value, (long long) run.bad_limit);
+    } else if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
         st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node,
             "index %lld at position %lld is out of range [0, %lld)", (long long) run.bad_value,
             (long long) run.bad_position, (long long) run.bad_limit);
@@ -26764,7 +26946,7 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
-enum { GCUDAI_CUDA_INDEXERS = 6 }; // operations whose kernels follow indices
+enum { GCUDAI_CUDA_INDEXERS = 7 }; // operations whose kernels follow indices
 
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
 enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
@@ -30080,21 +30262,22 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 }
 
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
-static int32_t ** gcudai_cuda_bad_index_of(enum gcuda_op op, union gcudai_args * args) {
-    switch (op) {
+static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcudai_args * args) {
+    switch (y->op) {
         case GCUDA_OP_GET_ROWS:
         case GCUDA_OP_GET_ROWS_BACK:
         case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
         case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
         case GCUDA_OP_MUL_MAT_ID: return &args->mul_mat_id.bad_index;
         case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
+        case GCUDA_OP_FLASH_ATTN_EXT: return gcudai_param_i32(y, 4) > 0 ? &args->flash_attn_ext.bad_index : NULL;
         default: return NULL;
     }
 }
 
 // The flags are words, one for each of these operations, so that a message can say which of them it was.
 static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_OP_GET_ROWS, GCUDA_OP_GET_ROWS_BACK,
-    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN };
+    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN, GCUDA_OP_FLASH_ATTN_EXT };
 
 static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
     int i = 0;
@@ -30106,14 +30289,19 @@ static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_o
 static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
     char names[128];
     struct gcudai_text text = { names, sizeof(names), 0 };
+    bool has_promise = false;
     for (int i = 0; i < GCUDAI_CUDA_INDEXERS; ++i) {
-        if (cu->bad_index_host[i] != 0) {
-            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "", gcudai_op_lower(gcudai_cuda_indexers[i]));
+        if (cu->bad_index_host[i] == 0) { continue; }
+        if (gcudai_cuda_indexers[i] == GCUDA_OP_FLASH_ATTN_EXT) {
+            has_promise = true;
+        } else {
+            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "an index of ", gcudai_op_lower(gcudai_cuda_indexers[i]));
         }
     }
-    return text.used == 0 ? GCUDA_STATUS_SUCCESS
-                          : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: an index of %s was out of range since the last synchronize",
-                                cu->device->name, names);
+    if (text.used == 0 && !has_promise) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: %s%s%s%s since the last synchronize", cu->device->name, text.used > 0 ? names : "",
+        text.used > 0 ? " was out of range" : "", text.used > 0 && has_promise ? ", and " : "",
+        has_promise ? "a row of the mask of flash_attn_ext had more entries than its n_kv_max" : "");
 }
 
 // Runs a launcher with its scratch. The scratch is freed at once, because its next user is later on the stream.
@@ -30201,7 +30389,7 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     union gcudai_args args;
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &args);
     if (bad_index != NULL) {
         *bad_index = gcudai_cuda_flag_of(cu, y->op);
         cu->may_have_bad_index = true;
@@ -30713,7 +30901,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * 
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
     const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
-    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN;
+    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN && args->flash_attn_ext.n_kv_max == 0; // a promise is about whole rows
     return st;
 #else
     (void) args, (void) is_plain;
@@ -32187,7 +32375,7 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
     gcudai_op_row(y->op)->args(y, &s->args.op);
     s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
@@ -32652,7 +32840,7 @@ static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     for (int i = 0; i < plan->look.n_nodes; ++i) {
         const struct gcuda_tensor * y = plan->look.seen[i].tensor;
         if (gcudai_is_skipped(y)) { continue; }
-        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y->op, &unused) != NULL;
+        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y, &unused) != NULL;
         plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
         plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
     }

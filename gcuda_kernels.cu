@@ -19789,7 +19789,28 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
 struct d_attn {
     int64_t group, n_groups;     // heads that share k and v; groups of a sequence
     int64_t n_queries, n_blocks; // of a group
+    int64_t n_tiles;             // of 64 positions
+    const uint2 * large_k, * large_v; // [sequence][head][tile]: bits of positions for which blocks that see them run; both NULL: all run
 };
+
+// Whether some query of a block sees a position that large_k or large_v has. By all threads.
+static inline __device__ bool d_attn_sees_large(const gcuda_flash_attn_ext_args & p, const d_attn & a, int64_t q0, int64_t head0, int64_t s) {
+    const int64_t k_head = s * p.k.ne[2] + head0 / (p.q.ne[2] / p.k.ne[2]), v_head = s * p.v.ne[2] + head0 / (p.q.ne[2] / p.v.ne[2]);
+    const uint2 none = { 0, 0 };
+    bool sees = false;
+    for (int64_t tile = threadIdx.x; tile < a.n_tiles; tile += blockDim.x) {
+        const uint2 k = a.large_k != nullptr ? a.large_k[k_head * a.n_tiles + tile] : none;
+        const uint2 v = a.large_v != nullptr ? a.large_v[v_head * a.n_tiles + tile] : none;
+        for (int e = 0; e < 64 && (k.x | k.y | v.x | v.y) != 0 && !sees; ++e) { // rare
+            if (((e < 32 ? k.x | v.x : k.y | v.y) >> e % 32 & 1) == 0) { continue; }
+            for (int64_t n = q0; n < q0 + ATTN_QUERIES && n < a.n_queries && !sees; ++n) {
+                sees = p.mask.data == nullptr ||
+                       d_load(p.mask.type, d_at(p.mask, 64 * tile + e, n / a.group, (head0 + n % a.group) % p.mask.ne[2], s % p.mask.ne[3])) != -INFINITY;
+            }
+        }
+    }
+    return __syncthreads_or(sees) != 0;
+}
 
 // Elements d0 .. d0 + 63 of n rows, as floats; beyond the row: zeros. For rows of blocks a thread decodes a group.
 template <bool HAS_BLOCKS>
@@ -19840,9 +19861,11 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
     __shared__ float weight[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t dk = p.q.ne[0], dv = p.v.ne[0], n_kv = p.k.ne[1];
+    d_take_turn();
     for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_groups * a.n_blocks; item += gridDim.x) {
         const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head0 = item / a.n_blocks % a.n_groups * a.group,
                       s = item / a.n_blocks / a.n_groups;
+        if ((a.large_k != nullptr || a.large_v != nullptr) && !d_attn_sees_large(p, a, q0, head0, s)) { continue; }
         const char * k = d_at(p.k, 0, 0, head0 / (p.q.ne[2] / p.k.ne[2]), s);
         const char * v = d_at(p.v, 0, 0, head0 / (p.q.ne[2] / p.v.ne[2]), s);
         const char * mask[2];
@@ -19936,9 +19959,11 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 
 // ---- on tensor cores (mma.sync) ----
 // Products on mma.sync, accumulated in F32. A row is a token of one of the heads that share k and v, so that such a group of heads reads
-// them once. A launch is up to three kernels, each started early by the one before it (PDL):
+// them once. A launch is up to three kernels, each started early by the one before it (PDL). Where k and v are converted it is these for each
+// part of the heads, and the plain kernel at last, for blocks of rows that see what F16 cannot hold:
 //
 //   kernel          grid                              job
+//   k_attn_halves   heads x tiles of 64 positions     writes k and v as F16 for ROWS and WGMMA; other types than F16 and BF16
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
@@ -19981,7 +20006,8 @@ struct d_attn_mma {
     float * parts;         // [split][row][DV]; NULL: the result itself
     float * part_sums;     // [split][row][2]: maximum and sum
     d_attn_side k, v;
-    int n_tokens, n_heads, n_seqs, n_kv, dv;
+    int n_tokens, n_heads, n_seqs, n_kv, dv; // n_heads, n_seqs: of the launch
+    int first_head, y_heads; // of a launch for some of the heads: its first one, and how many q, y and the mask's planes count
     int n_queries;         // rows of a group
     divisor group, n_groups, n_row_blocks, n_splits; // group: heads that share k and v
     divisor heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
@@ -20073,7 +20099,7 @@ static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, cons
     uint2 all = { 0, 0xffffffffu };
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
-        const int plane = plane0 + d_remainder(b.head0 + i, a.n_mask_heads);
+        const int plane = plane0 + d_remainder(a.first_head + b.head0 + i, a.n_mask_heads);
         for (int c = b.class0; c <= b.class1; ++c) {
             const uint2 one = a.classes[((int64_t) plane * a.n_class_blocks + c) * a.n_words + word];
             all.x |= one.x;
@@ -20280,12 +20306,13 @@ template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind
 }
 
 // ---- rows of q and of the result ----
-static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + d_remainder(b.row0 + row, a.group); }
+static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return a.first_head + b.head0 + d_remainder(b.row0 + row, a.group); }
 static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return d_divide(b.row0 + row, a.group); }
 // Number of a row in the result, and among partial ones.
 static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
-    const int seq_rows = a.parts == nullptr ? a.y_seq_rows : a.n_tokens * a.n_heads;
-    return (int64_t) b.s * seq_rows + d_attn_token(a, b, row) * a.n_heads + d_attn_head(a, b, row);
+    const int token = d_attn_token(a, b, row), head = d_attn_head(a, b, row);
+    return a.parts == nullptr ? (int64_t) b.s * a.y_seq_rows + token * a.y_heads + head
+                              : (int64_t) b.s * (a.n_tokens * a.n_heads) + token * a.n_heads + head - a.first_head;
 }
 
 // Four elements of a row of q, as floats.
@@ -20373,7 +20400,7 @@ static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int 
     b.class0 = d_divide(b.row0, a.group) / ATTN_CLASS_TOKENS;
     b.class1 = d_divide(b.row0 + b.n_rows - 1, a.group) / ATTN_CLASS_TOKENS;
     b.n_planes = (int) (a.n_mask_heads.n < a.group.n ? a.n_mask_heads.n : a.group.n);
-    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(b.head0, a.n_mask_heads);
+    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(a.first_head + b.head0, a.n_mask_heads);
     b.classes = a.classes + ((int64_t) plane * a.n_class_blocks + b.class0) * a.n_words;
     return b;
 }
@@ -20478,7 +20505,7 @@ static inline __device__ void d_attn_split_begin(d_attn_split_state<DT, RT> & st
             st.max[rt][e] = -INFINITY;
             st.sum[rt][e] = 0.0f;
             st.unit[rt][e] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
-            st.slope[rt][e] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+            st.slope[rt][e] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
             st.mask_row[rt][e] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
         }
         UNROLL for (int j = 0; j < DT / 2; ++j) {
@@ -20936,7 +20963,7 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
             st.max[mt][i] = -INFINITY;
             st.sum[mt][i] = 0.0f;
             st.unit[mt][i] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
-            st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+            st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
             st.is_row[mt][i] = is_row;
             st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, d_remainder(head, a.n_mask_heads), d_remainder(b.s, a.n_mask_seqs)) : nullptr;
         }
@@ -21208,7 +21235,7 @@ template <int ROWS> static inline __device__ void d_attn_elements_begin(d_attn_r
         const bool is_row = row < b.n_rows;
         const int head = d_attn_head(a, b, row);
         to.unit[row] = !is_row ? 0.0f : to.exponent[row] == 0 ? a.scale : ldexpf(a.scale, to.exponent[row]);
-        to.slope[row] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+        to.slope[row] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
         to.mask_row[row] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
     }
 }
@@ -22049,6 +22076,210 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 #endif
 }
 
+// ---- conversion of k and v ----
+// A block writes a tile of 64 positions of a head of k or v as F16, a thread 8 elements at a time; tiles that no query sees are not read.
+// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or no number, which becomes the nearest number of F16; and a
+// row of F32 whose largest element is below 2^-13, where F16 loses digits. Blocks of rows of q that see such a position are computed again
+// by the plain path (d_attn_sees_large), so that the result of a query depends on what this query sees alone.
+//   floor   k and v read once, and written as F16
+#define ATTN_LEAST_HALF 1.220703125e-4f // 2^-13
+
+struct d_attn_codes { // of a block of 32 elements, which begins with its scale: bytes before its least value, fifth bits (0: it has none) and codes
+    int block_bytes, min_at, high_at, codes_at, zero; // 0 block_bytes: F32
+    bool is_bytes;                                    // else nibbles
+};
+struct d_attn_halves_side { // k or v
+    gcuda_array from;
+    __half * to;            // [DK or DV, positions, n_heads, n_seqs]
+    uint2 * large;          // [sequence][head][tile], of all
+    d_attn_codes codes;
+    divisor octets;         // of a row
+    int head0, n_heads;     // of this launch
+    int share;              // heads of q for each
+    int n_items;            // 0: not converted
+};
+struct d_attn_halves {
+    d_attn_halves_side side[2];
+    const uint2 * classes; // NULL: all positions are visible
+    int n_kv, n_tiles, n_words, n_class_blocks, n_mask_heads, n_mask_seqs, seq0;
+};
+
+static inline __device__ bool d_attn_is_tile_seen(const d_attn_halves & a, int share, int head, int s, int tile) { // by all threads
+    if (a.classes == nullptr) { return true; }
+    const int n = (share < a.n_mask_heads ? share : a.n_mask_heads) * a.n_class_blocks;
+    bool is_seen = false;
+    for (int i = (int) threadIdx.x; i < n; i += (int) blockDim.x) {
+        const int64_t plane = s % a.n_mask_seqs * a.n_mask_heads + (head * share + i / a.n_class_blocks) % a.n_mask_heads;
+        is_seen = is_seen || (a.classes[(plane * a.n_class_blocks + i % a.n_class_blocks) * a.n_words + tile / 32].x >> tile % 32 & 1) != 0;
+    }
+    return __syncthreads_or(is_seen) != 0;
+}
+static inline __device__ void d_attn_octet_of_codes(float (&v)[8], const d_attn_codes & f, const char * row, int octet) {
+    const int part = octet % 4;
+    const char * block = row + octet / 4 * f.block_bytes, * codes = block + f.codes_at + 8 * (f.is_bytes ? part : part % 2);
+    uint32_t q[2] = { d_word2(codes), d_word2(codes + 4) };
+    if (!f.is_bytes) {
+        const uint32_t high = f.high_at > 0 ? *(const uint8_t *) (block + f.high_at + part) : 0;
+        UNROLL for (int i = 0; i < 2; ++i) { q[i] = (q[i] >> part / 2 * 4 & 0x0f0f0f0fu) | d_spread_bits(high >> 4 * i) << 4; }
+    }
+    const float scale = d_half(*(const gcuda_fp16_t *) block), min = f.min_at > 0 ? d_half(*(const gcuda_fp16_t *) (block + f.min_at)) : 0.0f;
+    UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (q[i / 4] >> 8 * (i % 4)) - f.zero) + min; }
+}
+static inline __device__ void d_attn_octet_of_floats(float (&v)[8], const char * row, int octet) {
+    const float4 low = *(const float4 *) (row + 32 * octet), high = *(const float4 *) (row + 32 * octet + 16);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); } // NaN: a number too
+
+static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTANT d_attn_halves a) {
+    __shared__ uint32_t most[ATTN_TILE]; // bits of the largest element of a row, where it matters: they are ordered as numbers are, NaN last
+    const int thread = (int) threadIdx.x;
+    d_take_turn();
+    for (int item = (int) blockIdx.x; item < a.side[0].n_items + a.side[1].n_items; item += (int) gridDim.x) {
+        const bool is_v = item >= a.side[0].n_items;
+        const d_attn_halves_side & x = a.side[is_v];
+        const int of_side = item - (is_v ? a.side[0].n_items : 0), unit = of_side / a.n_tiles, tile = of_side - unit * a.n_tiles, j0 = tile * ATTN_TILE;
+        const int s = a.seq0 + unit / x.n_heads, head = x.head0 + unit % x.n_heads, n_rows = a.n_kv - j0 < ATTN_TILE ? a.n_kv - j0 : ATTN_TILE;
+        const int n_octets = (int) x.octets.n;
+        const bool is_seen = d_attn_is_tile_seen(a, x.share, head, s, tile), is_f32 = x.codes.block_bytes == 0;
+        const char * rows = d_at(x.from, 0, j0, head, s);
+        __half * to = x.to + ((int64_t) unit * a.n_kv + j0) * 8 * n_octets;
+        if (thread < ATTN_TILE) { most[thread] = 0; }
+        __syncthreads();
+        UNROLL_4 for (int i = thread; i < (is_seen ? n_rows * n_octets : 0); i += 256) {
+            const int row = d_divide(i, x.octets), octet = i - row * n_octets;
+            const char * from = rows + row * (int64_t) x.from.nb[1];
+            float v[8], top = 0.0f;
+            if (is_f32) {
+                d_attn_octet_of_floats(v, from, octet);
+            } else {
+                d_attn_octet_of_codes(v, x.codes, from, octet);
+            }
+            bool is_large = false;
+            UNROLL for (int e = 0; e < 8; ++e) {
+                top = fmaxf(top, fabsf(v[e]));
+                is_large = is_large || !(fabsf(v[e]) <= 65504.0f);
+                v[e] = d_attn_within_half(v[e]);
+            }
+            if (is_f32 || is_large) { atomicMax(&most[row], is_large ? 0x7fffffffu : __float_as_uint(top)); }
+            *(uint4 *) (to + row * (8 * n_octets) + 8 * octet) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+        }
+        __syncthreads();
+        if (thread < ATTN_TILE) {
+            const uint32_t top = most[thread];
+            const bool is_bad = top == 0x7fffffffu || (is_f32 && top != 0 && top < __float_as_uint(ATTN_LEAST_HALF));
+            const uint32_t bits = __ballot_sync(0xffffffffu, is_bad);
+            if (thread % 32 == 0) { ((uint32_t *) (x.large + ((int64_t) s * x.from.ne[2] + head) * a.n_tiles + tile))[thread / 32] = bits; }
+        }
+        __syncthreads();
+    }
+}
+
+// ---- gathered positions ----
+// A block finds the positions that a token sees, in their order: a warp has a part of them, 256 at a time, a lane 8. Their biases become a
+// mask of their own, in which a position more is -inf.
+#define ATTN_LIST_THREADS 1024
+struct d_attn_gather {
+    gcuda_array k, v, mask; // from the first token on
+    char * k_to, * v_to, * mask_to; // [n_listed, heads, tokens], [n_listed, tokens]; v_to NULL: v lies in k
+    int * lists;                    // [n_listed, tokens]; NULL: entries are only counted
+    int32_t * bad_index;
+    int n_kv, n_kv_max, n_listed;   // n_listed: n_kv_max as a multiple of 8
+    int n_tokens, n_rows;           // n_rows: of all planes of the mask
+    int k_bytes, v_bytes, k_stride, v_stride, unit; // of a row, here and there; copied at once
+};
+
+// Which of 8 positions from j on are seen.
+static inline __device__ uint32_t d_attn_seen_octet(const gcuda_array & mask, const char * row, int j, int end, bool is_wide) {
+    uint32_t bits = 0;
+    if (is_wide && j + 8 <= end) {
+        const uint4 v = *(const uint4 *) (row + 2 * (int64_t) j);
+        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
+        UNROLL for (int i = 0; i < 8; ++i) { bits |= (uint32_t) ((w[i / 2] >> i % 2 * 16 & 0xffffu) != 0xfc00u) << i; }
+        return bits;
+    }
+    for (int i = 0; i < 8 && j + i < end; ++i) { bits |= (uint32_t) (d_load(mask.type, row + (int64_t) (j + i) * (int64_t) mask.nb[0]) != -INFINITY) << i; }
+    return bits;
+}
+static inline __device__ void d_attn_put_bias(const gcuda_array & mask, char * to, const char * from) { // NULL: -inf
+    if (mask.type == GCUDA_TYPE_F32) {
+        *(float *) to = from != nullptr ? *(const float *) from : -INFINITY;
+    } else {
+        *(uint16_t *) to = from != nullptr ? *(const uint16_t *) from : mask.type == GCUDA_TYPE_F16 ? 0xfc00u : 0xff80u;
+    }
+}
+static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_GRID_CONSTANT d_attn_gather a) {
+    constexpr int n_warps = ATTN_LIST_THREADS / 32;
+    __shared__ int counts[n_warps];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, per_warp = (a.n_kv + 256 * n_warps - 1) / (256 * n_warps) * 256;
+    const int begin = warp * per_warp, end = begin + per_warp < a.n_kv ? begin + per_warp : a.n_kv;
+    const size_t size = a.mask.nb[0];
+    d_take_turn();
+    for (int item = (int) blockIdx.x; item < a.n_rows; item += (int) gridDim.x) {
+        const int plane = item / a.n_tokens, token = item - plane * a.n_tokens;
+        const char * row = d_at(a.mask, 0, token, plane % a.mask.ne[2], plane / a.mask.ne[2]);
+        const bool is_wide = a.mask.type == GCUDA_TYPE_F16 && (uintptr_t) row % 16 == 0;
+        int n = 0;
+        UNROLL_4 for (int j = begin + 8 * lane; j < end; j += 256) { n += __popc(d_attn_seen_octet(a.mask, row, j, end, is_wide)); }
+        n = d_warp_reduce<d_sum_op>(n);
+        if (lane == 0) { counts[warp] = n; }
+        __syncthreads();
+        int at = 0, total = 0; // entries before this warp's, of all
+        for (int w = 0; w < n_warps; ++w) {
+            at += w < warp ? counts[w] : 0;
+            total += counts[w];
+        }
+        if (threadIdx.x == 0 && total > a.n_kv_max && a.bad_index != nullptr) { *a.bad_index = 1; }
+        int * list = a.lists + (int64_t) item * a.n_listed;
+        char * biases = a.mask_to + (int64_t) item * a.n_listed * (int64_t) size;
+        NO_UNROLL for (int j0 = begin; a.lists != nullptr && j0 < end; j0 += 256) {
+            const int j = j0 + 8 * lane;
+            uint32_t bits = d_attn_seen_octet(a.mask, row, j, end, is_wide);
+            const int own = __popc(bits);
+            int upto = own; // and all lanes before
+            for (int k = 1; k < 32; k *= 2) {
+                const int v = __shfl_up_sync(0xffffffffu, upto, k);
+                upto += lane >= k ? v : 0;
+            }
+            for (int to = at + upto - own; bits != 0 && to < a.n_kv_max; bits &= bits - 1, ++to) {
+                const int from = j + __ffs((int) bits) - 1;
+                list[to] = from;
+                d_attn_put_bias(a.mask, biases + to * size, row + (int64_t) from * (int64_t) size);
+            }
+            at += __shfl_sync(0xffffffffu, upto, 31);
+        }
+        const int n_all = total < a.n_kv_max ? total : a.n_kv_max;
+        for (int i = n_all + (int) threadIdx.x; a.lists != nullptr && i < a.n_listed; i += ATTN_LIST_THREADS) {
+            list[i] = -1;
+            d_attn_put_bias(a.mask, biases + i * size, nullptr);
+        }
+        __syncthreads(); // counts are the next row's
+    }
+}
+
+// Rows of k and v of the listed positions, a warp each.
+static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
+    const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
+    d_take_turn();
+    for (int64_t item = (int64_t) blockIdx.x * 8 + threadIdx.x / 32; item < (int64_t) a.n_tokens * n_heads * a.n_listed; item += (int64_t) gridDim.x * 8) {
+        const int place = (int) (item % a.n_listed), unit = (int) (item / a.n_listed), token = unit / n_heads, head = unit % n_heads;
+        const int j = a.lists[(int64_t) token * a.n_listed + place];
+        if (j < 0) { continue; }
+        const bool is_v = head >= n_k;
+        const char * from = is_v ? d_at(a.v, 0, j, head - n_k, 0) : d_at(a.k, 0, j, head, 0);
+        const int64_t row = is_v ? ((int64_t) token * a.v.ne[2] + head - n_k) * a.n_listed + place : ((int64_t) token * n_k + head) * a.n_listed + place;
+        char * to = is_v ? a.v_to + row * a.v_stride : a.k_to + row * a.k_stride;
+        const int n = is_v ? a.v_bytes : a.k_bytes;
+        if (a.unit == 16) {
+            for (int i = 16 * lane; i < n; i += 512) { *(uint4 *) (to + i) = *(const uint4 *) (from + i); }
+        } else if (a.unit == 2) {
+            for (int i = 2 * lane; i < n; i += 64) { *(uint16_t *) (to + i) = *(const uint16_t *) (from + i); }
+        } else {
+            for (int i = lane; i < n; i += 32) { to[i] = from[i]; }
+        }
+    }
+}
+
 // ---- adding splits ----
 // Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
 // parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
@@ -22096,13 +22327,13 @@ template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bound
         shares[part][column] = v;
         __syncthreads();
         if (part == 0 && d < a.dv) {
-            const float scale = d_attn_final_scale(a.p, row % a.n_heads, max, sum);
+            const float scale = d_attn_final_scale(a.p, a.first_head + row % a.n_heads, max, sum);
             for (int w = 1; w < PARTS; ++w) {
                 const float4 x = shares[w][column];
                 v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
             }
-            const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - seq_rows;
-            const int64_t out = row + (gap != 0 ? (int64_t) (row / seq_rows) * gap : 0);
+            const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - a.n_tokens * a.y_heads, others = a.y_heads - a.n_heads;
+            const int64_t out = a.first_head + row + (gap != 0 ? (int64_t) (row / seq_rows) * gap : 0) + (others != 0 ? (int64_t) (row / a.n_heads) * others : 0);
             *(float4 *) ((float *) a.p.y.data + out * a.dv + d) = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
         }
         __syncthreads();
@@ -22127,15 +22358,26 @@ static bool attn_is_decoded(gcuda_type type) { return attn_kind(type) >= 0 || at
 // SPLIT and ROWS: up to 256 elements of types that they decode.
 static bool attn_is_short(const gcuda_flash_attn_case & c) { return c.dk <= 256 && c.dv <= 256 && attn_kind(c.k_type) >= 0 && attn_kind(c.v_type) >= 0; }
 static bool attn_can_elements(const gcuda_flash_attn_case & c) { // precision F32 would lose the digits of blocks that F16 has not
-    return c.fits_elements && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
+    return c.fits_elements && attn_is_decoded(c.k_type) && attn_is_decoded(c.v_type) && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
 }
 
+// What ROWS and WGMMA find in scratch as F16: of blocks and of F32, sizes up to 256; precision F32 would lose the digits that F16 has not.
+static bool attn_becomes_half(gcuda_type type) { return type == GCUDA_TYPE_F32 || attn_is_packed(type); }
+static bool attn_can_convert(const gcuda_flash_attn_case & c) {
+    const bool has_halves = attn_becomes_half(c.k_type) || attn_becomes_half(c.v_type);
+    return has_halves && !c.is_precise && c.dk <= 256 && c.dv <= 256 && c.n_kv > 0;
+}
+#define ATTN_CONVERT_ROWS 64       // SPLIT reads k and v once for 32 rows, conversion reads them once, and writes and reads F16
+#define ATTN_CONVERT_POSITIONS 256 // fewer do not pay for two launches
+
 enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
-    if (c->capability < 750 || !attn_is_decoded(c->k_type) || !attn_is_decoded(c->v_type) || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
+    const bool pays = attn_can_convert(*c) && c->n_rows > ATTN_CONVERT_ROWS && c->n_kv >= enough(ATTN_CONVERT_POSITIONS) && (c->fits_wgmma || c->fits_rows);
+    if (c->capability < 750 || !c->is_aligned || (!pays && !(attn_is_decoded(c->k_type) && attn_is_decoded(c->v_type)))) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > ATTN_MAX_ELEMENTS) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
     const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type), is_short = attn_is_short(*c);
-    if (is_short && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
+    if (pays) { return c->fits_wgmma ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS; }
+    if (is_short && !has_codes && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
     if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     if (is_short && c->fits_split) { return GCUDA_FLASH_ATTN_SPLIT; }
     return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
@@ -22363,54 +22605,158 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes, p.max_shared);
 }
 
-// What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
+// What a launch needs to know. Scratch: classes of the mask, partial results, bits of rows that F16 cannot hold, k and v as F16.
 struct attn_plan {
     d_attn_mma a;
     d_attn_elements e; // ELEMENTS: its m is a copy of a
     attn_blocks w;
     gcuda_flash_attn_path path;
-    int64_t n_rows, n_splits;
-    size_t class_bytes, part_bytes;
+    int64_t n_rows, n_splits; // rows of a launch
+    bool converts[2];         // k, v
+    int64_t n_heads, n_seqs;  // of q, of a launch: all, but where k and v of all do not fit into ATTN_HALF_BYTES as F16
+    size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2];
+
+    bool has_halves() const { return converts[0] || converts[1]; }
+    size_t large_at() const { return class_bytes + part_bytes; }
+    size_t halves_at() const { return large_at() + large_bytes[0] + large_bytes[1]; }
+    size_t n_bytes() const { return halves_at() + half_bytes[0] + half_bytes[1]; }
 };
+
+static size_t attn_rounded_bytes(int64_t n) { return ((size_t) n + 255) & ~(size_t) 255; }
 
 // Whether a path can take what some path for tensor cores takes.
 static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path) {
     const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = attn_is_short(c);
+    gcuda_flash_attn_case many = c; // of as many rows and positions that conversion pays
+    many.n_rows = INT64_MAX;
+    many.n_kv = c.n_kv > 0 ? INT64_MAX : 0;
+    if (gcuda_flash_attn_choose(&many) == GCUDA_FLASH_ATTN_PLAIN) { return false; }
     return path == GCUDA_FLASH_ATTN_SPLIT  ? c.fits_split && is_short
-           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && is_short && !has_codes
-           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && is_short
+           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && ((is_short && !has_codes) || attn_can_convert(c))
+           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && ((is_short && !has_codes) || attn_can_convert(c))
                                             : attn_can_elements(c);
+}
+
+static int64_t attn_group(const gcuda_flash_attn_ext_args & p) { return gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]); }
+
+// What all paths are told of k and v as p has them.
+static d_attn_mma attn_base(const gcuda_flash_attn_ext_args & p) {
+    d_attn_mma a;
+    memset(&a, 0, sizeof(a));
+    a.p = p;
+    const int64_t group = attn_group(p);
+    a.group = divisor_of(group);
+    a.n_groups = divisor_of(p.q.ne[2] / group);
+    a.n_queries = (int) (p.q.ne[1] * group);
+    a.k = attn_side(p.k, 2 * attn_k_steps(p));
+    a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
+    a.n_tokens = (int) p.q.ne[1];
+    a.n_heads = a.y_heads = (int) p.q.ne[2];
+    a.n_seqs = (int) p.q.ne[3];
+    a.n_kv = (int) p.k.ne[1];
+    a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
+    a.n_words = (a.n_tiles + 31) / 32;
+    a.dv = (int) p.v.ne[0];
+    a.heads_per_k = divisor_of(p.q.ne[2] / p.k.ne[2]);
+    a.heads_per_v = divisor_of(p.q.ne[2] / p.v.ne[2]);
+    a.n_mask_heads = divisor_of(p.mask.data != nullptr ? p.mask.ne[2] : 1);
+    a.n_mask_seqs = divisor_of(p.mask.data != nullptr ? p.mask.ne[3] : 1);
+    a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
+    a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
+    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
+    a.is_wide_mask = attn_is_wide_mask(p);
+    a.is_wide_q = attn_is_wide_q(p);
+    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
+    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
+    a.is_v_in_k = attn_is_v_in_k(p);
+    if (a.is_v_in_k) {
+        a.v.stride = a.k.stride;
+        a.v.tile_bytes = a.k.tile_bytes;
+    }
+    return a;
+}
+
+// k and v as ROWS and WGMMA find them: what is converted as F16, packed, one after the other from `data` on.
+static gcuda_array attn_as_half(const gcuda_array & x, char * data) {
+    gcuda_array h = x;
+    h.type = GCUDA_TYPE_F16;
+    h.data = data;
+    h.nb[0] = 2;
+    for (int d = 1; d < 4; ++d) { h.nb[d] = h.nb[d - 1] * (size_t) h.ne[d - 1]; }
+    return h;
+}
+static gcuda_flash_attn_ext_args attn_with_halves(const gcuda_flash_attn_ext_args & p) {
+    gcuda_flash_attn_ext_args h = p;
+    if (attn_becomes_half(p.k.type)) { h.k = attn_as_half(p.k, nullptr); }
+    if (attn_becomes_half(p.v.type)) { h.v = attn_as_half(p.v, nullptr); }
+    return h;
+}
+
+// Where k and v are converted: how many heads, of those that read whole heads of k and v, and sequences a launch is for. With partial
+// results of as many blocks as run at once that is ATTN_HALF_BYTES at most, and those of one head more.
+#if defined(GCUDAI_SIM)
+#define ATTN_HALF_BYTES ((int64_t) 512 << 10)
+#elif !defined(ATTN_HALF_BYTES)
+#define ATTN_HALF_BYTES ((int64_t) 64 << 20)
+#endif
+static void attn_set_halves(const gcuda_flash_attn_ext_args & p, attn_plan & x, int64_t room) {
+    const gcuda_array * const sides[2] = { &p.k, &p.v };
+    const int64_t per_k = p.q.ne[2] / p.k.ne[2], per_v = p.q.ne[2] / p.v.ne[2], unit = per_k / gcudai_gcd(per_k, per_v) * per_v, n_units = p.q.ne[2] / unit;
+    int64_t unit_bytes = 0, extra = (int64_t) x.class_bytes + room * x.w.block_rows * (p.v.ne[0] + 2) * (int64_t) sizeof(float);
+    for (int i = 0; i < 2; ++i) {
+        x.converts[i] = attn_becomes_half(sides[i]->type);
+        if (!x.converts[i]) { continue; }
+        unit_bytes += unit / (p.q.ne[2] / sides[i]->ne[2]) * p.k.ne[1] * sides[i]->ne[0] * 2;
+        x.large_bytes[i] = attn_rounded_bytes(sides[i]->ne[2] * sides[i]->ne[3] * x.a.n_tiles * (int64_t) sizeof(uint2));
+        extra += (int64_t) x.large_bytes[i];
+    }
+    const int64_t most = extra < ATTN_HALF_BYTES ? 1 + (ATTN_HALF_BYTES - extra) / (unit_bytes > 0 ? unit_bytes : 1) : 1; // units
+    const int64_t n_launches = (n_units + most - 1) / most;
+    x.n_seqs = n_units * p.q.ne[3] <= most ? p.q.ne[3] : 1;
+    x.n_heads = (n_units + n_launches - 1) / n_launches * unit;
+    for (int i = 0; i < 2; ++i) {
+        const int64_t per_head = p.q.ne[2] / sides[i]->ne[2];
+        x.half_bytes[i] = x.converts[i] ? attn_rounded_bytes(x.n_heads / per_head * x.n_seqs * p.k.ne[1] * sides[i]->ne[0] * 2) : 0;
+    }
+}
+
+// Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
+// fill half of the device are not split by rows.
+static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
+    d_attn_mma & a = x.a;
+    const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / x.w.block_rows;
+    const int64_t room = n_multiprocessors() * x.w.per_sm;
+    a.n_row_blocks = divisor_of(n_row_blocks);
+    x.n_heads = p.q.ne[2];
+    x.n_seqs = p.q.ne[3];
+    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
+        x.class_bytes = attn_rounded_bytes(p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
+    }
+    if (x.path == GCUDA_FLASH_ATTN_ROWS || x.path == GCUDA_FLASH_ATTN_WGMMA) { attn_set_halves(p, x, room); }
+    const int64_t groups = x.n_heads / a.group.n * x.n_seqs, units = n_row_blocks * groups;
+    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
+    const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
+    x.n_splits = want > most ? most : want;
+    x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
+    a.n_splits = divisor_of(x.n_splits);
+    a.n_section = attn_wg_section(p, groups * x.n_splits);
+    x.n_rows = p.q.ne[1] * x.n_heads * x.n_seqs;
+    if (x.n_splits > 1) { x.part_bytes = attn_rounded_bytes(x.n_splits * x.n_rows * (p.v.ne[0] + 2) * (int64_t) sizeof(float)); }
 }
 
 static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     attn_plan x;
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
-    a.p = p;
-    const int64_t group = gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
-    a.group = divisor_of(group);
-    a.n_groups = divisor_of(p.q.ne[2] / group);
-    a.n_queries = (int) (p.q.ne[1] * group);
-    x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
     x.path = GCUDA_FLASH_ATTN_PLAIN;
-    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || !attn_is_decoded(p.k.type) || !attn_is_decoded(p.v.type) || p.running.data != nullptr) { return x; }
-    a.k = attn_side(p.k, 2 * attn_k_steps(p));
-    a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
-    a.n_tokens = (int) p.q.ne[1];
-    a.n_heads = (int) p.q.ne[2];
-    a.n_seqs = (int) p.q.ne[3];
-    a.n_kv = (int) p.k.ne[1];
-    a.dv = (int) p.v.ne[0];
-    a.heads_per_k = divisor_of(p.q.ne[2] / p.k.ne[2]);
-    a.heads_per_v = divisor_of(p.q.ne[2] / p.v.ne[2]);
-    a.n_mask_heads = divisor_of(p.mask.data != nullptr ? p.mask.ne[2] : 1);
-    a.n_mask_seqs = divisor_of(p.mask.data != nullptr ? p.mask.ne[3] : 1);
-    a.is_v_in_k = attn_is_v_in_k(p);
-    if (a.is_v_in_k) {
-        a.v.stride = a.k.stride;
-        a.v.tile_bytes = a.k.tile_bytes;
-    }
-    d_attn_mma rows = a, wg = a;
+    const bool is_known = (attn_is_decoded(p.k.type) || attn_becomes_half(p.k.type)) && (attn_is_decoded(p.v.type) || attn_becomes_half(p.v.type));
+    a = attn_base(p);
+    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || !is_known || p.running.data != nullptr) { return x; }
+    const gcuda_flash_attn_ext_args h = attn_with_halves(p);
+    d_attn_mma rows = attn_base(h);
+    if (h.k.data == nullptr || h.v.data == nullptr) { rows.is_v_in_k = 0; } // converted one by one
+    rows.v = attn_side(h.v, attn_k_steps(h) > 0 ? attn_out_tiles(h) : 0);
+    d_attn_mma wg = rows;
     attn_blocks rows_w = x.w, wg_w = x.w, elements_w = x.w;
     x.e.m = a;
     attn_set_element_sides(p, x.e);
@@ -22422,16 +22768,15 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.dk = p.k.ne[0];
     c.dv = p.v.ne[0];
     c.n_rows = a.n_queries;
+    c.n_kv = p.k.ne[1];
     c.is_precise = p.prec == GCUDA_PREC_F32;
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
-    c.fits_wgmma = attn_set_wg(p, wg, wg_w);
-    c.fits_rows = attn_set_rows(p, rows, rows_w);
+    c.fits_wgmma = attn_set_wg(h, wg, wg_w);
+    c.fits_rows = attn_set_rows(h, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
     c.fits_elements = attn_set_elements(p, a.n_queries, x.e, elements_w);
     x.path = gcuda_flash_attn_choose(&c);
-    if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        x.path = attn_can(c, p.plan.path) ? p.plan.path : x.path;
-    }
+    if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && attn_can(c, p.plan.path)) { x.path = p.plan.path; } // overridden
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
         x.w = rows_w;
@@ -22442,43 +22787,106 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a = x.e.m;
         x.w = elements_w;
     }
-    const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
-    a.n_row_blocks = divisor_of(n_row_blocks);
-    a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
-    a.n_words = (a.n_tiles + 31) / 32;
-    a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
-    a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
-    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
-    a.is_wide_mask = attn_is_wide_mask(p);
-    a.is_wide_q = attn_is_wide_q(p);
-    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
-    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
-    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
-    // as many splits as keep every multiprocessor busy, of at least a tile; blocks that fill half of the device are not split by rows
-    const int64_t units = n_row_blocks * (p.q.ne[2] / group) * p.q.ne[3], room = n_multiprocessors() * x.w.per_sm;
-    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
-    const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
-    x.n_splits = want > most ? most : want;
-    x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
-    a.n_splits = divisor_of(x.n_splits);
-    a.n_section = attn_wg_section(p, units / (n_row_blocks > 0 ? n_row_blocks : 1) * x.n_splits);
-    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
-        x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
-    }
-    if (x.n_splits > 1) { x.part_bytes = (size_t) x.n_splits * (size_t) x.n_rows * (size_t) (p.v.ne[0] + 2) * sizeof(float); }
+    if (x.path != GCUDA_FLASH_ATTN_PLAIN) { attn_set_work(p, x); }
     return x;
 }
 
+// ---- only the positions that n_kv_max leaves ----
+// Each token becomes a sequence of its own over the rows of k and v that it sees, and these sequences take any path. Scratch: lists, their
+// mask, k, v, and what the path wants.
+struct attn_gathered {
+    d_attn_gather g;
+    int64_t n_tokens; // at once
+    size_t list_bytes, mask_bytes, k_bytes, v_bytes;
+    size_t n_bytes() const { return list_bytes + mask_bytes + k_bytes + v_bytes; }
+};
+
+static bool attn_has_promise(const gcuda_flash_attn_ext_args & p) { return p.n_kv_max > 0 && p.mask.data != nullptr && p.k.ne[1] >= GCUDA_FLASH_ATTN_GATHER; }
+static bool attn_is_gathered(const gcuda_flash_attn_ext_args & p) {
+    return attn_has_promise(p) && p.mask.ne[2] == 1 && 2 * (int64_t) p.n_kv_max <= p.k.ne[1] && p.running.data == nullptr && p.k.ne[1] < INT32_MAX - 16384;
+}
+static int attn_row_bytes(const gcuda_array & x) { return (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type)); }
+
+static attn_gathered attn_gathered_of(const gcuda_flash_attn_ext_args & p) {
+    attn_gathered x;
+    memset(&x, 0, sizeof(x));
+    d_attn_gather & g = x.g;
+    const bool is_v_in_k = attn_is_v_in_k(p);
+    uintptr_t units = (uintptr_t) p.k.data | p.k.nb[1] | p.k.nb[2] | p.k.nb[3];
+    g.k = p.k;
+    g.v = p.v;
+    g.mask = p.mask;
+    g.bad_index = p.bad_index;
+    g.n_kv = (int) p.k.ne[1];
+    g.n_kv_max = p.n_kv_max;
+    g.n_listed = (p.n_kv_max + 7) / 8 * 8;
+    g.k_bytes = attn_row_bytes(p.k);
+    g.v_bytes = is_v_in_k ? 0 : attn_row_bytes(p.v);
+    g.k_stride = (g.k_bytes + 15) / 16 * 16;
+    g.v_stride = (g.v_bytes + 15) / 16 * 16;
+    units |= (uintptr_t) g.k_bytes | (uintptr_t) g.v_bytes;
+    if (!is_v_in_k) { units |= (uintptr_t) p.v.data | p.v.nb[1] | p.v.nb[2] | p.v.nb[3]; }
+    g.unit = units % 16 == 0 ? 16 : units % 2 == 0 ? 2 : 1;
+    const int64_t rows = p.k.ne[2] * g.k_stride + p.v.ne[2] * g.v_stride, most = ATTN_HALF_BYTES / (g.n_listed * rows);
+    x.n_tokens = most < 1 ? 1 : most < p.q.ne[1] ? most : p.q.ne[1];
+    x.list_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * (int64_t) sizeof(int));
+    x.mask_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * (int64_t) p.mask.nb[0]);
+    x.k_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * p.k.ne[2] * g.k_stride);
+    x.v_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * p.v.ne[2] * g.v_stride);
+    return x;
+}
+
+static gcuda_array attn_packed(const gcuda_array & like, char * data, size_t nb0, size_t nb1, int64_t ne1, int64_t ne2, int64_t ne3) {
+    gcuda_array a = like;
+    a.data = data;
+    a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = ne3;
+    a.nb[0] = nb0, a.nb[1] = nb1, a.nb[2] = nb1 * (size_t) ne1, a.nb[3] = a.nb[2] * (size_t) ne2;
+    return a;
+}
+// The call for n tokens from `token` on of a sequence, each as a sequence; and what fills its k, v and mask.
+static gcuda_flash_attn_ext_args attn_of_tokens(const gcuda_flash_attn_ext_args & p, attn_gathered & x, int64_t seq, int64_t token, int64_t n) {
+    gcuda_flash_attn_ext_args t = p;
+    d_attn_gather & g = x.g;
+    char * at = (char *) p.scratch;
+    const bool is_v_in_k = g.v_bytes == 0;
+    g.lists = (int *) at;
+    g.mask_to = at + x.list_bytes;
+    g.k_to = g.mask_to + x.mask_bytes;
+    g.v_to = is_v_in_k ? nullptr : g.k_to + x.k_bytes;
+    g.k.data = (char *) p.k.data + seq * (int64_t) p.k.nb[3];
+    g.v.data = (char *) p.v.data + seq * (int64_t) p.v.nb[3];
+    g.mask.data = (char *) p.mask.data + seq % p.mask.ne[3] * (int64_t) p.mask.nb[3] + token * (int64_t) p.mask.nb[1];
+    g.n_tokens = g.n_rows = (int) n;
+    t.n_kv_max = 0;
+    t.k = attn_packed(p.k, g.k_to, p.k.nb[0], (size_t) g.k_stride, g.n_listed, p.k.ne[2], n);
+    t.v = is_v_in_k ? t.k : attn_packed(p.v, g.v_to, p.v.nb[0], (size_t) g.v_stride, g.n_listed, p.v.ne[2], n);
+    t.v.ne[0] = p.v.ne[0];
+    t.mask = attn_packed(p.mask, g.mask_to, p.mask.nb[0], p.mask.nb[0] * (size_t) g.n_listed, 1, 1, n);
+    t.mask.ne[0] = g.n_listed;
+    t.q.data = (char *) p.q.data + seq * (int64_t) p.q.nb[3] + token * (int64_t) p.q.nb[1];
+    t.q.ne[1] = 1, t.q.ne[3] = n;
+    t.q.nb[3] = p.q.nb[1];
+    t.y.data = (char *) p.y.data + seq * (int64_t) p.y.nb[3] + token * (int64_t) p.y.nb[2];
+    t.y.ne[2] = 1, t.y.ne[3] = n;
+    t.y.nb[3] = p.y.nb[2];
+    t.scratch = at + x.n_bytes();
+    return t;
+}
+// With the path, splits and rows of as many tokens as are gathered at once.
+static attn_plan attn_gathered_plan(const gcuda_flash_attn_ext_args & p, attn_gathered & x) { return attn_plan_of(attn_of_tokens(p, x, 0, 0, x.n_tokens)); }
+
 size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args) {
     if (n_elements(args->y) == 0) { return 0; }
-    const attn_plan x = attn_plan_of(*args);
-    return asked_bytes(x.class_bytes + x.part_bytes);
+    if (!attn_is_gathered(*args)) { return asked_bytes(attn_plan_of(*args).n_bytes()); }
+    attn_gathered x = attn_gathered_of(*args);
+    return asked_bytes(attn_gathered_plan(*args, x).n_bytes() + x.n_bytes());
 }
 
 gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, gcuda_flash_attn_plan * plan) {
     gcuda_flash_attn_plan chosen = { GCUDA_FLASH_ATTN_PLAIN, 1, 0 }; // plan may be that of args
     if (n_elements(args->y) > 0) {
-        const attn_plan x = attn_plan_of(*args);
+        attn_gathered g = attn_is_gathered(*args) ? attn_gathered_of(*args) : attn_gathered();
+        const attn_plan x = g.n_tokens > 0 ? attn_gathered_plan(*args, g) : attn_plan_of(*args);
         if (x.path != GCUDA_FLASH_ATTN_PLAIN) { chosen = { x.path, (int) x.n_splits, x.w.block_rows }; }
     }
     *plan = chosen;
@@ -22487,12 +22895,12 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
 
 // args: of the kernel.
 template <typename... P, typename... A> static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
-    const int64_t n_items = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
+    const int64_t n_items = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
     // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
     const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
+    return x.class_bytes > 0 || x.has_halves() ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
+                                               : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
 }
 static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
 
@@ -22548,38 +22956,181 @@ static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     }
 }
 
-static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const d_attn_mma & m, gcuda_stream stream) {
+// large: NULL: all of the result.
+static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const attn_plan & x, const uint2 * const (&large)[2], gcuda_stream stream) {
     d_attn a;
-    a.group = m.group.n;
-    a.n_groups = m.n_groups.n;
-    a.n_queries = m.n_queries;
+    a.group = attn_group(p);
+    a.n_groups = p.q.ne[2] / a.group;
+    a.n_queries = p.q.ne[1] * a.group;
     a.n_blocks = (a.n_queries + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    a.n_tiles = x.a.n_tiles;
+    a.large_k = large[0];
+    a.large_v = large[1];
     const bool has_blocks = gcuda_is_quantized(p.k.type) || gcuda_is_quantized(p.v.type);
-    return launch(has_blocks ? k_flash_attn<true> : k_flash_attn<false>, p.q.ne[3] * a.n_groups * a.n_blocks, 256, stream, p, a);
+    const auto kernel = has_blocks ? k_flash_attn<true> : k_flash_attn<false>;
+    const int64_t n = p.q.ne[3] * a.n_groups * a.n_blocks;
+    return x.has_halves() ? launch_behind(kernel, n, dim3(256), 0, 0, stream, p, a) : launch(kernel, n, 256, stream, p, a);
+}
+
+static gcuda_status attn_launch_classes(const gcuda_flash_attn_ext_args & p, const attn_plan & x, gcuda_stream stream) {
+    const int64_t n = p.mask.ne[2] * p.mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
+    return launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, p.mask, (uint2 *) p.scratch, p.q.ne[1], x.a.n_words, x.a.n_class_blocks);
+}
+
+// The path, and the sum of its splits.
+static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
+    const gcuda_status st = attn_launch_mma(x, stream);
+    if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
+        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
+    }
+    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
+}
+
+// ---- with k and v converted, some heads at a time ----
+static d_attn_codes attn_codes_of(gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q8_0: return { 34, 0, 0, 2, 0, true };
+        case GCUDA_TYPE_Q4_0: return { 18, 0, 0, 2, 8, false };
+        case GCUDA_TYPE_Q4_1: return { 20, 2, 0, 4, 0, false };
+        case GCUDA_TYPE_Q5_0: return { 22, 0, 2, 6, 16, false };
+        case GCUDA_TYPE_Q5_1: return { 24, 2, 4, 8, 0, false };
+        default: return { 0, 0, 0, 0, 0, false };
+    }
+}
+static const uint2 * attn_large_of(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int side) {
+    return x.converts[side] ? (const uint2 *) ((const char *) p.scratch + x.large_at() + (side == 0 ? 0 : x.large_bytes[0])) : nullptr;
+}
+
+// k (side 0) or v of some heads of q and sequences, as the path reads it: converted, or where it is.
+static gcuda_array attn_some_heads(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int side, int64_t head0, int64_t n_heads, int64_t seq0) {
+    const gcuda_array & all = side == 0 ? p.k : p.v;
+    const int64_t share = p.q.ne[2] / all.ne[2];
+    gcuda_array some = all;
+    some.ne[2] = n_heads / share;
+    some.ne[3] = x.n_seqs;
+    if (x.converts[side]) { return attn_as_half(some, (char *) p.scratch + x.halves_at() + (side == 0 ? 0 : x.half_bytes[0])); }
+    some.data = (char *) all.data + head0 / share * (int64_t) all.nb[2] + seq0 * (int64_t) all.nb[3];
+    return some;
+}
+
+static gcuda_status attn_launch_halves(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int64_t head0, int64_t n_heads, int64_t seq0, gcuda_stream stream) {
+    d_attn_halves c;
+    memset(&c, 0, sizeof(c));
+    c.classes = x.class_bytes > 0 ? (const uint2 *) p.scratch : nullptr;
+    c.n_kv = x.a.n_kv;
+    c.n_tiles = x.a.n_tiles;
+    c.n_words = x.a.n_words;
+    c.n_class_blocks = x.a.n_class_blocks;
+    c.n_mask_heads = (int) x.a.n_mask_heads.n;
+    c.n_mask_seqs = (int) x.a.n_mask_seqs.n;
+    c.seq0 = (int) seq0;
+    for (int i = 0; i < 2; ++i) {
+        d_attn_halves_side & side = c.side[i];
+        if (!x.converts[i]) { continue; }
+        side.from = i == 0 ? p.k : p.v;
+        side.to = (__half *) attn_some_heads(p, x, i, head0, n_heads, seq0).data;
+        side.large = (uint2 *) attn_large_of(p, x, i);
+        side.codes = attn_codes_of(side.from.type);
+        side.octets = divisor_of(side.from.ne[0] / 8);
+        side.share = (int) (p.q.ne[2] / side.from.ne[2]);
+        side.head0 = (int) (head0 / side.share);
+        side.n_heads = (int) (n_heads / side.share);
+        side.n_items = (int) (side.n_heads * x.n_seqs * x.a.n_tiles);
+    }
+    const bool is_first = head0 == 0 && seq0 == 0 && x.class_bytes == 0;
+    const int64_t n_items = (int64_t) c.side[0].n_items + c.side[1].n_items;
+    return is_first ? launch_overlapped(k_attn_halves, n_items, dim3(256), 0, 0, stream, c) : launch_behind(k_attn_halves, n_items, dim3(256), 0, 0, stream, c);
+}
+
+static gcuda_status attn_launch_some(const gcuda_flash_attn_ext_args & p, const attn_plan & whole, int64_t head0, int64_t n_heads, int64_t seq0, gcuda_stream stream) {
+    attn_plan x = whole;
+    d_attn_mma & a = x.a;
+    gcuda_status st = attn_launch_halves(p, x, head0, n_heads, seq0, stream);
+    if (st != GCUDA_STATUS_SUCCESS) { return st; }
+    a.p.k = attn_some_heads(p, x, 0, head0, n_heads, seq0);
+    a.p.v = attn_some_heads(p, x, 1, head0, n_heads, seq0);
+    a.p.q.data = (char *) p.q.data + seq0 * (int64_t) p.q.nb[3];
+    a.p.y.data = (char *) p.y.data + seq0 * (int64_t) p.y.nb[3];
+    a.first_head = (int) head0;
+    a.n_heads = (int) n_heads;
+    a.n_seqs = (int) x.n_seqs;
+    a.n_groups = divisor_of(n_heads / a.group.n);
+    x.n_rows = p.q.ne[1] * n_heads * x.n_seqs;
+    if (x.n_splits > 1) { a.part_sums = a.parts + x.n_splits * x.n_rows * a.dv; }
+    if (x.n_seqs < p.q.ne[3] && p.mask.data != nullptr) { // one sequence, with its plane of the mask
+        const int64_t plane = seq0 % p.mask.ne[3];
+        a.p.mask.data = (char *) p.mask.data + plane * (int64_t) p.mask.nb[3];
+        a.p.mask.ne[3] = 1;
+        a.n_mask_seqs = divisor_of(1);
+        if (a.classes != nullptr) { a.classes += plane * p.mask.ne[2] * a.n_class_blocks * a.n_words; }
+    }
+    return attn_launch_rows(x, stream);
+}
+
+static gcuda_status attn_launch_converted(const gcuda_flash_attn_ext_args & p, const attn_plan & x, gcuda_stream stream) {
+    for (int64_t s = 0; s < p.q.ne[3]; s += x.n_seqs) {
+        for (int64_t head = 0; head < p.q.ne[2]; head += x.n_heads) {
+            const int64_t left = p.q.ne[2] - head;
+            const gcuda_status st = attn_launch_some(p, x, head, left < x.n_heads ? left : x.n_heads, s, stream);
+            if (st != GCUDA_STATUS_SUCCESS) { return st; }
+        }
+    }
+    const uint2 * const large[2] = { attn_large_of(p, x, 0), attn_large_of(p, x, 1) };
+    return attn_launch_plain(p, x, large, stream);
+}
+
+static gcuda_status attn_launch_gathered(const gcuda_flash_attn_ext_args & p, gcuda_stream stream) {
+    attn_gathered x = attn_gathered_of(p);
+    gcuda_flash_attn_ext_args pinned = p;
+    gcuda_status st = gcuda_flash_attn_ext_plan(&p, &pinned.plan);
+    for (int64_t s = 0; s < p.q.ne[3]; ++s) {
+        for (int64_t token = 0; token < p.q.ne[1] && st == GCUDA_STATUS_SUCCESS; token += x.n_tokens) {
+            const int64_t left = p.q.ne[1] - token;
+            const gcuda_flash_attn_ext_args t = attn_of_tokens(pinned, x, s, token, left < x.n_tokens ? left : x.n_tokens);
+            st = launch_overlapped(k_attn_list, x.g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, x.g);
+            if (st != GCUDA_STATUS_SUCCESS) { return st; }
+            const int64_t n_copies = x.g.n_tokens * (p.k.ne[2] + (x.g.v_to != nullptr ? p.v.ne[2] : 0)) * x.g.n_listed;
+            st = launch_behind(k_attn_gather, (n_copies + 7) / 8, dim3(256), 0, 0, stream, x.g);
+            st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_flash_attn_ext(&t, stream) : st;
+        }
+    }
+    return st;
+}
+// Counts the entries of each row of the mask that a token of the call reads.
+static gcuda_status attn_launch_count(const gcuda_flash_attn_ext_args & p, gcuda_stream stream) {
+    d_attn_gather g;
+    memset(&g, 0, sizeof(g));
+    g.mask = p.mask;
+    g.bad_index = p.bad_index;
+    g.n_kv = (int) p.k.ne[1];
+    g.n_kv_max = p.n_kv_max;
+    g.n_tokens = (int) p.q.ne[1];
+    g.n_rows = (int) (p.q.ne[1] * p.mask.ne[2] * p.mask.ne[3]);
+    return launch_overlapped(k_attn_list, g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, g);
 }
 
 gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
-    attn_plan x = attn_plan_of(*args);
-    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x.a, stream); }
-    if (x.class_bytes > 0) {
-        uint2 * classes = (uint2 *) args->scratch;
-        const int64_t n = args->mask.ne[2] * args->mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
-        const gcuda_status st = launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, args->mask, classes, args->q.ne[1], x.a.n_words, x.a.n_class_blocks);
+    if (attn_is_gathered(*args)) { return attn_launch_gathered(*args, stream); }
+    if (attn_has_promise(*args)) {
+        const gcuda_status st = attn_launch_count(*args, stream);
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
-        x.a.classes = classes;
+    }
+    attn_plan x = attn_plan_of(*args);
+    const uint2 * const none[2] = { nullptr, nullptr };
+    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x, none, stream); }
+    if (x.class_bytes > 0) {
+        const gcuda_status st = attn_launch_classes(*args, x, stream);
+        if (st != GCUDA_STATUS_SUCCESS) { return st; }
+        x.a.classes = (const uint2 *) args->scratch;
         x.a.is_after_classes = 1;
     }
     if (x.n_splits > 1) {
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
         x.a.part_sums = x.a.parts + x.n_splits * x.n_rows * args->v.ne[0];
     }
-    const gcuda_status st = attn_launch_mma(x, stream);
-    if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
-    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
-        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((args->v.ne[0] + 63) / 64), dim3(256), 0, 0, stream, x.a);
-    }
-    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
+    return x.has_halves() ? attn_launch_converted(*args, x, stream) : attn_launch_rows(x, stream);
 }
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------
