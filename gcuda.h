@@ -2608,8 +2608,8 @@ struct gcuda_mul_mat_args {
     bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
 };
 
-// Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
-// step rounded to F32 as nodes of their own would:
+// Launchers only: epilogue applied to the accumulators before the store; zero-filled: none. In this order, every
+// step rounded to F32 as separate nodes would:
 //   y + bias;  glu(y, up b + up_bias), both matrices read at once, or glu(y, 1);  y * factor;  y * scale;  y + residual
 // Arrays are F32; their sizes are 1 or those of y, or of biases of mul_mat_id [M, E]: an expert's. Data NULL: left out.
 struct gcuda_mul_mat_epilogue {
@@ -2714,11 +2714,11 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
-    // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
-    // The plain path does so, and is the one that runs then.
-    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
-    bool is_begun, is_open;     // positions were before these; there are more after them
+    // Launchers may compute k, v and mask of some positions at a time, in order, always on the plain path. y and running (the running
+    // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
+    // last has a multiple of 32 positions.
+    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
+    bool is_begun, is_open;     // not the first positions; not the last
     int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
     int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
@@ -2727,17 +2727,22 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
-// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
+// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
+// A backend may round
+//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
+//            of F16 a power of two is factored out, or they stay unrounded
+//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
+// and in flash_attn_ext_back
+//   DEFAULT  all factors of products to BF16
+//   F32      nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
-// A promise that no row of the mask has more than n entries other than -inf; 0 takes it back. The result stays what it is without: from
-// GCUDA_FLASH_ATTN_GATHER positions on a backend may read the rows of k and v of these positions alone. There a row that has more is
-// GCUDA_STATUS_INVALID_DATA, as an index out of range is, and the result of that row may be anything. CUDA gathers them for masks of one
-// head (m2 is 1) and n up to half of the positions, 64 MiB of k and v (at least those of a token) at a time in scratch.
-// Fails, and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+// Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
+// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// those of one token if they are larger.
+// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.

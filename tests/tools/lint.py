@@ -154,7 +154,7 @@ UNWRITTEN = {
     "README.md": "",
     "CHANGELOG.md": "",
     "gcuda_kernels.cu": "k-sm90 k-attention",
-    "gcuda.h": "ops cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
+    "gcuda.h": "cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
 }
 NO_CONTRACTS = ("k-sm90", "k-attention")  # sections whose kernels have none yet
 
