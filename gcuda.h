@@ -3995,29 +3995,38 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
 // (gcuda_set_dynamic) that does not make the plan anew.
 //
-// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
-// IQ4_NL) with the same rope of queries (up to GCUDA_ROPE_SET_QUERIES elements) before, between or behind them, ssm_conv of F32 with SiLU
-// behind it or behind a bias of its channels, up to eight element-wise operations (the first may be an
-// add_cast of 16 bits to F32); the routing of experts
-// (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
-// or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
-// mul_mat_id of few tokens, of floats in such rows too, with what follows it: a bias or add_id, an activation, or a second product of the
-// same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
-// that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
-// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
-// column, of quantized weights of the same 2 columns or more too (2 below compute capability 8.0), one right behind the other (queries,
-// keys, values; gate and up); likewise products of the same columns that all go in tiles, and, where gcuda_has_warp_groups
-// and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
-// which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
-// it, as these would round it.
-// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
-// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
-// of many columns on warp groups, which add up in another order; gcuda_cuda_params.strict forbids that.
+// Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
+// Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
+// consecutive nodes with the same second operand, such as queries, keys and values, or gate and up.
 //
-// Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
-// fails is one line in the log, and the plan does without.
+//   pattern              nodes and conditions
+//   rms_norm + mul       with an add before or after. A result that only products read, all in one layout, is written prequantized
+//   scale + soft_max
+//   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
+//                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two
+//   ssm_conv             of F32, with a bias of its channels and SiLU
+//   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
+//   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
+//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order; see the next table
+//   two products + glu   of one column and the same activations, then the steps of an epilogue
+//   several products     of the same activations
+//     up to three        of one column; with quantized weights also of 2 columns or more (below 8.0: of 2)
+//     tiles              all of them in tiles
+//     wgmma              quantized weights, many columns, at least one product large
+//   glu + product        a glu that only a wgmma product reads is written prequantized
+//
+//   product              columns for an epilogue
+//   quantized weights    1 to 8; with wgmma (gcuda_has_warp_groups) and rows at multiples of 4 bytes 1 to 16
+//   float weights        F32 columns, both in rows of 16-byte pieces, unless the product goes to cuBLAS
+//   mul_mat_id           few tokens, quantized or such float weights
+//   tiles                9 to 16, but no residual that a norm of rows follows
+//   wgmma with split-K   any number, but no residual that a norm of rows follows
+//
+// Results have the same bits as node by node, with two exceptions, which gcuda_cuda_params.strict forbids. scale and soft_max with a mask
+// or with two factors round less often. Products of many columns with wgmma add in another order.
+//
+// Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
+// is run without a CUDA graph and one line is logged.
 struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
     int n_plans;
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
