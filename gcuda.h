@@ -2608,8 +2608,8 @@ struct gcuda_mul_mat_args {
     bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
 };
 
-// Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
-// step rounded to F32 as nodes of their own would:
+// Launchers only: epilogue applied to the accumulators before the store; zero-filled: none. In this order, every
+// step rounded to F32 as separate nodes would:
 //   y + bias;  glu(y, up b + up_bias), both matrices read at once, or glu(y, 1);  y * factor;  y * scale;  y + residual
 // Arrays are F32; their sizes are 1 or those of y, or of biases of mul_mat_id [M, E]: an expert's. Data NULL: left out.
 struct gcuda_mul_mat_epilogue {
@@ -2714,11 +2714,11 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
-    // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
-    // The plain path does so, and is the one that runs then.
-    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
-    bool is_begun, is_open;     // positions were before these; there are more after them
+    // Launchers may compute k, v and mask of some positions at a time, in order, always on the plain path. y and running (the running
+    // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
+    // last has a multiple of 32 positions.
+    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
+    bool is_begun, is_open;     // not the first positions; not the last
     int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
     int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
@@ -2727,17 +2727,22 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
-// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
+// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
+// A backend may round
+//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
+//            of F16 a power of two is factored out, or they stay unrounded
+//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
+// and in flash_attn_ext_back
+//   DEFAULT  all factors of products to BF16
+//   F32      nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
-// A promise that no row of the mask has more than n entries other than -inf; 0 takes it back. The result stays what it is without: from
-// GCUDA_FLASH_ATTN_GATHER positions on a backend may read the rows of k and v of these positions alone. There a row that has more is
-// GCUDA_STATUS_INVALID_DATA, as an index out of range is, and the result of that row may be anything. CUDA gathers them for masks of one
-// head (m2 is 1) and n up to half of the positions, 64 MiB of k and v (at least those of a token) at a time in scratch.
-// Fails, and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+// Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
+// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// those of one token if they are larger.
+// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
@@ -9217,9 +9222,9 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 // >>impl-simd   vectorised CPU kernels
 // =====================================================================================================
 
-// Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
-// one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
-// the bytes meet activations that were rounded to 8 bits, with an F32 scale d and sums per 32 values:
+// Products of quantized weights have two steps, shared by all formats. A run of weights is first expanded into one byte per
+// element plus an F32 scale and minimum per 32 or 16 elements: value = scale * code + minimum. Then the bytes are multiplied
+// with activations rounded to 8 bits, which have an F32 scale d and sums per 32 values:
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
 // Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
 // mean weight of the group, however large. There the difference of the sums is added back, times that mean.
@@ -9749,10 +9754,11 @@ GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
-// Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
-// shape and the instruction set only. Few columns: dot products of rows as they lie in memory. Many: blocks of the
-// weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]), and
-// a micro-kernel keeps MR x 4 n sums in registers.
+// Products of float weights. F32, F16 or BF16 weights are widened exactly; activations are F32. Accumulators are F32, in an order
+// that depends on the shape and the instruction set only.
+//   few columns   dot products of rows in place
+//   many          weights packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]); a
+//                 micro-kernel has MR x 4 n accumulators in registers
 #define GCUDAI_GEMM_KC 256 // depth of a packed block: a panel of weights stays in the first-level cache
 #define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
@@ -9771,7 +9777,7 @@ static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
     return type == GCUDA_TYPE_F16 ? gcudai_fp16_to_fp32(h) : gcudai_bits_f32((uint32_t) h << 16);
 }
 
-// both rows may lie at any address
+// both rows may have any address
 static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const char * x, int64_t n) {
     const enum gcuda_type f32 = GCUDA_TYPE_F32;
     float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
@@ -10636,7 +10642,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-// the last n < 8 elements, zeros behind them
+// the last n < 8 elements, then zeros
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i,
         int64_t n) {
     const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
@@ -10964,7 +10970,7 @@ static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const c
     uint16x4_t h;
     float32x4_t f;
     if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p + 4 * i, sizeof(f)); // rows may lie at any address
+        memcpy(&f, p + 4 * i, sizeof(f)); // rows may have any address
         return f;
     }
     memcpy(&h, p + 2 * i, sizeof(h));
@@ -11234,14 +11240,14 @@ static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
 
-// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
-// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
+// whether the graph is aborted. True: the item returns, and its results are not read.
 struct gcudai_task;
 GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
-    const struct gcudai_task * task; // NULL: nobody stops it
+    const struct gcudai_task * task; // NULL: it cannot be stopped
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -11350,7 +11356,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
 // ---- tiles of rows and columns, few columns or integer panels ----
 
 #define GCUDAI_MM_COLS 256 // most columns of a tile
-#define GCUDAI_MM_MANY 8 // from so many columns on, panels pay
+#define GCUDAI_MM_MANY 8 // columns from which panels pay
 
 struct gcudai_mm_cols {
     int n;
@@ -11514,7 +11520,7 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
                              int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
-    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns lie side by side
+    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns are adjacent
         for (int64_t i = 0; i < k; ++i) { memcpy(out + 4 * i, x + (size_t) i * nb_k, 4 * sizeof(float)); }
         return;
     }
@@ -13652,7 +13658,7 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
                 d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
@@ -13693,7 +13699,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
-        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp,
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
             (long long) rp, d);
         GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
             (long long) lp, (long long) x->ne[d], (long long) rp);
@@ -13773,7 +13779,7 @@ struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gc
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
     if (p0 < 0 || p1 < 0 || !gcudai_add_i64(ne[0], (int64_t) p0 + p1, &ne[0])) {
-        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d behind, want at least 0", p0, p1);
+        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d after, want at least 0", p0, p1);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
     gcudai_set_param_i32(y, 0, p0);
@@ -13788,7 +13794,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
-        "%lld before and %lld behind, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
+        "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
         (long long) p0, (long long) x->ne[0], (long long) p1);
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
@@ -26741,7 +26747,7 @@ static gcuda_status gcudai_cuda_pool_grow(
             pool->in_use += st == GCUDA_STATUS_SUCCESS ? size : 0;
             return st;
         }
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a block of its own", gcudai_message);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a separate block", gcudai_message);
     }
     return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
 }
@@ -27773,7 +27779,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want adjacent blocks",
             gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
@@ -29002,7 +29008,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
         const float share = shares[i];
         if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 behind the last of %d devices", i,
+                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
                 (double) share, t->n);
         }
         sum += (double) share;
@@ -38037,8 +38043,8 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
-        "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
+    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
+        "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
@@ -38239,7 +38245,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
     GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
-                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' is there twice (pair %llu)", label,
+                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
                                   g->kv[twice].key, (unsigned long long) twice);
 }
 
@@ -38247,7 +38253,7 @@ static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, cons
     GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
-                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' is there twice (tensor %llu)", label,
+                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
                                        g->tensors[twice].name, (unsigned long long) twice);
 }
 
@@ -38515,7 +38521,7 @@ static gcuda_status gcudai_gguf_check_offset(
             (unsigned long long) t->size);
     }
     if (t->offset != start) {
-        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, behind the tensor before it at an alignment of %llu", t->name,
+        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, after the previous tensor at an alignment of %llu", t->name,
             (unsigned long long) t->offset, t->offset < *end ? "overlaps the tensor before it" : "leaves a gap or is not aligned",
             (unsigned long long) start, (unsigned long long) alignment);
     }

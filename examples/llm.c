@@ -821,7 +821,7 @@ static gcuda_status command_perplexity(struct app * a) {
 
 struct line { const char * text; size_t n; float * vector; double likeness; };
 
-// Of a text longer than the context only the beginning counts, with the token that ends texts.
+// A text longer than the context is cut to its beginning, with the token that ends texts.
 static gcuda_status embed_text(struct app * a, const char * text, size_t n, float * vector) {
     struct tokens t = { NULL, 0 };
     gcuda_status st = tokens_of(a, text, n, LLM_ADD_SPECIAL, &t);
