@@ -219,6 +219,14 @@ $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 
+# they run for less than a second: longer to optimise
+SIM_EXAMPLES = $(SIM)/decode $(SIM)/mlp
+$(SIM_EXAMPLES:=.o): $(SIM)/%.o: examples/%.c gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -O0 -c $< -o $@
+
+$(SIM_EXAMPLES): $(SIM)/%: $(SIM)/%.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
