@@ -46,7 +46,7 @@ QUICK START
 
   Programs that should also run on a GPU use backends. Make the context with no_alloc = true. Allocate the weights with
   gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr. Transfer data with
-  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. examples/digits.c trains a model so.
+  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. Example: examples/digits.c.
 
 SHAPES
     ne[0..3] counts elements, ne[0] innermost; nb[0..3] are strides in bytes. [a, b] in comments means ne[0] = a,
