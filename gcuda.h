@@ -31043,6 +31043,7 @@ struct gcudai_cuda_window {
     const struct gcudai_cuda_look * look;
     bool is_strict; // the same bits as node by node
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
+    int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
 
@@ -31734,6 +31735,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     rest.n = w->n - first;
     for (int i = 0; i < rest.n; ++i) {
         rest.at[i] = w->at[first + i];
+        rest.place[i] = w->place[first + i];
         rest.node[i] = w->node[first + i];
     }
     return rest;
@@ -32068,14 +32070,16 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 
-// The nodes from one on that something runs for.
-static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_window * w) {
+// The nodes from place `first` of the order on that something runs for.
+static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
     w->look = look;
     w->n = 0;
     for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
-        if (!gcudai_is_skipped(look->seen[i].tensor)) {
-            w->at[w->n] = i;
-            w->node[w->n++] = look->seen[i].tensor;
+        const struct gcuda_tensor * t = look->seen[order[i]].tensor;
+        if (!gcudai_is_skipped(t)) {
+            w->at[w->n] = order[i];
+            w->place[w->n] = i;
+            w->node[w->n++] = t;
         }
     }
 }
@@ -32092,6 +32096,95 @@ static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
     return NULL;
 }
 
+// ---- the order in which a plan runs its nodes ----
+// That of the graph, but for products of the same activations: queries, keys and values. Programs put rope and cache writes between
+// them; a product moves up to the one before it where no node in between touches what it writes, or writes what it reads.
+
+enum {
+    GCUDAI_CUDA_AHEAD = 24,    // nodes after a product, views included, that are searched
+    GCUDAI_CUDA_FEW_TOKENS = 8 // up to which biases of queries, keys and values are no steps of their products
+};
+
+// x and y, neighbours in the order, may be run the other way round.
+static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
+    bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
+    for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
+        may = (y->src[k] == NULL || !gcudai_cuda_overlap(y->src[k], x)) && (x->src[k] == NULL || !gcudai_cuda_overlap(x->src[k], y));
+        for (int j = 0; j < GCUDA_MAX_SRC && may && gcudai_writes_source(x, k); ++j) {
+            may = y->src[j] == NULL || !gcudai_cuda_overlap(x->src[k], y->src[j]);
+        }
+    }
+    return may;
+}
+
+// The first node after node `at` that reads it, or a view of it; -1: none that is near.
+static int gcudai_cuda_reader_of(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    for (int i = at + 1; i < look->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
+        const struct gcuda_tensor * y = look->seen[i].tensor;
+        for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_skipped(y); ++k) {
+            if (y->src[k] != NULL && (y->src[k] == t || y->src[k]->view_src == t)) { return i; }
+        }
+    }
+    return -1;
+}
+
+static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
+    return op == GCUDA_OP_ROPE || op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_SET_ROWS;
+}
+
+// A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
+static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t) || gcudai_cuda_split_of(gcudai_buffer_of(t->src[0])) != NULL) { return false; }
+    int reader = gcudai_cuda_reader_of(look, at);
+    enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
+    if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
+        reader = gcudai_cuda_reader_of(look, reader);
+        return reader >= 0 && gcudai_cuda_is_attention_input(look->seen[reader].tensor->op);
+    }
+    return gcudai_cuda_is_attention_input(op) || op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_CPY || op == GCUDA_OP_CONT ||
+           op == GCUDA_OP_FLASH_ATTN_EXT;
+}
+
+// The node at place `from` moves to place `to` before it, if it may.
+static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * order, int from, int to) {
+    const int32_t node = order[from];
+    bool may = true;
+    for (int i = to; i < from && may; ++i) {
+        const struct gcuda_tensor * x = look->seen[order[i]].tensor;
+        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, look->seen[node].tensor);
+    }
+    if (!may) { return false; }
+    memmove(order + to + 1, order + to, (size_t) (from - to) * sizeof(*order));
+    order[to] = node;
+    return true;
+}
+
+// Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after them all.
+static int gcudai_cuda_gather_products(const struct gcudai_cuda_look * look, int32_t * order, int first) {
+    const struct gcuda_tensor * a = look->seen[order[first]].tensor;
+    int to = first + 1;
+    for (int is_other = 0; is_other < 2; ++is_other) {
+        for (int i = to; i < look->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
+            const struct gcuda_tensor * b = look->seen[order[i]].tensor;
+            if (b->op != GCUDA_OP_MUL_MAT || b->src[1] != a->src[1] || (b->src[0]->type != a->src[0]->type) != (is_other != 0) ||
+                !gcudai_cuda_is_movable(look, order[i])) {
+                continue;
+            }
+            to += i == to || gcudai_cuda_move_up(look, order, i, to);
+        }
+    }
+    return to;
+}
+
+static void gcudai_cuda_order_of(const struct gcudai_cuda_look * look, bool may_move, int32_t * order) {
+    for (int i = 0; i < look->n_nodes; ++i) { order[i] = i; }
+    for (int i = 0; i < look->n_nodes && may_move; ++i) {
+        if (gcudai_cuda_is_movable(look, order[i])) { i = gcudai_cuda_gather_products(look, order, i) - 1; }
+    }
+}
+
 // =====================================================================================================
 // >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
 // =====================================================================================================
@@ -32102,7 +32195,7 @@ struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
     const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
-    int first, n;                      // nodes that it stands for, those that nothing runs for included
+    int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
     int lane;        // the stream that it runs on
@@ -32121,6 +32214,7 @@ enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUD
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
     struct gcudai_cuda_look look;
+    int32_t * order, * next_order; // of the nodes, as they are run; the other one is scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
     size_t n_bytes;     // of host memory
@@ -32152,21 +32246,37 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
 
-// The step that begins with a node: what a pattern takes, or the node alone.
+// The node at a place of the plan's order.
+static struct gcudai_cuda_seen * gcudai_cuda_nth(const struct gcudai_cuda_plan * plan, int place) {
+    return &plan->look.seen[plan->order[place]];
+}
+
+// The node whose result a step leaves, by its index in the graph.
+static int gcudai_cuda_last_of(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
+    return plan->order[s->first + s->n - 1];
+}
+
+static bool gcudai_cuda_has_node(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int32_t node) {
+    bool has = false;
+    for (int i = s->first; i < s->first + s->n; ++i) { has = has || plan->order[i] == node; }
+    return has;
+}
+
+// The step that begins at a place of the order: what a pattern takes, or the node alone.
 static void gcudai_cuda_step_make(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_step * s) {
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, int first, struct gcudai_cuda_step * s) {
     struct gcudai_cuda_window w;
     int n_taken = 1;
     GCUDAI_ZERO(*s);
     GCUDAI_ZERO(w);
     w.cu = cu;
     w.is_strict = cu->params.strict;
-    if (cu->plans.use_fusion && !look->no_fusion) {
-        gcudai_cuda_window_at(look, first, &w);
+    if (cu->plans.use_fusion && !plan->look.no_fusion) {
+        gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
-    const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
-    s->node = look->seen[last].tensor;
+    const int last = s->pattern != NULL ? w.place[n_taken - 1] : first;
+    s->node = gcudai_cuda_nth(plan, last)->tensor;
     s->first = first;
     s->n = last - first + 1;
     if (s->pattern == NULL) {
@@ -32244,21 +32354,22 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 }
 
 // How often the step's products read node `at` as their columns.
-static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
+static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        n += look->seen[i].shape.kind.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
+        const struct gcudai_cuda_shape * shape = &gcudai_cuda_nth(plan, i)->shape;
+        n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
     }
     return n;
 }
 
 // The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
 static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
     int n_reads = 0, form = 0;
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
         struct gcudai_cuda_step * s = &plan->steps[++*last];
-        const int reads = gcudai_cuda_column_reads(&plan->look, s, at);
+        const int reads = gcudai_cuda_column_reads(plan, s, at);
         const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
         if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
         form = reads > 0 ? wanted : form;
@@ -32277,10 +32388,10 @@ static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const
     const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
     bool is_apart = of_many <= gcuda_nbytes(y);
     for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
-        const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
+        const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = seen->shape.src[k];
-            const bool is_inner = source < 0 || (source >= s->first && source < s->first + s->n);
+            const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
     }
@@ -32300,8 +32411,8 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
-            const int at = s->first + s->n - 1;
-            if (gcudai_cuda_column_reads(&plan->look, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+            const int at = gcudai_cuda_last_of(plan, s);
+            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
         }
     }
     for (int i = 0; i < plan->n_steps; ++i) {
@@ -32344,11 +32455,11 @@ static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct g
 
 // What step number r->n of the region reads and writes.
 static bool gcudai_cuda_region_uses(
-    struct gcudai_cuda_region * r, const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s) {
+    struct gcudai_cuda_region * r, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
     bool is_ok = true;
     r->bytes[r->n] = 0.0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcuda_tensor * t = look->seen[i].tensor;
+        const struct gcuda_tensor * t = gcudai_cuda_nth(plan, i)->tensor;
         if (gcudai_is_skipped(t)) { continue; }
         is_ok = is_ok && gcudai_cuda_region_use(r, t, true);
         for (int k = 0; k < GCUDA_MAX_SRC && is_ok; ++k) {
@@ -32461,7 +32572,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
-        is_ok = gcudai_cuda_region_uses(&r, &plan->look, &plan->steps[i]);
+        is_ok = gcudai_cuda_region_uses(&r, plan, &plan->steps[i]);
         uint64_t before = 0;
         for (int j = 0; j < r.n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(&r, j, r.n) << j; }
         r.before[r.n++] = before;
@@ -32595,7 +32706,7 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
         for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
-            const struct gcuda_tensor * t = plan->look.seen[k].tensor, * weight = gcudai_cuda_early_weight(s, t);
+            const struct gcuda_tensor * t = gcudai_cuda_nth(plan, k)->tensor, * weight = gcudai_cuda_early_weight(s, t);
             is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
         const enum gcuda_overlap overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
@@ -32630,18 +32741,23 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
+}
+
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcudai_cuda_look * look = &plan->look;
     plan->n_steps = 0;
     gcudai_cuda_plan_note(plan);
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->order);
     for (int i = 0; i < look->n_nodes;) {
-        if (gcudai_is_skipped(look->seen[i].tensor)) {
+        if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
             ++i;
             continue;
         }
         struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
-        gcudai_cuda_step_make(cu, look, i, s);
+        gcudai_cuda_step_make(cu, plan, i, s);
         i = s->first + s->n;
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
@@ -32668,7 +32784,7 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
     for (int i = plan->n_steps - 1; i >= 0; --i) {
         if (plan->steps[i].scratch_bytes == SIZE_MAX) {
             first = plan->steps[i].node;
-            plan->look.seen[plan->steps[i].first].has_changed = true;
+            gcudai_cuda_nth(plan, plan->steps[i].first)->has_changed = true;
         }
     }
     if (first == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -32678,10 +32794,10 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 }
 
 // The step anew, but for its place in the plan's CUDA graph.
-static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, struct gcudai_cuda_step * s) {
+static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
     const enum gcuda_overlap overlap = s->overlap;
-    gcudai_cuda_step_make(cu, look, s->first, s);
+    gcudai_cuda_step_make(cu, plan, s->first, s);
     s->is_new = true;
     s->last[GCUDAI_CUDA_NOTE_ALL] = last;
     s->overlap = overlap;
@@ -32694,16 +32810,27 @@ static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const 
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Whether the nodes would still be run in the plan's order. That is looked at where one that has moved, or one that it has passed, has
+// changed.
+static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const struct gcudai_cuda_look * look = &plan->look;
+    bool is_stale = false;
+    for (int i = 0; i < look->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(look, plan->order[i]); }
+    if (!is_stale) { return true; }
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
+    return memcmp(plan->order, plan->next_order, (size_t) look->n_nodes * sizeof(*plan->order)) == 0;
+}
+
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
-    bool is_as_before = true; // what was fused may have to be taken apart, because things overlap now
+    bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         const int n = s->n;
         bool is_stale = false;
-        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, k); }
-        if (is_stale) { gcudai_cuda_step_again(cu, look, s); }
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, plan->order[k]); }
+        if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
     if (is_as_before) {
@@ -32737,6 +32864,7 @@ static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_drop_exec(plan);
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     gcudai_free(plan);
 }
 
@@ -32759,11 +32887,14 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->look = *look;
     plan->cap_steps = n;
     plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
-    if (plan->steps == NULL) {
+    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_nodes, 1), 2 * sizeof(*plan->order));
+    if (plan->steps == NULL || plan->order == NULL) {
         gcudai_cuda_plan_release(plan);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
+    plan->next_order = plan->order + look->n_nodes;
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
     if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -33058,7 +33189,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
     }
     gcudai_cuda_look_free(&plan->look);
     plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
     return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -33069,6 +33200,7 @@ static gcuda_status gcudai_cuda_plan_remake(
     GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     fresh->exec = plan->exec;
     fresh->graph = plan->graph;
     fresh->is_patchable = plan->is_patchable;

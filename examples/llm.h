@@ -2980,6 +2980,13 @@ static struct gcuda_tensor * llmi_heads_of(struct llmi_build * b, struct gcuda_t
     return gcuda_view_3d(b->ctx, qkv, b->p->head, n_heads, b->key.n_tokens, head_bytes, qkv->nb[1], (size_t) first * head_bytes);
 }
 
+// Products of the same activations come one after another: a GPU computes them together.
+static void llmi_expand_qkv(struct llmi_build * b, const struct llmi_qkv * a) {
+    (void) gcuda_build_forward_expand(b->graph, a->q);
+    (void) gcuda_build_forward_expand(b->graph, a->k);
+    (void) gcuda_build_forward_expand(b->graph, a->v);
+}
+
 static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
     struct llmi_qkv a;
     const int64_t n_q = b->p->n_heads, n_kv = b->p->n_kv;
@@ -2993,6 +3000,7 @@ static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi
         a.k = llmi_heads(b, llmi_linear(b, l->k, x, l->k_b), n_kv);
         a.v = llmi_heads(b, llmi_linear(b, l->v, x, l->v_b), n_kv);
     }
+    llmi_expand_qkv(b, &a);
     if (l->q_norm != NULL) { a.q = llmi_norm(b, a.q, l->q_norm); }
     if (l->k_norm != NULL) { a.k = llmi_norm(b, a.k, l->k_norm); }
     return a;
@@ -3089,6 +3097,7 @@ static struct llmi_routes llmi_route(struct llmi_build * b, const struct llmi_la
         w = gcuda_div(b->ctx, w, gcuda_clamp(b->ctx, gcuda_sum_rows(b->ctx, w), 6.103515625e-5f, INFINITY));
     }
     r.weights = gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens);
+    (void) gcuda_build_forward_expand(b->graph, r.weights); // before the experts' products: ids and weights are computed together
     return r;
 }
 
