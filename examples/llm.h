@@ -3025,6 +3025,7 @@ static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tenso
     rows = gcuda_reshape_2d(b->ctx, rows, b->rotation->ne[0], gcuda_nelements(x) / b->rotation->ne[0]);
     struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, b->rotation, rows);
     (void) gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+    (void) gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD);
     return gcuda_reshape(b->ctx, y, x);
 }
 
