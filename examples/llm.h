@@ -2980,6 +2980,13 @@ static struct gcuda_tensor * llmi_heads_of(struct llmi_build * b, struct gcuda_t
     return gcuda_view_3d(b->ctx, qkv, b->p->head, n_heads, b->key.n_tokens, head_bytes, qkv->nb[1], (size_t) first * head_bytes);
 }
 
+// Products of the same activations come one after another: a GPU computes them together.
+static void llmi_expand_qkv(struct llmi_build * b, const struct llmi_qkv * a) {
+    (void) gcuda_build_forward_expand(b->graph, a->q);
+    (void) gcuda_build_forward_expand(b->graph, a->k);
+    (void) gcuda_build_forward_expand(b->graph, a->v);
+}
+
 static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi_layer * l, struct gcuda_tensor * x) {
     struct llmi_qkv a;
     const int64_t n_q = b->p->n_heads, n_kv = b->p->n_kv;
@@ -2993,6 +3000,7 @@ static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi
         a.k = llmi_heads(b, llmi_linear(b, l->k, x, l->k_b), n_kv);
         a.v = llmi_heads(b, llmi_linear(b, l->v, x, l->v_b), n_kv);
     }
+    llmi_expand_qkv(b, &a);
     if (l->q_norm != NULL) { a.q = llmi_norm(b, a.q, l->q_norm); }
     if (l->k_norm != NULL) { a.k = llmi_norm(b, a.k, l->k_norm); }
     return a;
@@ -3017,6 +3025,7 @@ static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tenso
     rows = gcuda_reshape_2d(b->ctx, rows, b->rotation->ne[0], gcuda_nelements(x) / b->rotation->ne[0]);
     struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, b->rotation, rows);
     (void) gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+    (void) gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD);
     return gcuda_reshape(b->ctx, y, x);
 }
 
@@ -3052,6 +3061,7 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
     a.q = llmi_turn(b, llmi_rotate(b, layer, a.q));
     a.k = llmi_turn(b, llmi_rotate(b, layer, a.k));
+    (void) gcuda_build_forward_expand(b->graph, a.q); // before memory of keys and values is used again: one launch writes all three
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
     llmi_store(b, b->v_cache[layer], llmi_turn(b, a.v), b->in.cells[cache]);
     struct gcuda_tensor * y = llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
@@ -3089,6 +3099,7 @@ static struct llmi_routes llmi_route(struct llmi_build * b, const struct llmi_la
         w = gcuda_div(b->ctx, w, gcuda_clamp(b->ctx, gcuda_sum_rows(b->ctx, w), 6.103515625e-5f, INFINITY));
     }
     r.weights = gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens);
+    (void) gcuda_build_forward_expand(b->graph, r.weights); // before the experts' products: ids and weights are computed together
     return r;
 }
 
