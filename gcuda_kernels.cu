@@ -22211,11 +22211,9 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 }
 
 // ---- conversion of k and v ----
-// A block writes a tile of 64 positions of a head of k or v as F16, a thread 8 elements at a time; tiles that no query sees are not read.
-// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or no number, which becomes the nearest number of F16; and a
-// row of F32 whose largest element is below 2^-13, where F16 loses digits. Blocks of rows of q that see such a position are computed again
-// by the plain path (d_attn_sees_large), so that the result of a query depends on what this query sees alone.
-//   floor   k and v read once, and written as F16
+// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or NaN, which is clamped; and a row of F32 whose largest element
+// is below 2^-13, where F16 loses digits. The plain path computes blocks of queries that see such a position again (d_attn_sees_large). So
+// the result of a query depends on what this query sees alone.
 #define ATTN_LEAST_HALF 1.220703125e-4f // 2^-13
 
 struct d_attn_codes { // of a block of 32 elements, which begins with its scale: bytes before its least value, fifth bits (0: it has none) and codes
@@ -22265,6 +22263,11 @@ static inline __device__ void d_attn_octet_of_floats(float (&v)[8], const char *
 }
 static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); } // NaN: a number too
 
+// k and v of some heads as F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time. Tiles that no query sees are not
+// read.
+//   floor   k and v read once, and written as F16
+//   shared  256 bytes
+//   needs   rows of whole blocks of 32 elements at multiples of 2 bytes (Q4_1, Q5_1: 4), or of F32 at multiples of 16; DK and DV a multiple of 8
 static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTANT d_attn_halves a) {
     __shared__ uint32_t most[ATTN_TILE]; // bits of the largest element of a row, where it matters: they are ordered as numbers are, NaN last
     const int thread = (int) threadIdx.x;
@@ -22310,8 +22313,6 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
 }
 
 // ---- gathered positions ----
-// A block finds the positions that a token sees, in their order: a warp has a part of them, 256 at a time, a lane 8. Their biases become a
-// mask of their own, in which a position more is -inf.
 #define ATTN_LIST_THREADS 1024
 struct d_attn_gather {
     gcuda_array k, v, mask; // from the first token on
@@ -22342,6 +22343,10 @@ static inline __device__ void d_attn_put_bias(const gcuda_array & mask, char * t
         *(uint16_t *) to = from != nullptr ? *(const uint16_t *) from : mask.type == GCUDA_TYPE_F16 ? 0xfc00u : 0xff80u;
     }
 }
+// The positions that a token sees, in their order, and a mask of their biases, -inf after the last. A block has a row of the mask, a warp a
+// contiguous part of it, a lane 8 positions at a time; a first pass counts, so that each warp knows where its entries begin.
+//   floor   the mask read once (the second pass finds it in a cache); 6 bytes written for an entry
+//   shared  128 bytes
 static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_GRID_CONSTANT d_attn_gather a) {
     constexpr int n_warps = ATTN_LIST_THREADS / 32;
     __shared__ int counts[n_warps];
@@ -22391,7 +22396,8 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
     }
 }
 
-// Rows of k and v of the listed positions, a warp each.
+// Rows of k and v of the listed positions, packed. A warp has a row.
+//   floor   these rows read and written once
 static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
     const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
     d_take_turn();
@@ -22844,7 +22850,8 @@ static void attn_set_halves(const gcuda_flash_attn_ext_args & p, attn_plan & x, 
         x.large_bytes[i] = attn_rounded_bytes(sides[i]->ne[2] * sides[i]->ne[3] * x.a.n_tiles * (int64_t) sizeof(uint2));
         extra += (int64_t) x.large_bytes[i];
     }
-    const int64_t most = extra < ATTN_HALF_BYTES ? 1 + (ATTN_HALF_BYTES - extra) / (unit_bytes > 0 ? unit_bytes : 1) : 1; // units
+    if (!x.has_halves()) { return; }
+    const int64_t most = extra < ATTN_HALF_BYTES ? 1 + (ATTN_HALF_BYTES - extra) / unit_bytes : 1; // units
     const int64_t n_launches = (n_units + most - 1) / most;
     x.n_seqs = n_units * p.q.ne[3] <= most ? p.q.ne[3] : 1;
     x.n_heads = (n_units + n_launches - 1) / n_launches * unit;
