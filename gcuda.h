@@ -9977,9 +9977,9 @@ struct gcudai_avx2_floats { // its scales and minima, 8 or (per 16 elements) 16 
 // the first four bytes of its n blocks
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
     __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
-#define GCUDAI_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
-    GCUDAI_RUN(n, GCUDAI_STEP)
-#undef GCUDAI_STEP
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
     return _mm256_set_m128i(v[1], v[0]);
 }
 
@@ -10047,9 +10047,9 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_expand(enum gcuda_type 
         _mm256_storeu_ps(sc + 8 * i, f.sc[i]);
         if (type != GCUDA_TYPE_Q8_0) { _mm256_storeu_ps(mn + 8 * i, f.mn[i]); }
     }
-#define GCUDAI_STEP(g) gcudai_avx2_store(q + 32 * (g), gcudai_avx2_codes32(type, w, g));
-    GCUDAI_RUN(n, GCUDAI_STEP)
-#undef GCUDAI_STEP
+#define GCUDAI_RUN_STEP(g) gcudai_avx2_store(q + 32 * (g), gcudai_avx2_codes32(type, w, g));
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
 }
 
 // Scales and minima are written for whole runs.
@@ -10301,10 +10301,84 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct
     gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
 
+// Of each of four vectors the sum of its lower and of its upper four elements, added as gcudai_avx2_sum does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_sums4(const __m256 * v) {
+    const __m256 a = _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x44), _mm256_shuffle_ps(v[0], v[1], 0xee));
+    const __m256 b = _mm256_add_ps(_mm256_shuffle_ps(v[2], v[3], 0x44), _mm256_shuffle_ps(v[2], v[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+// Largest magnitudes of four blocks, as bits: they are in the order of the numbers, and infinities and NaN come last.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m[4];
+    for (int b = 0; b < 4; ++b) {
+        const __m256i v0 = gcudai_avx2_load(x + 32 * b), v1 = gcudai_avx2_load(x + 32 * b + 8);
+        const __m256i v2 = gcudai_avx2_load(x + 32 * b + 16), v3 = gcudai_avx2_load(x + 32 * b + 24);
+        m[b] = _mm256_max_epi32(
+            _mm256_max_epi32(_mm256_and_si256(v0, magnitude), _mm256_and_si256(v1, magnitude)),
+            _mm256_max_epi32(_mm256_and_si256(v2, magnitude), _mm256_and_si256(v3, magnitude)));
+    }
+    const __m256i ab = _mm256_max_epi32(_mm256_permute2x128_si256(m[0], m[1], 0x20), _mm256_permute2x128_si256(m[0], m[1], 0x31));
+    const __m256i cd = _mm256_max_epi32(_mm256_permute2x128_si256(m[2], m[3], 0x20), _mm256_permute2x128_si256(m[2], m[3], 0x31));
+    const __m256i v = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)); // a a c c, b b d d
+    const __m256i w = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+    return _mm_blend_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 10);
+}
+
+// Sums as gcudai_q_sums makes them, of four blocks: the first 16 values of each, then the others.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_sums4(const struct gcudai_q_col * c, __m128 d, __m256i sums,
+                                                                 __m256 exact) {
+    const __m256 f = _mm256_cvtepi32_ps(sums), d2 = _mm256_set_m128(d, d);
+    const __m256 s = _mm256_mul_ps(d2, f), r = _mm256_mul_ps(d2, _mm256_sub_ps(exact, f));
+    const __m128 s0 = _mm256_castps256_ps128(s), s1 = _mm256_extractf128_ps(s, 1);
+    const __m128 r0 = _mm256_castps256_ps128(r), r1 = _mm256_extractf128_ps(r, 1);
+    const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    _mm_storeu_ps(c->d, d);
+    _mm_storeu_ps(c->s16, _mm_unpacklo_ps(s0, s1));
+    _mm_storeu_ps(c->s16 + 4, _mm_unpackhi_ps(s0, s1));
+    _mm_storeu_ps(c->r16, _mm_unpacklo_ps(r0, r1));
+    _mm_storeu_ps(c->r16 + 4, _mm_unpackhi_ps(r0, r1));
+    _mm_storeu_ps(c->s32, _mm_mul_ps(d, _mm_cvtepi32_ps(both)));
+    _mm_storeu_ps(c->r32, _mm_add_ps(r0, r1));
+}
+
+// Four blocks as gcudai_q_block_avx2 makes each. False, and nothing written: one of them is for gcudai_q_block.
+GCUDAI_TARGET_AVX2 static bool gcudai_q_blocks4_avx2(const float * x, const struct gcudai_q_col * c) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones8 = _mm256_set1_epi8(1), ones16 = _mm256_set1_epi16(1);
+    const __m128i bits = gcudai_avx2_amax4(x);
+    const __m128 amax = _mm_castsi128_ps(bits);
+    const __m128 small = _mm_cmplt_ps(amax, _mm_set1_ps(1e-36f)), big = _mm_castsi128_ps(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7f7fffff)));
+    float id[4];
+    __m256 exact[4];
+    __m256i sums[4];
+    if (_mm_movemask_ps(_mm_or_ps(small, big)) != 0) { return false; }
+    _mm_storeu_ps(id, _mm_div_ps(_mm_set1_ps(127.0f), amax));
+    for (int b = 0; b < 4; ++b, x += 32) {
+        const __m256 f = _mm256_broadcast_ss(id + b);
+        const __m256 f0 = _mm256_mul_ps(_mm256_loadu_ps(x), f), f1 = _mm256_mul_ps(_mm256_loadu_ps(x + 8), f);
+        const __m256 f2 = _mm256_mul_ps(_mm256_loadu_ps(x + 16), f), f3 = _mm256_mul_ps(_mm256_loadu_ps(x + 24), f);
+        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(f0), _mm256_cvtps_epi32(f1)),
+                                             _mm256_packs_epi32(_mm256_cvtps_epi32(f2), _mm256_cvtps_epi32(f3)));
+        const __m256i q = _mm256_permutevar8x32_epi32(p, order);
+        const __m256 e0 = _mm256_add_ps(f0, f1), e1 = _mm256_add_ps(f2, f3);
+        gcudai_avx2_store(c->q + 32 * b, q);
+        sums[b] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones8, q), ones16);
+        exact[b] = _mm256_add_ps(_mm256_permute2f128_ps(e0, e1, 0x20), _mm256_permute2f128_ps(e0, e1, 0x31));
+    }
+    const __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    gcudai_avx2_q_sums4(c, _mm_div_ps(amax, _mm_set1_ps(127.0f)), sum, gcudai_avx2_sums4(exact));
+    return true;
+}
+
 GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, const struct gcudai_q_col * c) {
-    for (int g = 0; g < n; ++g) {
-        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
-        gcudai_q_block_avx2(x + 32 * g, &to);
+    for (int g = 0; g < n;) {
+        struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        if (g + 4 <= n && gcudai_q_blocks4_avx2(x + 32 * g, &to)) {
+            g += 4;
+            continue;
+        }
+        for (const int end = GCUDAI_MIN(g + 4, n); g < end; ++g, to = gcudai_q_col_skip(c, g)) { gcudai_q_block_avx2(x + 32 * g, &to); }
     }
 }
 
@@ -10426,11 +10500,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(enum gcuda_type t
     float s[16];
     gcudai_avx2_floats(type, w, n, &f);
     gcudai_avx2_q_scales(per16, &f, x->d + g0, s);
-#define GCUDAI_STEP(g)                                                                                                 \
+#define GCUDAI_RUN_STEP(g)                                                                                                 \
     acc[(g) % 2] = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_codes32(type, w, g), u + 32 * (g),                 \
                                       s + (per16 ? 2 : 1) * (g), acc[(g) % 2]);
-    GCUDAI_RUN(n, GCUDAI_STEP)
-#undef GCUDAI_STEP
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
     acc[0] = gcudai_avx2_q_mins(kind, &f, gcudai_q_center(type), x, g0, acc[0]);
 }
 
@@ -10607,12 +10681,12 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_run(enum gcuda_
     const struct gcudai_vnni_floats f = gcudai_vnni_run_floats(type, w, n);
     const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
     const int8_t * u = x->q + 32 * g;
-#define GCUDAI_STEP(j) gcudai_vnni_q_step(kind, gcudai_vnni_codes64(type, w, j, n > 2 * (j) + 1), u + 64 * (j), j, s, acc[(j) % 2])
-    acc[0] = GCUDAI_STEP(0);
-    if (n > 2) { acc[1] = GCUDAI_STEP(1); }
-    if (n > 4) { acc[0] = GCUDAI_STEP(2); }
-    if (n > 6) { acc[1] = GCUDAI_STEP(3); }
-#undef GCUDAI_STEP
+#define GCUDAI_RUN_STEP(j) gcudai_vnni_q_step(kind, gcudai_vnni_codes64(type, w, j, n > 2 * (j) + 1), u + 64 * (j), j, s, acc[(j) % 2])
+    acc[0] = GCUDAI_RUN_STEP(0);
+    if (n > 2) { acc[1] = GCUDAI_RUN_STEP(1); }
+    if (n > 4) { acc[0] = GCUDAI_RUN_STEP(2); }
+    if (n > 6) { acc[1] = GCUDAI_RUN_STEP(3); }
+#undef GCUDAI_RUN_STEP
     acc[2] = gcudai_vnni_q_mins(kind, f, gcudai_q_center(type), x, g, acc[2]);
 }
 
@@ -10655,6 +10729,8 @@ GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
+
+#undef GCUDAI_RUN
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip,
@@ -11636,16 +11712,29 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 
 // ---- activations ----
 
-// One row of k activations of a float or block type, quantized to out.
+// n groups of 32 zeros behind the first g of a column
+static void gcudai_q_zero(const struct gcudai_q_col * column, int64_t g, int64_t n) {
+    const struct gcudai_q_col c = gcudai_q_col_skip(column, g);
+    const size_t size = (size_t) n * sizeof(float);
+    memset(c.q, 0, (size_t) n * 32);
+    memset(c.d, 0, size);
+    memset(c.s32, 0, size);
+    memset(c.r32, 0, size);
+    memset(c.s16, 0, 2 * size);
+    memset(c.r16, 0, 2 * size);
+}
+
+// One row of k activations of a float or block type, quantized to out; k is a multiple of 32.
 static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0,
                                  int64_t k, char * out) {
     float buf[GCUDAI_Q_PAD];
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
         const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
-        gcudai_load_any(type, row, nb0, k0, n, buf);
-        for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
-        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, &c);
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD), groups = n / 32;
+        const bool is_plain = type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && (uintptr_t) row % sizeof(float) == 0;
+        if (!is_plain) { gcudai_load_any(type, row, nb0, k0, n, buf); }
+        simd->q_blocks(is_plain ? (const float *) (const void *) row + k0 : buf, (int) groups, &c);
+        if (n < GCUDAI_Q_PAD) { gcudai_q_zero(&c, groups, GCUDAI_Q_PAD / 32 - groups); }
     }
 }
 

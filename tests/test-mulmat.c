@@ -104,6 +104,30 @@ TEST(activation_blocks_not_finite) { // the scale becomes NaN, nothing is conver
     }
 }
 
+TEST(activation_blocks_together) { // many blocks at a time give what each gives alone, whatever its neighbours hold
+    enum { N = 11 };
+    static const float special[] = { NAN, INFINITY, 0.0f, 1e-40f, 3e38f };
+    struct rng r = rng_for("together");
+    float x[32 * N], f[2][N * 7];
+    int8_t q[2][32 * N];
+    FOR_SIMD(simd) {
+        for (int round = 0; round < 100; ++round) {
+            const int odd = (int) rng_below(&r, N);
+            for (int i = 0; i < 32 * N; ++i) { x[i] = (float) random_unit(&r); }
+            for (int i = 0; i < 32 && round % 6 < 5; ++i) { x[32 * odd + i] = special[round % 6]; }
+            memset(f, 0, sizeof f);
+            for (int way = 0; way < 2; ++way) {
+                const struct gcudai_q_col col = { q[way], f[way], f[way] + N, f[way] + 2 * N, f[way] + 3 * N, f[way] + 5 * N };
+                for (int g = 0; g < N; g += way == 0 ? N : 1) {
+                    const struct gcudai_q_col at = gcudai_q_col_skip(&col, g);
+                    simd->q_blocks(x + 32 * g, way == 0 ? N : 1, &at);
+                }
+            }
+            CHECK_MSG(memcmp(q[0], q[1], sizeof q[0]) == 0 && memcmp(f[0], f[1], sizeof f[0]) == 0, "%s round %d", simd->name, round);
+        }
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------- integer products
 #define DOT_COLS 9
 #define DOT_CENTER 7.5f
