@@ -9262,8 +9262,9 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
 // Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
 // mean weight of the group, however large. There the difference of the sums is added back, times that mean.
-// The expansion costs a quarter of the work in a matrix-vector product and is shared by all columns otherwise; in
-// exchange 20 formats need one small function each, and the products exist four times per instruction set.
+// All columns share the expansion; in exchange 20 formats need one small function each, and the products exist four
+// times per instruction set. One column alone would spend half of its time on it: there the rows of common formats
+// (GCUDAI_Q_ROWS) are multiplied while they are unpacked, with the same sums in the same order.
 enum gcudai_q_kind {
     GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
     GCUDAI_Q_U16, // the same, scale per 16
@@ -9274,13 +9275,36 @@ enum gcudai_q_kind {
     GCUDAI_Q_KINDS
 };
 
-static int gcudai_q_group(enum gcudai_q_kind kind) {
+static GCUDAI_INLINE int gcudai_q_group(enum gcudai_q_kind kind) {
     return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_S32 ? 32 : 16;
 }
 
-static bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
+static GCUDAI_INLINE bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
 
-static bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+static GCUDAI_INLINE bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+
+static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
+        case GCUDA_TYPE_Q3_K:
+        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
+        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
+        case GCUDA_TYPE_IQ2_XS:
+        case GCUDA_TYPE_IQ2_S:
+        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
+        default: return GCUDAI_Q_S32;
+    }
+}
+
+// the mean code of the formats with a stored minimum
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
+    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+}
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -9749,6 +9773,13 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
         int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
+// out[0..n_rows) = products of rows of k packed weights, nb bytes apart, and one column: each as q_dot gives it, bit for bit.
+#define GCUDAI_Q_ROWS_ARGS const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
+typedef void (*gcudai_q_rows_fn)(GCUDAI_Q_ROWS_ARGS);
+// The formats that have it: elements and bytes of a block.
+#define GCUDAI_Q_ROWS(X)                                                                                               \
+    X(Q4_0, q4_0, 32, 18) X(Q4_1, q4_1, 32, 20) X(Q8_0, q8_0, 32, 34) X(Q4_K, q4_k, 256, 144) X(Q6_K, q6_k, 256, 210)
+
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
     // signed loads: for (int8_t) q[i], gcc 12 with -mavx512vnni emits products of unsigned codes
     const int8_t * s = (const int8_t *) q;
@@ -9919,22 +9950,6 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_fifth_bits(uint32_t qh) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = -8.0f * sc[b];
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 2));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = gcudai_avx2_ldh(w + 2);
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 4));
-    }
-}
-
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
@@ -9948,14 +9963,6 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(GCUDAI_CODES_ARGS) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = gcudai_avx2_ldh(w + 2);
         gcudai_avx2_store(q, _mm256_or_si256(gcudai_avx2_nibbles(w + 8), gcudai_avx2_fifth_bits(gcudai_ld32(w + 4))));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(GCUDAI_CODES_ARGS) {
-    (void) mn;
-    for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        gcudai_avx2_store(q, gcudai_avx2_load(w + 2));
     }
 }
 
@@ -10057,32 +10064,23 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(GCUDAI_CODES_ARGS) {
 }
 #undef GCUDAI_AVX2_Q3_K
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q4_k_floats(const uint8_t * w, __m256 * sc, __m256 * mn) {
     uint32_t packed[4];
     gcudai_q4_k_scales(w + 4, packed);
-    const __m128i s = _mm_loadl_epi64((const __m128i *) (const void *) packed);
-    const __m128i m = _mm_loadl_epi64((const __m128i *) (const void *) (packed + 2));
-    _mm256_storeu_ps(sc, gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w)));
-    _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2)));
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(GCUDAI_CODES_ARGS) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
-        gcudai_avx2_q4_k_floats(w, sc, mn);
-        for (int h = 0; h < 4; ++h) {
-            const __m256i v = gcudai_avx2_load(w + 16 + 32 * h);
-            gcudai_avx2_store(q + 64 * h, _mm256_and_si256(v, low));
-            gcudai_avx2_store(q + 64 * h + 32, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
-        }
-    }
+    const __m128i s = _mm_setr_epi32((int) packed[0], (int) packed[1], 0, 0);
+    const __m128i m = _mm_setr_epi32((int) packed[2], (int) packed[3], 0, 0);
+    *sc = gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w));
+    *mn = gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2));
 }
 
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         __m256i high = gcudai_avx2_load(w + 16); // bit g of byte l belongs to element l of group g
-        gcudai_avx2_q4_k_floats(w, sc, mn);
+        __m256 s, m;
+        gcudai_avx2_q4_k_floats(w, &s, &m);
+        _mm256_storeu_ps(sc, s);
+        _mm256_storeu_ps(mn, m);
         for (int h = 0; h < 4; ++h) {
             const __m256i v = gcudai_avx2_load(w + 48 + 32 * h);
             const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(high, 4), bit4);
@@ -10094,30 +10092,105 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const uint8_t * qh, uint8_t * q) {
-    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
-    const __m256i a = gcudai_avx2_load(ql), b = gcudai_avx2_load(ql + 32), h = gcudai_avx2_load(qh);
-    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask),
-        h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
-    const __m256i h2 = _mm256_and_si256(h, mask), h3 = _mm256_and_si256(_mm256_srli_epi16(h, 2), mask);
-    gcudai_avx2_store(q, _mm256_or_si256(_mm256_and_si256(a, low), h0));
-    gcudai_avx2_store(q + 32, _mm256_or_si256(_mm256_and_si256(b, low), h1));
-    gcudai_avx2_store(q + 64, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), h2));
-    gcudai_avx2_store(q + 96, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), h3));
+// A run: 256 elements of a row, of which the last one of a row has only n < 8 groups of 32.
+// step(g), with constant g, for its n groups
+#define GCUDAI_RUN(n, step)                                                                                            \
+    if ((n) > 0) { step(0) } if ((n) > 1) { step(1) } if ((n) > 2) { step(2) } if ((n) > 3) { step(3) }                \
+    if ((n) > 4) { step(4) } if ((n) > 5) { step(5) } if ((n) > 6) { step(6) } if ((n) > 7) { step(7) }
+
+struct gcudai_avx2_floats { // its scales and minima, 8 or (per 16 elements) 16 of each; zeros for groups past n
+    __m256 sc[2], mn[2];
+};
+
+// the first four bytes of its n blocks
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
+    __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    return _mm256_set_m128i(v[1], v[0]);
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
-        const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
-        for (int h = 0; h < 2; ++h) {
-            const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
-            const __m256 s = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
-            _mm256_storeu_ps(sc + 8 * h, s);
-            _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-32.0f)));
-            gcudai_avx2_q6_k_half(w + 64 * h, w + 128 + 32 * h, q + 128 * h);
-        }
+// F16 numbers in the lower halves of eight words
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_low_halfs(__m256i v) {
+    const __m256i h = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q6_k_floats(const uint8_t * w, struct gcudai_avx2_floats * f) {
+    const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
+    for (int h = 0; h < 2; ++h) {
+        const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
+        f->sc[h] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
+        f->mn[h] = _mm256_mul_ps(f->sc[h], _mm256_set1_ps(-32.0f));
     }
 }
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_floats(enum gcuda_type type, const uint8_t * w, int n,
+                                                                struct gcudai_avx2_floats * f) {
+    if (type == GCUDA_TYPE_Q6_K) {
+        gcudai_avx2_q6_k_floats(w, f);
+        return;
+    }
+    if (type == GCUDA_TYPE_Q4_K) {
+        gcudai_avx2_q4_k_floats(w, &f->sc[0], &f->mn[0]);
+    } else {
+        const __m256i v = gcudai_avx2_heads(w, type == GCUDA_TYPE_Q8_0 ? 34 : type == GCUDA_TYPE_Q4_1 ? 20 : 18, n);
+        f->sc[0] = gcudai_avx2_low_halfs(v);
+        f->mn[0] = type == GCUDA_TYPE_Q4_1 ? gcudai_avx2_low_halfs(_mm256_srli_epi32(v, 16))
+            : _mm256_mul_ps(f->sc[0], _mm256_set1_ps(-8.0f));
+    }
+    f->sc[1] = f->mn[1] = _mm256_setzero_ps();
+}
+
+// codes of group g of a run
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_codes32(enum gcuda_type type, const uint8_t * w, int g) {
+    if (type == GCUDA_TYPE_Q4_0) { return gcudai_avx2_nibbles(w + 18 * g + 2); }
+    if (type == GCUDA_TYPE_Q4_1) { return gcudai_avx2_nibbles(w + 20 * g + 4); }
+    if (type == GCUDA_TYPE_Q8_0) { return gcudai_avx2_load(w + 34 * g + 2); }
+    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
+    const int h = g / 4, j = g % 4;
+    const __m256i v = gcudai_avx2_load(type == GCUDA_TYPE_Q4_K ? w + 16 + 32 * (g / 2) : w + 64 * h + 32 * (j % 2));
+    if (type == GCUDA_TYPE_Q4_K) { return _mm256_and_si256(j % 2 != 0 ? _mm256_srli_epi16(v, 4) : v, low); }
+    const __m256i b = gcudai_avx2_load(w + 128 + 32 * h); // Q6_K: two bits of each of four groups
+    const __m256i high = j == 0 ? _mm256_slli_epi16(b, 4) : j == 1 ? _mm256_slli_epi16(b, 2)
+        : j == 2 ? b : _mm256_srli_epi16(b, 2);
+    const __m256i nibbles = _mm256_and_si256(j > 1 ? _mm256_srli_epi16(v, 4) : v, low);
+    return _mm256_or_si256(nibbles, _mm256_and_si256(high, mask));
+}
+
+// Weights are read once, in order, faster than the processor's own prefetching fetches them: what follows in GCUDAI_Q_AHEAD
+// bytes is asked for. Bytes past the end are an address only.
+#define GCUDAI_Q_AHEAD 4096
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_ask(const uint8_t * w, size_t size) {
+    for (size_t i = 0; i < size; i += 64) { _mm_prefetch((const char *) ((uintptr_t) w + GCUDAI_Q_AHEAD + i), _MM_HINT_T0); }
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_expand(enum gcuda_type type, const uint8_t * w, int n, uint8_t * q,
+                                                                float * sc, float * mn) {
+    struct gcudai_avx2_floats f;
+    gcudai_avx2_floats(type, w, n, &f);
+    for (int i = 0; i < (type == GCUDA_TYPE_Q6_K ? 2 : 1); ++i) {
+        _mm256_storeu_ps(sc + 8 * i, f.sc[i]);
+        if (type != GCUDA_TYPE_Q8_0) { _mm256_storeu_ps(mn + 8 * i, f.mn[i]); }
+    }
+#define GCUDAI_RUN_STEP(g) gcudai_avx2_store(q + 32 * (g), gcudai_avx2_codes32(type, w, g));
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+}
+
+// Scales and minima are written for whole runs.
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_codes_##name##_avx2(GCUDAI_CODES_ARGS) {                                     \
+        const int run = 256 / len, per_run = 256 / gcudai_q_group(gcudai_q_kind_of(GCUDA_TYPE_##ID));                  \
+        for (; n >= run; n -= run, w += run * size, q += 256, sc += per_run, mn += per_run) {                          \
+            gcudai_avx2_expand(GCUDA_TYPE_##ID, w, 8, q, sc, mn);                                                      \
+        }                                                                                                              \
+        if (n > 0) { gcudai_avx2_expand(GCUDA_TYPE_##ID, w, (int) n, q, sc, mn); }                                     \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 // ---- grid formats: 32 elements are four entries of eight digits, or eight entries of four ----
 
@@ -10356,27 +10429,111 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct
     gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
 
+// Of each of four vectors the sum of its lower and of its upper four elements, added as gcudai_avx2_sum does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_sums4(const __m256 * v) {
+    const __m256 a = _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x44), _mm256_shuffle_ps(v[0], v[1], 0xee));
+    const __m256 b = _mm256_add_ps(_mm256_shuffle_ps(v[2], v[3], 0x44), _mm256_shuffle_ps(v[2], v[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+// Largest magnitudes of four blocks, as bits: they are in the order of the numbers, and infinities and NaN come last.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m[4];
+    for (int b = 0; b < 4; ++b) {
+        const __m256i v0 = gcudai_avx2_load(x + 32 * b), v1 = gcudai_avx2_load(x + 32 * b + 8);
+        const __m256i v2 = gcudai_avx2_load(x + 32 * b + 16), v3 = gcudai_avx2_load(x + 32 * b + 24);
+        m[b] = _mm256_max_epi32(
+            _mm256_max_epi32(_mm256_and_si256(v0, magnitude), _mm256_and_si256(v1, magnitude)),
+            _mm256_max_epi32(_mm256_and_si256(v2, magnitude), _mm256_and_si256(v3, magnitude)));
+    }
+    const __m256i ab = _mm256_max_epi32(_mm256_permute2x128_si256(m[0], m[1], 0x20), _mm256_permute2x128_si256(m[0], m[1], 0x31));
+    const __m256i cd = _mm256_max_epi32(_mm256_permute2x128_si256(m[2], m[3], 0x20), _mm256_permute2x128_si256(m[2], m[3], 0x31));
+    const __m256i v = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)); // a a c c, b b d d
+    const __m256i w = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+    return _mm_blend_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 10);
+}
+
+// Sums as gcudai_q_sums makes them, of four blocks: the first 16 values of each, then the others.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_sums4(const struct gcudai_q_col * c, __m128 d, __m256i sums,
+                                                                 __m256 exact) {
+    const __m256 f = _mm256_cvtepi32_ps(sums), d2 = _mm256_set_m128(d, d);
+    const __m256 s = _mm256_mul_ps(d2, f), r = _mm256_mul_ps(d2, _mm256_sub_ps(exact, f));
+    const __m128 s0 = _mm256_castps256_ps128(s), s1 = _mm256_extractf128_ps(s, 1);
+    const __m128 r0 = _mm256_castps256_ps128(r), r1 = _mm256_extractf128_ps(r, 1);
+    const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    _mm_storeu_ps(c->d, d);
+    _mm_storeu_ps(c->s16, _mm_unpacklo_ps(s0, s1));
+    _mm_storeu_ps(c->s16 + 4, _mm_unpackhi_ps(s0, s1));
+    _mm_storeu_ps(c->r16, _mm_unpacklo_ps(r0, r1));
+    _mm_storeu_ps(c->r16 + 4, _mm_unpackhi_ps(r0, r1));
+    _mm_storeu_ps(c->s32, _mm_mul_ps(d, _mm_cvtepi32_ps(both)));
+    _mm_storeu_ps(c->r32, _mm_add_ps(r0, r1));
+}
+
+// Four blocks as gcudai_q_block_avx2 makes each. False, and nothing written: one of them is for gcudai_q_block.
+GCUDAI_TARGET_AVX2 static bool gcudai_q_blocks4_avx2(const float * x, const struct gcudai_q_col * c) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones8 = _mm256_set1_epi8(1), ones16 = _mm256_set1_epi16(1);
+    const __m128i bits = gcudai_avx2_amax4(x);
+    const __m128 amax = _mm_castsi128_ps(bits);
+    const __m128 small = _mm_cmplt_ps(amax, _mm_set1_ps(1e-36f)), big = _mm_castsi128_ps(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7f7fffff)));
+    float id[4];
+    __m256 exact[4];
+    __m256i sums[4];
+    if (_mm_movemask_ps(_mm_or_ps(small, big)) != 0) { return false; }
+    _mm_storeu_ps(id, _mm_div_ps(_mm_set1_ps(127.0f), amax));
+    for (int b = 0; b < 4; ++b, x += 32) {
+        const __m256 f = _mm256_broadcast_ss(id + b);
+        const __m256 f0 = _mm256_mul_ps(_mm256_loadu_ps(x), f), f1 = _mm256_mul_ps(_mm256_loadu_ps(x + 8), f);
+        const __m256 f2 = _mm256_mul_ps(_mm256_loadu_ps(x + 16), f), f3 = _mm256_mul_ps(_mm256_loadu_ps(x + 24), f);
+        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(f0), _mm256_cvtps_epi32(f1)),
+                                             _mm256_packs_epi32(_mm256_cvtps_epi32(f2), _mm256_cvtps_epi32(f3)));
+        const __m256i q = _mm256_permutevar8x32_epi32(p, order);
+        const __m256 e0 = _mm256_add_ps(f0, f1), e1 = _mm256_add_ps(f2, f3);
+        gcudai_avx2_store(c->q + 32 * b, q);
+        sums[b] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones8, q), ones16);
+        exact[b] = _mm256_add_ps(_mm256_permute2f128_ps(e0, e1, 0x20), _mm256_permute2f128_ps(e0, e1, 0x31));
+    }
+    const __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    gcudai_avx2_q_sums4(c, _mm_div_ps(amax, _mm_set1_ps(127.0f)), sum, gcudai_avx2_sums4(exact));
+    return true;
+}
+
 GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, const struct gcudai_q_col * c) {
-    for (int g = 0; g < n; ++g) {
-        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
-        gcudai_q_block_avx2(x + 32 * g, &to);
+    for (int g = 0; g < n;) {
+        struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        if (g + 4 <= n && gcudai_q_blocks4_avx2(x + 32 * g, &to)) {
+            g += 4;
+            continue;
+        }
+        for (const int end = GCUDAI_MIN(g + 4, n); g < end; ++g, to = gcudai_q_col_skip(c, g)) { gcudai_q_block_avx2(x + 32 * g, &to); }
     }
 }
 
 // ---- products, AVX2 ----
 
+// the scales and minima of the run at group g of expanded weights
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_load_floats(enum gcudai_q_kind kind, const float * sc,
+        const float * mn, int64_t g, struct gcudai_avx2_floats * f) {
+    const int64_t i = gcudai_q_group(kind) == 16 ? 2 * g : g, next = gcudai_q_group(kind) == 16 ? 8 : 0;
+    f->sc[0] = _mm256_loadu_ps(sc + i);
+    f->sc[1] = _mm256_loadu_ps(sc + i + next);
+    f->mn[0] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i);
+    f->mn[1] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i + next);
+}
+
 // scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d,
-        float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const struct gcudai_avx2_floats * f,
+        const float * d, float * out) {
     const __m256 v = _mm256_loadu_ps(d);
     if (!per16) {
-        _mm256_storeu_ps(out, _mm256_mul_ps(v, _mm256_loadu_ps(sc)));
+        _mm256_storeu_ps(out, _mm256_mul_ps(v, f->sc[0]));
         return;
     }
     const __m256 lo = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
     const __m256 hi = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
-    _mm256_storeu_ps(out, _mm256_mul_ps(lo, _mm256_loadu_ps(sc)));
-    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, _mm256_loadu_ps(sc + 8)));
+    _mm256_storeu_ps(out, _mm256_mul_ps(lo, f->sc[0]));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, f->sc[1]));
 }
 
 // 32 products of codes w and activations u, times their scales, added to acc
@@ -10393,25 +10550,22 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed
 }
 
 // minima (and mean weights) of 8 scales times the sums of their activations
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn,
-        float center, const float * s, const float * r, __m256 acc) {
-    const __m256 m = _mm256_loadu_ps(mn);
-    acc = _mm256_fmadd_ps(m, _mm256_loadu_ps(s), acc);
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, __m256 sc, __m256 mn, float center,
+        const float * s, const float * r, __m256 acc) {
+    acc = _mm256_fmadd_ps(mn, _mm256_loadu_ps(s), acc);
     if (!has_min) { return acc; }
-    return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_loadu_ps(sc), _mm256_set1_ps(center), m), _mm256_loadu_ps(r), acc);
+    return _mm256_fmadd_ps(_mm256_fmadd_ps(sc, _mm256_set1_ps(center), mn), _mm256_loadu_ps(r), acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const struct gcudai_avx2_floats * f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
     const bool has_min = gcudai_q_has_min(kind);
     if (gcudai_q_is_signed(kind)) { return acc; }
     if (gcudai_q_group(kind) == 32) {
-        return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc);
+        return gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s32 + g, x->r32 + g, acc);
     }
-    sc += 2 * g;
-    mn += 2 * g;
-    acc = gcudai_avx2_q_mins8(has_min, sc, mn, center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
-    return gcudai_avx2_q_mins8(has_min, sc + 8, mn + 8, center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
+    acc = gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
+    return gcudai_avx2_q_mins8(has_min, f->sc[1], f->mn[1], center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
 }
 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
@@ -10419,16 +10573,18 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a;
+    struct gcudai_avx2_floats f;
     float s[16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        gcudai_avx2_q_scales(per16, sc + step * g, x->d + g, s);
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        gcudai_avx2_q_scales(per16, &f, x->d + g, s);
         for (int j = 0; j < 8; j += 2) {
             const int64_t i = 32 * (g + j);
             a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
             b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1),
                                    b);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
     }
     out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
 }
@@ -10438,9 +10594,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    struct gcudai_avx2_floats f;
     float s[4][16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, sc + step * g, x[k].d + g, s[k]); }
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, &f, x[k].d + g, s[k]); }
         for (int j = 0; j < 8; ++j) {
             const int64_t i = 32 * (g + j);
             const __m256i w = gcudai_avx2_load(q + i);
@@ -10449,16 +10607,61 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
             c = gcudai_avx2_q_step(is_signed, per16, w, x[2].q + i, s[2] + step * j, c);
             d = gcudai_avx2_q_step(is_signed, per16, w, x[3].q + i, s[3] + step * j, d);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
-        b = gcudai_avx2_q_mins(kind, sc, mn, center, x + 1, g, b);
-        c = gcudai_avx2_q_mins(kind, sc, mn, center, x + 2, g, c);
-        d = gcudai_avx2_q_mins(kind, sc, mn, center, x + 3, g, d);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
+        b = gcudai_avx2_q_mins(kind, &f, center, x + 1, g, b);
+        c = gcudai_avx2_q_mins(kind, &f, center, x + 2, g, c);
+        d = gcudai_avx2_q_mins(kind, &f, center, x + 3, g, d);
     }
     out[0] += gcudai_avx2_sum(a);
     out[1] += gcudai_avx2_sum(b);
     out[2] += gcudai_avx2_sum(c);
     out[3] += gcudai_avx2_sum(d);
 }
+
+// The n groups of a packed run that begins at group g of column x: even ones to acc[0], odd ones to acc[1].
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g0, __m256 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
+    const int8_t * u = x->q + 32 * g0;
+    struct gcudai_avx2_floats f;
+    float s[16];
+    gcudai_avx2_floats(type, w, n, &f);
+    gcudai_avx2_q_scales(per16, &f, x->d + g0, s);
+#define GCUDAI_RUN_STEP(g)                                                                                                 \
+    acc[(g) % 2] = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_codes32(type, w, g), u + 32 * (g),                 \
+                                      s + (per16 ? 2 : 1) * (g), acc[(g) % 2]);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    acc[0] = gcudai_avx2_q_mins(kind, &f, gcudai_q_center(type), x, g0, acc[0]);
+}
+
+// One row; the sum begins anew every GCUDAI_Q_CHUNK elements, as that of expanded weights does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_avx2_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_avx2_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_avx2_sum(_mm256_add_ps(acc[0], acc[1]));
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_q_rows_##name##_avx2(GCUDAI_Q_ROWS_ARGS) {                                   \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_avx2_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX2 static void name(GCUDAI_Q_DOT_ARGS) {           \
@@ -10478,19 +10681,17 @@ GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
 
 // Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
 // signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q,
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, __m512i w,
         const int8_t * u) {
-    __m512i w = _mm512_loadu_si512((const void *) q);
     if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc,
-        const float * d) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, __m512 sc, const float * d) {
     const __m512 v = _mm512_castps256_ps512(_mm256_loadu_ps(d));
-    if (!per16) { return _mm512_mul_ps(v, _mm512_castps256_ps512(_mm256_loadu_ps(sc))); }
+    if (!per16) { return _mm512_mul_ps(v, sc); }
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), _mm512_loadu_ps(sc));
+    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), sc);
 }
 
 // lane -> scale: lanes 0..7 and 8..15 are two groups of 32, or lanes 4 k .. 4 k + 3 are four groups of 16
@@ -10506,15 +10707,30 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_load(bool per16
     return per16 ? _mm512_loadu_ps(p) : _mm512_zextps256_ps512(_mm256_loadu_ps(p));
 }
 
-// Minima (and mean weights) times sums of activations; for signed codes the scale stands in for a minimum of 1.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+// Scales and minima of a run, 8 (zeros after them) or 16; for signed codes the scale stands in for a minimum of 1.
+struct gcudai_vnni_floats {
+    __m512 sc, mn;
+};
+
+// those of the run at group g of expanded weights
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_load_floats(enum gcudai_q_kind kind,
+        const float * sc, const float * mn, int64_t g) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const int64_t i = per16 ? 2 * g : g;
-    const __m512 m = gcudai_vnni_load(per16, gcudai_q_is_signed(kind) ? sc + i : mn + i);
-    acc = _mm512_fmadd_ps(m, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
+    struct gcudai_vnni_floats f;
+    f.sc = gcudai_vnni_load(per16, sc + i);
+    f.mn = gcudai_q_is_signed(kind) ? f.sc : gcudai_vnni_load(per16, mn + i);
+    return f;
+}
+
+// Minima (and mean weights) times sums of activations.
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, struct gcudai_vnni_floats f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+    const bool per16 = gcudai_q_group(kind) == 16;
+    const int64_t i = per16 ? 2 * g : g;
+    acc = _mm512_fmadd_ps(f.mn, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
     if (!gcudai_q_has_min(kind)) { return acc; }
-    const __m512 mean = _mm512_fmadd_ps(gcudai_vnni_load(per16, sc + i), _mm512_set1_ps(center), m);
+    const __m512 mean = _mm512_fmadd_ps(f.sc, _mm512_set1_ps(center), f.mn);
     return _mm512_fmadd_ps(mean, gcudai_vnni_load(per16, per16 ? x->r16 + i : x->r32 + i), acc);
 }
 
@@ -10523,25 +10739,112 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_si
                                 : _mm512_add_ps(acc, mins));
 }
 
+// 64 codes w, the j-th of a run's four, with the products of its scales: acc += their sum
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_step(enum gcudai_q_kind kind, __m512i w, const int8_t * u,
+        int j, __m512 scales, __m512 acc) {
+    const __m512i lanes = gcudai_vnni_q_lanes(gcudai_q_group(kind) == 16, j);
+    return _mm512_fmadd_ps(gcudai_vnni_q_sums(gcudai_q_is_signed(kind), w, u), _mm512_permutexvar_ps(lanes, scales), acc);
+}
+
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
         const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
-    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
-    const int step = per16 ? 2 : 1;
-    const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
-    const __m512i l2 = gcudai_vnni_q_lanes(per16, 2), l3 = gcudai_vnni_q_lanes(per16, 3);
     __m512 a = _mm512_setzero_ps(), b = a, m = a;
     for (int64_t g = 0; g < n / 32; g += 8) {
-        const __m512 s = gcudai_vnni_q_scales(per16, sc + step * g, x->d + g);
+        const struct gcudai_vnni_floats f = gcudai_vnni_load_floats(kind, sc, mn, g);
+        const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
         const uint8_t * w = q + 32 * g;
         const int8_t * u = x->q + 32 * g;
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w, u), _mm512_permutexvar_ps(l0, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 64, u + 64), _mm512_permutexvar_ps(l1, s), b);
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 128, u + 128), _mm512_permutexvar_ps(l2, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 192, u + 192), _mm512_permutexvar_ps(l3, s), b);
-        m = gcudai_vnni_q_mins(kind, sc, mn, center, x, g, m);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) w), u, 0, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 64)), u + 64, 1, s, b);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 128)), u + 128, 2, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 192)), u + 192, 3, s, b);
+        m = gcudai_vnni_q_mins(kind, f, center, x, g, m);
     }
-    out[0] += gcudai_vnni_q_end(is_signed, _mm512_add_ps(a, b), m);
+    out[0] += gcudai_vnni_q_end(gcudai_q_is_signed(kind), _mm512_add_ps(a, b), m);
 }
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_run_floats(enum gcuda_type type,
+        const uint8_t * w, int n) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    struct gcudai_avx2_floats h;
+    struct gcudai_vnni_floats f;
+    gcudai_avx2_floats(type, w, n, &h);
+    f.sc = _mm512_zextps256_ps512(h.sc[0]);
+    f.mn = _mm512_zextps256_ps512(h.mn[0]);
+    if (gcudai_q_group(kind) == 16) {
+        f.sc = _mm512_insertf32x8(f.sc, h.sc[1], 1);
+        f.mn = _mm512_insertf32x8(f.mn, h.mn[1], 1);
+    }
+    if (gcudai_q_is_signed(kind)) { f.mn = f.sc; }
+    return f;
+}
+
+// the groups 2 j and 2 j + 1 of a packed run, of which the second one exists or not; two halves of 8 words
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_codes64(enum gcuda_type type, const uint8_t * w, int j,
+        bool has_second) {
+    const __m512i low = _mm512_set1_epi8(15), mask = _mm512_set1_epi8(0x30);
+    const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 0x400000004, 0x400000004, 0x400000004, 0x400000004);
+    const __m512i shift2 = _mm512_srli_epi32(shift, 1);
+    if (type == GCUDA_TYPE_Q4_K) {
+        const __m512i v = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 16 + 32 * j));
+        return _mm512_and_si512(_mm512_srlv_epi32(v, shift), low);
+    }
+    if (type == GCUDA_TYPE_Q6_K) {
+        const __m512i v = _mm512_loadu_si512((const void *) (w + 64 * (j / 2)));
+        const __m512i b = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 128 + 32 * (j / 2)));
+        const __m512i high = j % 2 == 0 ? _mm512_sllv_epi32(b, _mm512_sub_epi32(_mm512_set1_epi32(4), shift2))
+            : _mm512_srlv_epi32(b, shift2);
+        const __m512i nibbles = _mm512_and_si512(j % 2 == 0 ? v : _mm512_srli_epi16(v, 4), low);
+        return _mm512_or_si512(nibbles, _mm512_and_si512(high, mask));
+    }
+    const __m256i a = gcudai_avx2_codes32(type, w, 2 * j);
+    const __m256i b = has_second ? gcudai_avx2_codes32(type, w, 2 * j + 1) : _mm256_setzero_si256();
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+// acc: sums of even and of odd pairs of groups, minima
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g, __m512 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const struct gcudai_vnni_floats f = gcudai_vnni_run_floats(type, w, n);
+    const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
+    const int8_t * u = x->q + 32 * g;
+#define GCUDAI_RUN_STEP(j) gcudai_vnni_q_step(kind, gcudai_vnni_codes64(type, w, j, n > 2 * (j) + 1), u + 64 * (j), j, s, acc[(j) % 2])
+    acc[0] = GCUDAI_RUN_STEP(0);
+    if (n > 2) { acc[1] = GCUDAI_RUN_STEP(1); }
+    if (n > 4) { acc[0] = GCUDAI_RUN_STEP(2); }
+    if (n > 6) { acc[1] = GCUDAI_RUN_STEP(3); }
+#undef GCUDAI_RUN_STEP
+    acc[2] = gcudai_vnni_q_mins(kind, f, gcudai_q_center(type), x, g, acc[2]);
+}
+
+// as gcudai_avx2_q_row
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    const bool is_signed = gcudai_q_is_signed(gcudai_q_kind_of(type));
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m512 acc[3] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_vnni_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_vnni_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_vnni_q_end(is_signed, _mm512_add_ps(acc[0], acc[1]), acc[2]);
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX512VNNI static void gcudai_q_rows_##name##_vnni(GCUDAI_Q_ROWS_ARGS) {                             \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_vnni_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX512VNNI static void name(GCUDAI_Q_DOT_ARGS) {     \
@@ -10554,6 +10857,8 @@ GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
+
+#undef GCUDAI_RUN
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip,
@@ -11092,6 +11397,7 @@ struct gcudai_simd {
     void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
     gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
     gcudai_codes_fn (*codes)(enum gcuda_type type);
+    gcudai_q_rows_fn (*q_rows)(enum gcuda_type type); // NULL for formats that have none
     // NULL without a fast instruction for it
     void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
                          int64_t n, int r, struct gcudai_q_panel * p);
@@ -11121,27 +11427,9 @@ static bool gcudai_is_weight(enum gcuda_type type) {
     return gcudai_codes_scalar(type) != NULL;
 }
 
-static enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
-        case GCUDA_TYPE_Q3_K:
-        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
-        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
-        case GCUDA_TYPE_IQ2_XS:
-        case GCUDA_TYPE_IQ2_S:
-        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        default: return GCUDAI_Q_S32;
-    }
-}
-
-// the mean code of the formats with a stored minimum
-static float gcudai_q_center(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
+    (void) type;
+    return NULL;
 }
 
 static const struct gcudai_simd gcudai_simd_scalar = {
@@ -11149,7 +11437,7 @@ static const struct gcudai_simd gcudai_simd_scalar = {
     { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar,
       gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
-    gcudai_codes_scalar, NULL, NULL
+    gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_X86_SIMD
@@ -11162,12 +11450,30 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
     }
 }
 
+static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_avx2;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_vnni;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
 static const struct gcudai_simd gcudai_simd_avx2 = {
     "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_avx512 = {
@@ -11175,7 +11481,7 @@ static const struct gcudai_simd gcudai_simd_avx512 = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_vnni = {
@@ -11183,7 +11489,7 @@ static const struct gcudai_simd gcudai_simd_vnni = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni,
       gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
-    gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
+    gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
 };
 #endif
 
@@ -11201,7 +11507,7 @@ static const struct gcudai_simd gcudai_simd_neon = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon,
       gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_DOTPROD
@@ -11210,7 +11516,7 @@ static const struct gcudai_simd gcudai_simd_dotprod = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_dotprod, gcudai_q_dot_u16_dotprod, gcudai_q_dot_m32_dotprod, gcudai_q_dot_m16_dotprod,
       gcudai_q_dot_s32_dotprod, gcudai_q_dot_s16_dotprod },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 #endif
 #endif
@@ -11468,7 +11774,13 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
                                  struct gcudai_q_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
+    const gcudai_q_rows_fn rows = c->n == 1 && r->k <= GCUDAI_GEMM_MAX_K ? r->simd->q_rows(r->type) : NULL;
     double spent = 0.0;
+    if (rows != NULL) { // at most 2^18 elements: too short to be stopped
+        const struct gcudai_q_col x = gcudai_q_col_at(c->x[0], r->k, 0);
+        rows((const uint8_t *) r->w + (size_t) r->m0 * r->nb, r->nb, r->m1 - r->m0, r->k, &x, c->y[0] + r->m0);
+        return;
+    }
     for (int64_t m = r->m0; m < r->m1; ++m) {
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
@@ -11528,16 +11840,29 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 
 // ---- activations ----
 
-// One row of k activations of a float or block type, quantized to out.
+// n groups of 32 zeros behind the first g of a column
+static void gcudai_q_zero(const struct gcudai_q_col * column, int64_t g, int64_t n) {
+    const struct gcudai_q_col c = gcudai_q_col_skip(column, g);
+    const size_t size = (size_t) n * sizeof(float);
+    memset(c.q, 0, (size_t) n * 32);
+    memset(c.d, 0, size);
+    memset(c.s32, 0, size);
+    memset(c.r32, 0, size);
+    memset(c.s16, 0, 2 * size);
+    memset(c.r16, 0, 2 * size);
+}
+
+// One row of k activations of a float or block type, quantized to out; k is a multiple of 32.
 static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0,
                                  int64_t k, char * out) {
     float buf[GCUDAI_Q_PAD];
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
         const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
-        gcudai_load_any(type, row, nb0, k0, n, buf);
-        for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
-        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, &c);
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD), groups = n / 32;
+        const bool is_plain = type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && (uintptr_t) row % sizeof(float) == 0;
+        if (!is_plain) { gcudai_load_any(type, row, nb0, k0, n, buf); }
+        simd->q_blocks(is_plain ? (const float *) (const void *) row + k0 : buf, (int) groups, &c);
+        if (n < GCUDAI_Q_PAD) { gcudai_q_zero(&c, groups, GCUDAI_Q_PAD / 32 - groups); }
     }
 }
 
