@@ -150,6 +150,10 @@ $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h | $(B) check-cc
 $(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h gcuda.h | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
 
+# files with random weights in real shapes, to measure with
+$(B)/llm-synthetic$(EXE): tests/llm/synthetic.c $(B)/gcuda_impl.o | check-cc
+	$(COMPILE) $< $(B)/gcuda_impl.o -o $@ $(LIBS)
+
 # OpenBLAS is only there to compare with
 $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 	@if printf '#include <cblas.h>\n' | $(CC) -x c -fsyntax-only - 2> /dev/null; then blas="-DBENCH_OPENBLAS -lopenblas"; \
