@@ -186,6 +186,8 @@ struct llm_session_params {
 LLM_API gcuda_status llm_session_new(
     const struct llm_model * model, const struct llm_session_params * params, struct llm_session ** out);
 LLM_API void llm_session_free(struct llm_session * session); // NULL is allowed
+// The i-th backend that the session computes on, for gcuda's statistics and profiles; the session's. NULL: there are no more.
+LLM_API gcuda_backend_t llm_session_backend(const struct llm_session * session, int32_t i);
 
 struct llm_batch {
     const int32_t * tokens;
@@ -3462,6 +3464,10 @@ void llm_session_free(struct llm_session * s) {
     gcuda_backend_event_free(s->event);
     for (int i = 0; i < s->m->n_backends; ++i) { gcuda_backend_free(s->backends[i]); }
     gcuda_free(s->arena); // and s
+}
+
+gcuda_backend_t llm_session_backend(const struct llm_session * s, int32_t i) {
+    return i >= 0 && i < s->m->n_backends ? s->backends[i] : NULL;
 }
 
 // ---- a chunk: cells, inputs, graph ----
