@@ -82,7 +82,7 @@ static const struct option_row {
     { "--ctx", NULL, "N", INT, AT(ctx), "tokens the model can look back on (4096, or what it was trained for)" },
     { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, q4_0, f32" },
     { "--threads", "-t", "N", INT, AT(threads), "threads on the CPU (all processors)" },
-    { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt computed at a time (256)" },
+    { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt computed at a time (256; on a GPU up to 2048)" },
     { "--exact", NULL, NULL, FLAG, AT(exact), "products without rounding to 8 bits: slower, to compare with" },
     { "--depths", NULL, "LIST", TEXT, AT(depths), "bench: tokens in the context before it begins (0)" },
     { "--n-prompt", NULL, "N", INT, AT(n_prompt), "bench: tokens of the prompt (256)" },

@@ -172,7 +172,7 @@ LLM_API gcuda_status llm_chat_text(const struct llm_model * model, const struct 
 struct llm_session_params {
     int32_t n_ctx;     // cells of the KV cache, shared by all sequences; 0: 4096, or what the model was trained for if that is less
     int32_t n_seqs;    // sequences, numbered from 0; 0: 1
-    int32_t n_chunk;   // tokens computed at a time; 0: 256
+    int32_t n_chunk;   // tokens computed at a time; 0: 256 on the CPU; on a GPU up to 2048, as its memory allows
     int32_t n_outputs; // tokens of a chunk whose logits can be kept; 0: n_seqs
     int32_t n_threads; // on the CPU; 0: gcuda's default
     enum gcuda_type kv_type; // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
@@ -2948,6 +2948,12 @@ struct llmi_build {
     bool exact, is_long; // is_long: rope factors for long contexts
 };
 
+// The node comes now, after those that are there already: what a backend computes in one launch has to be adjacent.
+static struct gcuda_tensor * llmi_now(struct llmi_build * b, struct gcuda_tensor * t) {
+    (void) gcuda_build_forward_expand(b->graph, t);
+    return t;
+}
+
 // y = W x + bias; bias NULL: none.
 static struct gcuda_tensor * llmi_linear(struct llmi_build * b, struct gcuda_tensor * w, struct gcuda_tensor * x, struct gcuda_tensor * bias) {
     struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, w, x);
@@ -2999,12 +3005,12 @@ static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi
         a.k = llmi_heads_of(b, qkv, n_q, n_kv);
         a.v = llmi_heads_of(b, qkv, n_q + n_kv, n_kv);
     } else {
-        a.q = llmi_heads(b, llmi_linear(b, l->q, x, l->q_b), n_q);
-        a.k = llmi_heads(b, llmi_linear(b, l->k, x, l->k_b), n_kv);
-        a.v = llmi_heads(b, llmi_linear(b, l->v, x, l->v_b), n_kv);
+        a.q = llmi_heads(b, llmi_now(b, llmi_linear(b, l->q, x, l->q_b)), n_q);
+        a.k = llmi_heads(b, llmi_now(b, llmi_linear(b, l->k, x, l->k_b)), n_kv);
+        a.v = llmi_heads(b, llmi_now(b, llmi_linear(b, l->v, x, l->v_b)), n_kv);
     }
-    if (l->q_norm != NULL) { a.q = llmi_norm(b, a.q, l->q_norm); }
-    if (l->k_norm != NULL) { a.k = llmi_norm(b, a.k, l->k_norm); }
+    if (l->q_norm != NULL) { a.q = llmi_now(b, llmi_norm(b, a.q, l->q_norm)); }
+    if (l->k_norm != NULL) { a.k = llmi_now(b, llmi_norm(b, a.k, l->k_norm)); }
     return a;
 }
 
@@ -3043,7 +3049,7 @@ static void llmi_store(struct llmi_build * b, struct gcuda_tensor * cache, struc
     const int64_t n = b->p->head * b->p->n_kv;
     struct gcuda_tensor * rows = x == NULL ? NULL : gcuda_is_contiguous(x) ? gcuda_reshape_2d(b->ctx, x, n, b->key.n_tokens)
         : gcuda_view_2d(b->ctx, x, n, b->key.n_tokens, x->nb[2], 0);
-    (void) gcuda_build_forward_expand(b->graph, gcuda_set_rows(b->ctx, cache, rows, cells));
+    (void) llmi_now(b, gcuda_set_rows(b->ctx, cache, rows, cells));
 }
 
 static struct gcuda_tensor * llmi_attend(struct llmi_build * b, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v,
@@ -3060,7 +3066,7 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     const int cache = has_window ? b->window_cache : 0;
     const int32_t n_kv = b->key.n_kv[cache];
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
-    a.q = llmi_turn(b, llmi_rotate(b, layer, a.q));
+    a.q = llmi_turn(b, llmi_now(b, llmi_rotate(b, layer, a.q)));
     a.k = llmi_turn(b, llmi_rotate(b, layer, a.k));
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
     llmi_store(b, b->v_cache[layer], llmi_turn(b, a.v), b->in.cells[cache]);
@@ -3098,7 +3104,7 @@ static struct llmi_routes llmi_route(struct llmi_build * b, const struct llmi_la
     } else { // what was chosen sums to 1; 2^-14 keeps a sum of nothing apart from 0
         w = gcuda_div(b->ctx, w, gcuda_clamp(b->ctx, gcuda_sum_rows(b->ctx, w), 6.103515625e-5f, INFINITY));
     }
-    r.weights = gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens);
+    r.weights = llmi_now(b, gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens));
     return r;
 }
 
@@ -3123,7 +3129,7 @@ static struct gcuda_tensor * llmi_decoder_layer(struct llmi_build * b, int64_t l
     const struct llmi_layer * l = &b->m->layers[layer];
     struct gcuda_tensor * a = llmi_linear(b, l->out, llmi_attention(b, layer, llmi_norm(b, x, l->attn_norm)), l->out_b);
     if (l->attn_post_norm != NULL) { a = llmi_norm(b, a, l->attn_post_norm); }
-    if (layer + 1 == b->p->n_layers) { // the rest is computed for the tokens whose logits are wanted
+    if (layer + 1 == b->p->n_layers && b->key.n_outputs < b->key.n_tokens) { // the rest is computed for the tokens whose logits are wanted
         a = gcuda_get_rows(b->ctx, a, b->in.outputs);
         x = gcuda_get_rows(b->ctx, x, b->in.outputs);
     }
@@ -3227,6 +3233,7 @@ struct llmi_pick { // what the sampler may choose
     int32_t token;
 };
 
+enum { LLMI_MAX_MASK = 64 << 20 }; // bytes
 enum { LLMI_MAX_ROTATION = 256, LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 };
 
 struct llm_session {
@@ -3244,7 +3251,7 @@ struct llm_session {
     struct llmi_cells cells[2];
     struct llmi_build build;      // the graph of the last run
     struct gcuda_tensor * result; // of it; NULL: there is no graph
-    gcuda_backend_graph_plan_t plan; // with a device of its own: of the last graph of a token for each sequence
+    gcuda_backend_graph_plan_t plans[2]; // of a device: of the last graph of a token for each sequence, of the last other one; NULL: none
     // inputs and results. With one backend inputs go to the device at once, from memory that is the device's where the host can write it
     struct gcuda_context * input_ctx;
     struct gcuda_tensor * input_bytes;  // I8: the whole buffer of inputs
@@ -3424,21 +3431,21 @@ static gcuda_status llmi_compute(struct llm_session * s) { // and waits
     return s->sched ? gcuda_backend_sched_graph_compute(s->sched, s->build.graph) : gcuda_backend_graph_compute(s->backends[0], s->build.graph);
 }
 
-// Graphs of a token for each sequence come again and again: they have a plan, which looks at no node when it is computed.
-static bool llmi_has_plan(const struct llm_session * s) {
-    return s->event != NULL && s->build.key.n_tokens <= s->params.n_seqs && !s->build.key.is_embedding;
+// What computes the graph; NULL: backend or scheduler do by themselves.
+static gcuda_backend_graph_plan_t * llmi_plan_of(struct llm_session * s) {
+    return s->event == NULL || s->build.key.is_embedding ? NULL : &s->plans[s->build.key.n_tokens > s->params.n_seqs];
 }
 
-// After other sizes of the cache views the plan is updated, not made anew.
-static gcuda_status llmi_use_plan(struct llm_session * s) {
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
-    if (s->plan == NULL) { return llmi_made(s->plan = gcuda_backend_graph_plan_create(s->backends[0], s->build.graph)); }
-    st = gcuda_backend_graph_plan_update(s->backends[0], s->plan, s->build.graph);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        gcuda_backend_graph_plan_free(s->backends[0], s->plan);
-        s->plan = NULL;
+// A plan looks at no node when it is computed. That of a token for each sequence comes again and again: after other sizes of the cache
+// views it is updated, and its CUDA graph with it. A prompt's comes once: a new plan is launched without the cost of a CUDA graph.
+static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_plan_t * plan) {
+    const bool is_other = plan == &s->plans[1];
+    if (*plan != NULL && !is_other && gcuda_backend_graph_plan_update(s->backends[0], *plan, s->build.graph) == GCUDA_STATUS_SUCCESS) {
+        return GCUDA_STATUS_SUCCESS;
     }
-    return st;
+    if (*plan != NULL) { gcuda_backend_graph_plan_free(s->backends[0], *plan); }
+    *plan = gcuda_backend_graph_plan_create(s->backends[0], s->build.graph);
+    return llmi_made(*plan);
 }
 
 // The graph of a key, placed in memory. The one of the run before is used again if its key was the same.
@@ -3449,7 +3456,8 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
     struct gcuda_tensor * result = NULL;
     LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
     LLMI_TRY(llmi_place(s));
-    if (llmi_has_plan(s)) { LLMI_TRY(llmi_use_plan(s)); }
+    gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
+    if (plan != NULL) { LLMI_TRY(llmi_use_plan(s, plan)); }
     s->result = result;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -3471,6 +3479,21 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
     return s->sched ? gcuda_backend_sched_reserve(s->sched, s->build.graph) : gcuda_gallocr_reserve(s->galloc, s->build.graph);
 }
 
+// A GPU computes many tokens at a time faster, if an eighth of what is free on it holds what lies between layers, in F32, and the mask is
+// not larger than LLMI_MAX_MASK.
+static int32_t llmi_default_chunk(const struct llm_model * m, int32_t n_ctx) {
+    const struct llmi_params * p = &m->params;
+    const int64_t n_ff = llmi_max(p->n_ff, p->n_used * (p->n_ff_expert + p->n_embd)), n_token = 8 * p->n_embd + 3 * n_ff;
+    size_t n_free = 0, n_all = 0;
+    int32_t n = 2048;
+    if ((m->traits & LLMI_ENCODER) != 0) { return n_ctx; }
+    if (gcuda_backend_is_cpu(m->backends[0]) || gcuda_backend_dev_memory(gcuda_backend_get_device(m->backends[0]), &n_free, &n_all) != GCUDA_STATUS_SUCCESS) {
+        return 256;
+    }
+    while (n > 256 && ((int64_t) n * n_token * 4 > (int64_t) (n_free / 8) || (int64_t) n * n_ctx * 2 > LLMI_MAX_MASK)) { n /= 2; }
+    return n;
+}
+
 static gcuda_status llmi_session_defaults(struct llm_session_params * q, const struct llm_model * m) {
     const bool is_encoder = (m->traits & LLMI_ENCODER) != 0;
     const int64_t n_ctx = m->params.n_ctx;
@@ -3484,7 +3507,7 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
     if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has an embedding for each position
-    if (q->n_chunk == 0) { q->n_chunk = is_encoder ? q->n_ctx : 256; }
+    if (q->n_chunk == 0) { q->n_chunk = llmi_default_chunk(m, q->n_ctx); }
     q->n_chunk = (int32_t) llmi_min(q->n_chunk, q->n_ctx);
     if (q->n_seqs == 0) { q->n_seqs = 1; }
     if (q->n_outputs == 0) { q->n_outputs = q->n_seqs; }
@@ -3539,7 +3562,9 @@ gcuda_status llm_session_new(const struct llm_model * m, const struct llm_sessio
 void llm_session_free(struct llm_session * s) {
     if (s == NULL) { return; }
     for (int i = 0; i < s->m->n_backends && s->backends[i] != NULL; ++i) { (void) gcuda_backend_synchronize(s->backends[i]); }
-    if (s->plan != NULL) { gcuda_backend_graph_plan_free(s->backends[0], s->plan); }
+    for (int i = 0; i < 2; ++i) {
+        if (s->plans[i] != NULL) { gcuda_backend_graph_plan_free(s->backends[0], s->plans[i]); }
+    }
     gcuda_backend_sched_free(s->sched);
     gcuda_gallocr_free(s->galloc);
     gcuda_free(s->build.ctx);
@@ -3686,8 +3711,8 @@ static void llmi_chunk_done(struct llm_session * s) {
 
 // Of a backend that computes on its own: all is queued at once.
 static gcuda_status llmi_start_device(struct llm_session * s) {
-    LLMI_TRY(llmi_has_plan(s) ? gcuda_backend_graph_plan_compute(s->backends[0], s->plan)
-                              : gcuda_backend_graph_compute_async(s->backends[0], s->build.graph));
+    const gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
+    LLMI_TRY(plan ? gcuda_backend_graph_plan_compute(s->backends[0], *plan) : gcuda_backend_graph_compute_async(s->backends[0], s->build.graph));
     LLMI_TRY(llmi_chunk_read(s));
     return gcuda_backend_event_record(s->event, s->backends[0]);
 }
