@@ -337,7 +337,7 @@ $(CUDA)/plugin: tests/plugin.c $(CUDA)/plugin.so
 $(HW_TESTS): $(CUDA)/%: tests/hw/%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
-$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h examples/llm.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 # CUB takes a minute to compile: only for a GPU that is here

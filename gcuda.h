@@ -780,6 +780,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
 #define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
 #define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
+#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
@@ -846,6 +847,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
 #define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
 #define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
 #define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
 #define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
@@ -942,6 +944,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
 #define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
@@ -1666,7 +1669,7 @@ enum gcuda_op {
 //   SOFT_MAX, SOFT_MAX_BACK      0 f scale, 1 f max_bias
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
-//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
+//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec; MUL_MAT: 1 enum gcuda_hint
 //   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
@@ -2577,6 +2580,14 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
 // precision that does not exist.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
+// A promise about a mul_mat. GCUDA_HINT_SRC0_IS_HADAMARD: a is the Hadamard matrix of n = 2, 4, 8 ... rows in Sylvester's order, divided by
+// sqrt(n): element (i, j) is negative where i & j has an odd number of ones. A backend may then transform the rows of b in n log n steps:
+// CUDA does for n = 64, 128, 256 and 512 and F32 or F16 rows, at any precision; the CPU multiplies. Where a is another matrix, the result is
+// that of the transform, or that of the product: a caller's mistake that nothing finds. NULL is ignored. Fails, and changes nothing: a node
+// of another operation, a hint that does not exist, a matrix that is not [n, n].
+enum gcuda_hint { GCUDA_HINT_NONE = 0, GCUDA_HINT_SRC0_IS_HADAMARD = 1 };
+GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint);
+
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
@@ -2585,6 +2596,7 @@ struct gcuda_mul_mat_args {
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
     bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
+    enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
 // Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
@@ -4264,19 +4276,31 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 // rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
 GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
-// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
-// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+// Attention's inputs. Token i of rope's result (F32, not written itself), all its heads after each other, becomes row ids[i] of y: of
+// floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole
+// blocks have no more. Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3].
+// q_y may be q. v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type. It reads element by element: graphs leave more than
+// GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers.
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
+struct gcuda_rope_set_steps { // in this order; rope comes after the norm
+    const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
+    const void * norm; // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows at multiples of 16 bytes, ne[0] <= 512
+    float eps;         // of the norm
+    int n_hadamard;    // 64, 128, 256 or 512, a divisor of ne[0]: each so many elements become their Hadamard transform; 0: none
+};
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
     struct gcuda_array ids, y;   // as of set_rows
     int32_t * bad_index;
-    struct gcuda_array q, q_y; // data NULL: none
+    struct gcuda_array q, q_y;         // data NULL: none
+    struct gcuda_array v, v_ids, v_y;  // v [ne[0], heads, ne[2]]; data NULL: none
+    struct gcuda_rope_set_steps k_steps, q_steps, v_steps;
 };
 GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; else UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
+// The Hadamard transform of b's rows, where args say so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, elements of rows packed.
+GCUDA_KERNEL_API bool gcuda_hadamard_takes(const struct gcuda_mul_mat_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_hadamard(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 // Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
 // choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
 enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: of those chosen alone
@@ -16894,6 +16918,23 @@ gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec 
     return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, 0, prec);
 }
 
+gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE };
+    if (node == NULL) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_want_node_of(node, "mul_mat_set_hint", ops));
+    if (hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: hint %d does not exist", (int) hint);
+    }
+    const int64_t * ne = node->src[0]->ne;
+    const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 0 && (ne[0] & (ne[0] - 1)) == 0;
+    if (hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix",
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+    }
+    node->op_params[1] = (int32_t) hint;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
     switch (a) {
         case GCUDA_TYPE_Q4_0:
@@ -16944,6 +16985,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args
     args->mul_mat.y = gcudai_array(y);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
     args->mul_mat.is_rounded = false;
+    args->mul_mat.hint = (enum gcuda_hint) gcudai_param_i32(y, 1);
 }
 
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
@@ -28648,6 +28690,7 @@ static gcuda_status gcudai_cuda_multiply(
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
     struct gcuda_mul_mat_args p = args->mul_mat;
+    if (gcuda_hadamard_takes(&p)) { return gcuda_launch_hadamard(&p, cu->stream); }
     const enum gcudai_cuda_product product = gcudai_cuda_refined(cu, gcudai_cuda_product_of(cu, &p), &p);
     return gcudai_cuda_multiply(cu, product, p);
 }
@@ -31036,13 +31079,14 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
 // its memory is its own. What is written overlaps nothing that the group reads, because the allocator's promise holds
 // for one node at a time; except where every element, or every row, is read by the threads that then overwrite it.
 
-enum { GCUDAI_CUDA_WINDOW = GCUDA_CHAIN_MAX };
+enum { GCUDAI_CUDA_WINDOW = 16 }; // nodes: biases, norms, rope, rotation and cache writes of queries, keys and values are 14
 
 struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
     bool is_strict; // the same bits as node by node
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
+    int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
 
@@ -31221,79 +31265,278 @@ static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w,
     return 2;
 }
 
-// ---- rope + set_rows: keys that go straight into their cache, with the rope of queries beside it or not ----
+// ---- attention's inputs: queries, keys and values on their way from products to where attention reads them ----
+// Each goes through some of: bias, rms_norm and its weights, rope, Hadamard transform, set_rows into a cache; with reshapes in between.
+// Keys have rope and a cache, queries rope alone, values a cache alone. The nodes of the three come in any order.
 
-// y overlaps no source of a node; but it may be the first one, element for element.
-static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcuda_tensor * node, bool in_place) {
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const struct gcuda_tensor * src = node->src[k];
-        if (src == NULL) { continue; }
-        const bool is_same = in_place && k == 0 && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
-        if (!is_same && gcudai_cuda_overlap(src, y)) { return false; }
+enum gcudai_cuda_heads_stage {
+    GCUDAI_CUDA_HEADS_BIAS, GCUDAI_CUDA_HEADS_NORM, GCUDAI_CUDA_HEADS_WEIGHTS, GCUDAI_CUDA_HEADS_ROPE, GCUDAI_CUDA_HEADS_HADAMARD,
+    GCUDAI_CUDA_HEADS_SET, GCUDAI_CUDA_HEADS_STAGES
+};
+
+struct gcudai_cuda_heads {
+    const struct gcuda_tensor * x; // that the first node reads
+    const struct gcuda_tensor * node[GCUDAI_CUDA_HEADS_STAGES]; // of each stage; NULL: left out
+    enum gcudai_cuda_heads_stage stage;  // the last one
+    int first, last;               // nodes of the window
+};
+
+struct gcudai_cuda_inputs {
+    struct gcudai_cuda_heads heads[3];
+    int n, n_nodes; // nodes of the window that are theirs
+    const struct gcudai_cuda_heads * keys, * queries, * values; // of those that are taken; NULL: none
+};
+
+static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
+    union gcudai_args op;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
+    gcudai_mul_mat_args(t, &op);
+    return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
+}
+
+// The stage that a node may be of; STAGES: of none.
+static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tensor * t) {
+    switch (t->op) {
+        case GCUDA_OP_ADD: return GCUDAI_CUDA_HEADS_BIAS;
+        case GCUDA_OP_RMS_NORM: return GCUDAI_CUDA_HEADS_NORM;
+        case GCUDA_OP_MUL: return GCUDAI_CUDA_HEADS_WEIGHTS;
+        case GCUDA_OP_ROPE: return GCUDAI_CUDA_HEADS_ROPE;
+        case GCUDA_OP_SET_ROWS: return GCUDAI_CUDA_HEADS_SET;
+        default: return gcudai_cuda_is_hadamard(t) ? GCUDAI_CUDA_HEADS_HADAMARD : GCUDAI_CUDA_HEADS_STAGES;
     }
+}
+
+// F32 values for each element of a row, the same for all rows.
+static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
+    return t != NULL && t->type == GCUDA_TYPE_F32 && gcuda_is_contiguous(t) && t->ne[0] == y->ne[0] && gcuda_nelements(t) == t->ne[0];
+}
+
+// Source k of the window's node i is node `value`, or a packed view of all of it; nobody else reads either.
+static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
+    const struct gcudai_cuda_look * look = w->look;
+    const struct gcuda_tensor * v = w->node[value];
+    int at = look->seen[w->at[i]].shape.src[k];
+    bool is_so = gcudai_cuda_is_inner(w, value);
+    while (is_so && at >= 0 && at != w->at[value]) {
+        const struct gcuda_tensor * t = look->seen[at].tensor;
+        is_so = gcudai_cuda_is_inner_at(look, at) && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+                gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
+        at = look->seen[at].shape.src[0];
+    }
+    return is_so && at >= 0;
+}
+
+// The window's node i is the next one of these heads.
+static bool gcudai_cuda_heads_extend(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
+    const struct gcuda_tensor * t = w->node[i], * value = w->node[h->last];
+    const enum gcudai_cuda_heads_stage stage = gcudai_cuda_stage_of(t);
+    if (stage == GCUDAI_CUDA_HEADS_WEIGHTS) {
+        const bool fits = h->stage == GCUDAI_CUDA_HEADS_NORM && gcudai_cuda_is_inner(w, h->last) && gcuda_are_same_shape(t, value) &&
+                          gcudai_cuda_is_one_row(gcudai_cuda_other(t, value), t);
+        if (!fits) { return false; }
+    } else if (h->stage == GCUDAI_CUDA_HEADS_NORM || stage <= h->stage || stage == GCUDAI_CUDA_HEADS_STAGES ||
+               !gcudai_cuda_is_only_from(w, i, stage == GCUDAI_CUDA_HEADS_HADAMARD ? 1 : 0, h->last)) {
+        return false;
+    }
+    h->node[stage] = t;
+    h->stage = stage;
+    h->last = i;
     return true;
 }
 
-// The rope at node k goes into the cache with set_rows at node `set`.
-static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, int set, struct gcuda_rope_set_args * p) {
-    if (!gcudai_cuda_is_op(w, k, GCUDA_OP_ROPE) || !gcudai_cuda_is_op(w, set, GCUDA_OP_SET_ROWS) || !gcudai_cuda_is_inner(w, k)) {
-        return false;
+static bool gcudai_cuda_heads_begin(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
+    const struct gcuda_tensor * t = w->node[i];
+    GCUDAI_ZERO(*h);
+    h->stage = gcudai_cuda_stage_of(t);
+    h->first = h->last = i;
+    h->x = h->stage == GCUDAI_CUDA_HEADS_HADAMARD ? t->src[1] : t->src[0];
+    if (h->stage == GCUDAI_CUDA_HEADS_STAGES || h->stage == GCUDAI_CUDA_HEADS_WEIGHTS) { return false; }
+    h->node[h->stage] = t;
+    return h->stage != GCUDAI_CUDA_HEADS_BIAS ||
+           (gcudai_cuda_is_one_row(t->src[1], t) && gcuda_are_same_shape(t, t->src[0]) && gcuda_nrows(t) == t->ne[1]);
+}
+
+// As many nodes as belong to heads.
+static void gcudai_cuda_inputs_parse(const struct gcudai_cuda_window * w, struct gcudai_cuda_inputs * s) {
+    bool is_theirs = true;
+    GCUDAI_ZERO(*s);
+    while (s->n_nodes < w->n && is_theirs) {
+        is_theirs = false;
+        for (int k = 0; k < s->n && !is_theirs; ++k) { is_theirs = gcudai_cuda_heads_extend(w, s->n_nodes, &s->heads[k]); }
+        if (!is_theirs && s->n < 3 && gcudai_cuda_heads_begin(w, s->n_nodes, &s->heads[s->n])) {
+            is_theirs = true;
+            s->n++;
+        }
+        s->n_nodes += is_theirs;
     }
-    const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
-    const int view = w->look->seen[w->at[set]].shape.src[0];
-    if (gcudai_param_i32(rope, 1) == 0) { return false; } // n_dims 0 rotates nothing
-    if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
-        return false;
+}
+
+// Who the heads among the first n nodes are. False: some are cut, or are none of the three.
+static bool gcudai_cuda_inputs_roles(struct gcudai_cuda_inputs * s, int n) {
+    bool fits = true;
+    s->keys = s->queries = s->values = NULL;
+    for (int k = 0; k < s->n && fits; ++k) {
+        const struct gcudai_cuda_heads * h = &s->heads[k];
+        const bool has_rope = h->node[GCUDAI_CUDA_HEADS_ROPE] != NULL, has_set = h->node[GCUDAI_CUDA_HEADS_SET] != NULL;
+        const struct gcudai_cuda_heads ** role = has_rope && has_set ? &s->keys : has_rope ? &s->queries : &s->values;
+        if (h->first >= n) { continue; }
+        fits = h->last < n && (has_rope || has_set) && *role == NULL;
+        *role = h;
     }
-    // the rows are the rope's result with the heads joined, seen by nobody else
-    if (rows->view_src != rope || rows->src[0] != rope || rows->view_offs != 0 || !gcuda_is_contiguous(rows) ||
-        rows->ne[0] != rope->ne[0] * rope->ne[1] || rows->ne[1] != rope->ne[2] || gcuda_nelements(rows) != gcuda_nelements(rope) ||
-        !gcudai_cuda_is_inner_at(w->look, view) || gcudai_cuda_overlap(y, y->src[1]) || !gcudai_cuda_is_clear_of(y, rope, false)) {
-        return false;
+    return fits && s->keys != NULL;
+}
+
+// Tensor t, whatever its dimensions, as n_heads heads of ne0 elements of n_tokens tokens.
+static bool gcudai_cuda_as_heads(const struct gcuda_tensor * t, int64_t ne0, int64_t n_heads, int64_t n_tokens, struct gcuda_array * a) {
+    *a = gcudai_array(t);
+    if (t->type != GCUDA_TYPE_F32) { return false; }
+    if (t->ne[0] == ne0 && t->ne[1] == n_heads && t->ne[2] == n_tokens && t->ne[3] == 1) { return true; }
+    const bool is_flat = t->ne[0] == ne0 * n_heads && t->ne[1] == n_tokens && gcuda_nrows(t) == n_tokens && t->nb[0] == sizeof(float);
+    const bool is_packed = gcuda_is_contiguous(t) && gcuda_nelements(t) == ne0 * n_heads * n_tokens;
+    a->ne[0] = ne0, a->ne[1] = n_heads, a->ne[2] = n_tokens, a->ne[3] = 1;
+    a->nb[0] = sizeof(float);
+    a->nb[1] = (size_t) ne0 * sizeof(float);
+    a->nb[2] = is_flat ? t->nb[1] : (size_t) n_heads * a->nb[1];
+    a->nb[3] = (size_t) n_tokens * a->nb[2];
+    return is_flat || is_packed;
+}
+
+// What comes before and after rope.
+static bool gcudai_cuda_heads_steps(const struct gcudai_cuda_heads * h, int64_t ne0, int64_t n_heads, struct gcuda_rope_set_steps * p) {
+    const struct gcuda_tensor * bias = h->node[GCUDAI_CUDA_HEADS_BIAS], * norm = h->node[GCUDAI_CUDA_HEADS_NORM];
+    const struct gcuda_tensor * weights = h->node[GCUDAI_CUDA_HEADS_WEIGHTS], * hadamard = h->node[GCUDAI_CUDA_HEADS_HADAMARD];
+    bool fits = (norm != NULL) == (weights != NULL);
+    if (bias != NULL) {
+        fits = fits && bias->type == GCUDA_TYPE_F32 && bias->ne[0] == ne0 * n_heads;
+        p->bias = bias->src[1]->data;
     }
+    if (fits && norm != NULL) { // sums have the order of aligned rows
+        fits = norm->type == GCUDA_TYPE_F32 && weights->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 &&
+               norm->ne[1] == n_heads && gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
+        p->norm = gcudai_cuda_other(weights, norm)->data;
+        p->eps = gcudai_param_f32(norm, 0);
+    }
+    p->n_hadamard = hadamard != NULL ? (int) hadamard->src[0]->ne[0] : 0;
+    return fits;
+}
+
+// Rows that set_rows puts into a cache: of two dimensions, n elements for each token.
+static bool gcudai_cuda_is_cache_write(const struct gcuda_tensor * y, int64_t n_tokens) {
+    const struct gcuda_tensor * rows = y->src[0];
+    return rows->type == GCUDA_TYPE_F32 && gcuda_nrows(rows) == n_tokens && rows->ne[1] == n_tokens && y->nb[0] == gcuda_type_size(y->type) &&
+           y->src[1]->ne[0] == n_tokens && gcuda_nelements(rows) > 0;
+}
+
+static bool gcudai_cuda_inputs_keys(const struct gcudai_cuda_window * w, const struct gcudai_cuda_heads * h, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * rope = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[GCUDAI_CUDA_HEADS_SET];
     union gcudai_args op;
+    if (gcudai_param_i32(rope, 1) == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; } // n_dims 0 rotates nothing
     gcudai_rope_args(rope, &op);
     p->rope = op.rope;
     p->ids = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
     p->bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_SET_ROWS);
-    return gcuda_rope_set_takes(p);
+    return gcudai_cuda_is_cache_write(y, rope->ne[2]) && y->ne[0] == rope->ne[0] * rope->ne[1] &&
+           gcudai_cuda_as_heads(h->x, rope->ne[0], rope->ne[1], rope->ne[2], &p->rope.x) &&
+           gcudai_cuda_heads_steps(h, rope->ne[0], rope->ne[1], &p->k_steps);
 }
 
-// The rope at node i turns queries as that at node k turns keys, and neither it nor the cache is written over what the group reads.
-static bool gcudai_cuda_is_rope_beside(const struct gcudai_cuda_window * w, int i, int k, int set) {
-    const struct gcuda_tensor * q = w->node[i], * rope = w->node[k], * y = w->node[set];
-    return gcudai_cuda_is_op(w, i, GCUDA_OP_ROPE) && q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] &&
-           q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
-           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 && gcudai_cuda_is_clear_of(q, q, true) &&
-           gcudai_cuda_is_clear_of(q, rope, false) && gcudai_cuda_is_clear_of(y, q, false) && !gcudai_cuda_overlap(q, y) &&
-           !gcudai_cuda_overlap(q, y->src[1]);
+// Queries turn as keys do.
+static bool gcudai_cuda_inputs_queries(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * q = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[h->stage];
+    return q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] && q->ne[3] == 1 &&
+           gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
+           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 &&
+           gcudai_cuda_as_heads(h->x, q->ne[0], q->ne[1], q->ne[2], &p->q) && gcudai_cuda_as_heads(y, q->ne[0], q->ne[1], q->ne[2], &p->q_y) &&
+           gcudai_cuda_heads_steps(h, q->ne[0], q->ne[1], &p->q_steps);
 }
 
-static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_is_rope_set(w, 0, 1, &args->rope_set) ? 2 : 0;
+static bool gcudai_cuda_inputs_values(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * y = h->node[GCUDAI_CUDA_HEADS_SET];
+    const int64_t n_heads = y->ne[0] / rope->ne[0];
+    p->v_ids = gcudai_array(y->src[1]);
+    p->v_y = gcudai_array(y);
+    return gcudai_cuda_is_cache_write(y, rope->ne[2]) && y->ne[0] % rope->ne[0] == 0 && gcuda_nelements(y->src[0]) <= GCUDA_ROPE_SET_QUERIES &&
+           gcudai_cuda_as_heads(h->x, rope->ne[0], n_heads, rope->ne[2], &p->v) && gcudai_cuda_heads_steps(h, rope->ne[0], n_heads, &p->v_steps);
 }
 
-// The queries' rope comes before that of the keys, behind it, or behind the write; there it may be that of other keys.
-static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    static const int places[3][3] = { { 0, 1, 2 }, { 1, 0, 2 }, { 2, 0, 1 } }; // queries, keys, write
-    struct gcuda_rope_set_args others;
-    GCUDAI_ZERO(others);
-    for (int i = 0; i < 3 && w->n >= 3; ++i) {
-        const int q = places[i][0], k = places[i][1], set = places[i][2];
-        if (!gcudai_cuda_is_rope_set(w, k, set, &args->rope_set) || !gcudai_cuda_is_rope_beside(w, q, k, set) ||
-            (q == 2 && gcudai_cuda_is_rope_set(w, 2, 3, &others))) {
-            continue;
+// y, which heads h leave, overlaps nothing that heads r read; but queries may lie where they were, element for element.
+static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
+    const struct gcuda_tensor * x = r->x;
+    const bool is_packed = gcuda_is_contiguous(x) && gcuda_is_contiguous(y) && gcuda_nbytes(x) == gcuda_nbytes(y);
+    const bool is_in_place = h == r && x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
+    bool is_so = is_in_place || !gcudai_cuda_overlap(x, y);
+    for (int i = 0; i < GCUDAI_CUDA_HEADS_STAGES && is_so; ++i) {
+        const struct gcuda_tensor * t = r->node[i];
+        const bool has_others = t != NULL && i != GCUDAI_CUDA_HEADS_NORM && i != GCUDAI_CUDA_HEADS_HADAMARD;
+        const struct gcuda_tensor * one = !has_others ? NULL : i == GCUDAI_CUDA_HEADS_WEIGHTS ? gcudai_cuda_other(t, r->node[i - 1]) : t->src[1];
+        const struct gcuda_tensor * two = i == GCUDAI_CUDA_HEADS_ROPE && t != NULL ? t->src[2] : NULL;
+        is_so = (one == NULL || !gcudai_cuda_overlap(one, y)) && (two == NULL || !gcudai_cuda_overlap(two, y));
+    }
+    return is_so;
+}
+
+// Nothing is written over what the group reads or writes.
+static bool gcudai_cuda_inputs_are_apart(const struct gcudai_cuda_inputs * s) {
+    const struct gcudai_cuda_heads * all[3] = { s->keys, s->queries, s->values };
+    bool is_so = true;
+    for (int i = 0; i < 3; ++i) {
+        const struct gcuda_tensor * y = all[i] != NULL ? all[i]->node[all[i]->stage] : NULL;
+        for (int k = 0; k < 3 && is_so && y != NULL; ++k) {
+            is_so = all[k] == NULL || (gcudai_cuda_is_clear_of(y, all[i], all[k]) &&
+                                          (k >= i || !gcudai_cuda_overlap(y, all[k]->node[all[k]->stage])));
         }
-        args->rope_set.q = gcudai_array(w->node[q]->src[0]);
-        args->rope_set.q_y = gcudai_array(w->node[q]);
-        return 3;
+    }
+    return is_so;
+}
+
+static bool gcudai_cuda_inputs_args(const struct gcudai_cuda_window * w, const struct gcudai_cuda_inputs * s, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * rope = s->keys->node[GCUDAI_CUDA_HEADS_ROPE];
+    GCUDAI_ZERO(*p);
+    return gcudai_cuda_inputs_keys(w, s->keys, p) && (s->queries == NULL || gcudai_cuda_inputs_queries(s->queries, rope, p)) &&
+           (s->values == NULL || gcudai_cuda_inputs_values(s->values, rope, p)) && gcudai_cuda_inputs_are_apart(s) && gcuda_rope_set_takes(p);
+}
+
+// As many nodes as fit, with queries and values or without.
+static int gcudai_cuda_match_inputs(
+    const struct gcudai_cuda_window * w, bool has_queries, bool has_values, struct gcuda_rope_set_args * p) {
+    struct gcudai_cuda_inputs s;
+    gcudai_cuda_inputs_parse(w, &s);
+    for (int n = s.n_nodes; n >= 2; --n) {
+        if (gcudai_cuda_inputs_roles(&s, n) && gcudai_cuda_inputs_args(w, &s, p)) {
+            return (s.queries != NULL) == has_queries && (s.values != NULL) == has_values ? n : 0;
+        }
     }
     return 0;
 }
 
+static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, false, false, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, true, false, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, false, true, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, true, true, &args->rope_set);
+}
+
 static gcuda_status gcudai_cuda_run_rope_set(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_rope_set(&args->rope_set, stream);
+}
+
+// ---- a product that is a Hadamard transform: no product for the patterns of products ----
+
+static int gcudai_cuda_match_hadamard(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    if (!gcudai_cuda_is_hadamard(w->node[0])) { return 0; }
+    gcudai_mul_mat_args(w->node[0], &args->op);
+    return 1;
+}
+
+static gcuda_status gcudai_cuda_run_hadamard(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_hadamard(&args->op.mul_mat, stream);
 }
 
 // ---- element-wise operations in a row: sums, products, gates, caps, squares of activations ----
@@ -31443,11 +31686,11 @@ static bool gcudai_cuda_route_norm(struct gcudai_cuda_routing * s, struct gcuda_
     bool fits = gcudai_cuda_is_all_of(w, first, 0, s->chosen, &n_sum) && gcudai_cuda_is_all_of(w, last, 0, s->chosen, &n_div) &&
                 (chosen == divided ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1) &&
                 sum->src[0]->ne[0] == s->chosen->ne[1] && sum->src[0]->ne[1] == s->chosen->ne[2] && gcudai_cuda_is_inner(w, first) &&
-                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner(w, last - 1) && y->type == GCUDA_TYPE_F32 &&
+                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner_at(w->look, w->at[last - 1]) && y->type == GCUDA_TYPE_F32 &&
                 gcuda_is_contiguous(y) && y->view_src == NULL && gcuda_are_same_shape(y, sum->src[0]);
     if (has_least) {
         const struct gcuda_tensor * clamp = w->node[first + 1];
-        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && clamp->view_src == NULL;
+        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && (clamp->view_src == NULL || clamp->view_src == sum);
         p->least = gcudai_param_f32(clamp, 0);
     }
     if (!fits) { return false; }
@@ -31645,7 +31888,8 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     const struct gcuda_tensor * a = w->node[0], * b = second < w->n ? w->node[second] : NULL;
     if (!gcudai_cuda_is_product(w, 0) || !gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] ||
         b->src[2] != a->src[2] || b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) ||
-        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0)) {
+        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0) ||
+        (a->op == GCUDA_OP_MUL_MAT && gcudai_param_i32(b, 1) != gcudai_param_i32(a, 1))) {
         return false;
     }
     const struct gcuda_tensor * second_bias = bias != NULL ? gcudai_cuda_bias(w, second + 1) : NULL;
@@ -31734,6 +31978,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     rest.n = w->n - first;
     for (int i = 0; i < rest.n; ++i) {
         rest.at[i] = w->at[first + i];
+        rest.place[i] = w->place[first + i];
         rest.node[i] = w->node[first + i];
     }
     return rest;
@@ -31858,7 +32103,8 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
-           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
+           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0) && // the precision
+           gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1);                                          // the hint
 }
 
 // What follows product i may be a step of it; a gate would have been its and the product's before.
@@ -32050,6 +32296,11 @@ static void ** gcudai_cuda_scratch_tile_group(union gcudai_cuda_fused * args, si
 
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
+    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL },
+    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL },
+    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL },
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
     { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
@@ -32057,8 +32308,6 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
-    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
@@ -32068,14 +32317,16 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 
-// The nodes from one on that something runs for.
-static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_window * w) {
+// The nodes from place `first` of the order on that something runs for.
+static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
     w->look = look;
     w->n = 0;
     for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
-        if (!gcudai_is_skipped(look->seen[i].tensor)) {
-            w->at[w->n] = i;
-            w->node[w->n++] = look->seen[i].tensor;
+        const struct gcuda_tensor * t = look->seen[order[i]].tensor;
+        if (!gcudai_is_skipped(t)) {
+            w->at[w->n] = order[i];
+            w->place[w->n] = i;
+            w->node[w->n++] = t;
         }
     }
 }
@@ -32092,6 +32343,95 @@ static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
     return NULL;
 }
 
+// ---- the order in which a plan runs its nodes ----
+// That of the graph, but for products of the same activations: queries, keys and values. Programs put rope and cache writes between
+// them; a product moves up to the one before it where no node in between touches what it writes, or writes what it reads.
+
+enum {
+    GCUDAI_CUDA_AHEAD = 24,    // nodes after a product, views included, that are searched
+    GCUDAI_CUDA_FEW_TOKENS = 8 // up to which biases of queries, keys and values are no steps of their products
+};
+
+// x and y, neighbours in the order, may be run the other way round.
+static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
+    bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
+    for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
+        may = (y->src[k] == NULL || !gcudai_cuda_overlap(y->src[k], x)) && (x->src[k] == NULL || !gcudai_cuda_overlap(x->src[k], y));
+        for (int j = 0; j < GCUDA_MAX_SRC && may && gcudai_writes_source(x, k); ++j) {
+            may = y->src[j] == NULL || !gcudai_cuda_overlap(x->src[k], y->src[j]);
+        }
+    }
+    return may;
+}
+
+// The first node after node `at` that reads it, or a view of it; -1: none that is near.
+static int gcudai_cuda_reader_of(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    for (int i = at + 1; i < look->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
+        const struct gcuda_tensor * y = look->seen[i].tensor;
+        for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_skipped(y); ++k) {
+            if (y->src[k] != NULL && (y->src[k] == t || y->src[k]->view_src == t)) { return i; }
+        }
+    }
+    return -1;
+}
+
+static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
+    return op == GCUDA_OP_ROPE || op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_SET_ROWS;
+}
+
+// A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
+static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t) || gcudai_cuda_split_of(gcudai_buffer_of(t->src[0])) != NULL) { return false; }
+    int reader = gcudai_cuda_reader_of(look, at);
+    enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
+    if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
+        reader = gcudai_cuda_reader_of(look, reader);
+        return reader >= 0 && gcudai_cuda_is_attention_input(look->seen[reader].tensor->op);
+    }
+    return gcudai_cuda_is_attention_input(op) || op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_CPY || op == GCUDA_OP_CONT ||
+           op == GCUDA_OP_FLASH_ATTN_EXT;
+}
+
+// The node at place `from` moves to place `to` before it, if it may.
+static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * order, int from, int to) {
+    const int32_t node = order[from];
+    bool may = true;
+    for (int i = to; i < from && may; ++i) {
+        const struct gcuda_tensor * x = look->seen[order[i]].tensor;
+        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, look->seen[node].tensor);
+    }
+    if (!may) { return false; }
+    memmove(order + to + 1, order + to, (size_t) (from - to) * sizeof(*order));
+    order[to] = node;
+    return true;
+}
+
+// Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after them all.
+static int gcudai_cuda_gather_products(const struct gcudai_cuda_look * look, int32_t * order, int first) {
+    const struct gcuda_tensor * a = look->seen[order[first]].tensor;
+    int to = first + 1;
+    for (int is_other = 0; is_other < 2; ++is_other) {
+        for (int i = to; i < look->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
+            const struct gcuda_tensor * b = look->seen[order[i]].tensor;
+            if (b->op != GCUDA_OP_MUL_MAT || b->src[1] != a->src[1] || (b->src[0]->type != a->src[0]->type) != (is_other != 0) ||
+                !gcudai_cuda_is_movable(look, order[i])) {
+                continue;
+            }
+            to += i == to || gcudai_cuda_move_up(look, order, i, to);
+        }
+    }
+    return to;
+}
+
+static void gcudai_cuda_order_of(const struct gcudai_cuda_look * look, bool may_move, int32_t * order) {
+    for (int i = 0; i < look->n_nodes; ++i) { order[i] = i; }
+    for (int i = 0; i < look->n_nodes && may_move; ++i) {
+        if (gcudai_cuda_is_movable(look, order[i])) { i = gcudai_cuda_gather_products(look, order, i) - 1; }
+    }
+}
+
 // =====================================================================================================
 // >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
 // =====================================================================================================
@@ -32102,7 +32442,7 @@ struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
     const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
-    int first, n;                      // nodes that it stands for, those that nothing runs for included
+    int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
     int lane;        // the stream that it runs on
@@ -32121,6 +32461,7 @@ enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUD
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
     struct gcudai_cuda_look look;
+    int32_t * order, * next_order; // of the nodes, as they are run; the other one is scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
     size_t n_bytes;     // of host memory
@@ -32152,21 +32493,37 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
 
-// The step that begins with a node: what a pattern takes, or the node alone.
+// The node at a place of the plan's order.
+static struct gcudai_cuda_seen * gcudai_cuda_nth(const struct gcudai_cuda_plan * plan, int place) {
+    return &plan->look.seen[plan->order[place]];
+}
+
+// The node whose result a step leaves, by its index in the graph.
+static int gcudai_cuda_last_of(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
+    return plan->order[s->first + s->n - 1];
+}
+
+static bool gcudai_cuda_has_node(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int32_t node) {
+    bool has = false;
+    for (int i = s->first; i < s->first + s->n; ++i) { has = has || plan->order[i] == node; }
+    return has;
+}
+
+// The step that begins at a place of the order: what a pattern takes, or the node alone.
 static void gcudai_cuda_step_make(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_step * s) {
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, int first, struct gcudai_cuda_step * s) {
     struct gcudai_cuda_window w;
     int n_taken = 1;
     GCUDAI_ZERO(*s);
     GCUDAI_ZERO(w);
     w.cu = cu;
     w.is_strict = cu->params.strict;
-    if (cu->plans.use_fusion && !look->no_fusion) {
-        gcudai_cuda_window_at(look, first, &w);
+    if (cu->plans.use_fusion && !plan->look.no_fusion) {
+        gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
-    const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
-    s->node = look->seen[last].tensor;
+    const int last = s->pattern != NULL ? w.place[n_taken - 1] : first;
+    s->node = gcudai_cuda_nth(plan, last)->tensor;
     s->first = first;
     s->n = last - first + 1;
     if (s->pattern == NULL) {
@@ -32244,21 +32601,22 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 }
 
 // How often the step's products read node `at` as their columns.
-static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
+static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        n += look->seen[i].shape.kind.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
+        const struct gcudai_cuda_shape * shape = &gcudai_cuda_nth(plan, i)->shape;
+        n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
     }
     return n;
 }
 
 // The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
 static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
     int n_reads = 0, form = 0;
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
         struct gcudai_cuda_step * s = &plan->steps[++*last];
-        const int reads = gcudai_cuda_column_reads(&plan->look, s, at);
+        const int reads = gcudai_cuda_column_reads(plan, s, at);
         const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
         if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
         form = reads > 0 ? wanted : form;
@@ -32277,10 +32635,10 @@ static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const
     const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
     bool is_apart = of_many <= gcuda_nbytes(y);
     for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
-        const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
+        const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = seen->shape.src[k];
-            const bool is_inner = source < 0 || (source >= s->first && source < s->first + s->n);
+            const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
     }
@@ -32300,8 +32658,8 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
-            const int at = s->first + s->n - 1;
-            if (gcudai_cuda_column_reads(&plan->look, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+            const int at = gcudai_cuda_last_of(plan, s);
+            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
         }
     }
     for (int i = 0; i < plan->n_steps; ++i) {
@@ -32344,11 +32702,11 @@ static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct g
 
 // What step number r->n of the region reads and writes.
 static bool gcudai_cuda_region_uses(
-    struct gcudai_cuda_region * r, const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s) {
+    struct gcudai_cuda_region * r, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
     bool is_ok = true;
     r->bytes[r->n] = 0.0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcuda_tensor * t = look->seen[i].tensor;
+        const struct gcuda_tensor * t = gcudai_cuda_nth(plan, i)->tensor;
         if (gcudai_is_skipped(t)) { continue; }
         is_ok = is_ok && gcudai_cuda_region_use(r, t, true);
         for (int k = 0; k < GCUDA_MAX_SRC && is_ok; ++k) {
@@ -32461,7 +32819,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
-        is_ok = gcudai_cuda_region_uses(&r, &plan->look, &plan->steps[i]);
+        is_ok = gcudai_cuda_region_uses(&r, plan, &plan->steps[i]);
         uint64_t before = 0;
         for (int j = 0; j < r.n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(&r, j, r.n) << j; }
         r.before[r.n++] = before;
@@ -32595,7 +32953,7 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
         for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
-            const struct gcuda_tensor * t = plan->look.seen[k].tensor, * weight = gcudai_cuda_early_weight(s, t);
+            const struct gcuda_tensor * t = gcudai_cuda_nth(plan, k)->tensor, * weight = gcudai_cuda_early_weight(s, t);
             is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
         const enum gcuda_overlap overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
@@ -32630,18 +32988,23 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
+}
+
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcudai_cuda_look * look = &plan->look;
     plan->n_steps = 0;
     gcudai_cuda_plan_note(plan);
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->order);
     for (int i = 0; i < look->n_nodes;) {
-        if (gcudai_is_skipped(look->seen[i].tensor)) {
+        if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
             ++i;
             continue;
         }
         struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
-        gcudai_cuda_step_make(cu, look, i, s);
+        gcudai_cuda_step_make(cu, plan, i, s);
         i = s->first + s->n;
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
@@ -32668,7 +33031,7 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
     for (int i = plan->n_steps - 1; i >= 0; --i) {
         if (plan->steps[i].scratch_bytes == SIZE_MAX) {
             first = plan->steps[i].node;
-            plan->look.seen[plan->steps[i].first].has_changed = true;
+            gcudai_cuda_nth(plan, plan->steps[i].first)->has_changed = true;
         }
     }
     if (first == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -32678,10 +33041,10 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 }
 
 // The step anew, but for its place in the plan's CUDA graph.
-static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, struct gcudai_cuda_step * s) {
+static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
     const enum gcuda_overlap overlap = s->overlap;
-    gcudai_cuda_step_make(cu, look, s->first, s);
+    gcudai_cuda_step_make(cu, plan, s->first, s);
     s->is_new = true;
     s->last[GCUDAI_CUDA_NOTE_ALL] = last;
     s->overlap = overlap;
@@ -32694,16 +33057,27 @@ static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const 
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Whether the nodes would still be run in the plan's order. That is looked at where one that has moved, or one that it has passed, has
+// changed.
+static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const struct gcudai_cuda_look * look = &plan->look;
+    bool is_stale = false;
+    for (int i = 0; i < look->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(look, plan->order[i]); }
+    if (!is_stale) { return true; }
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
+    return memcmp(plan->order, plan->next_order, (size_t) look->n_nodes * sizeof(*plan->order)) == 0;
+}
+
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
-    bool is_as_before = true; // what was fused may have to be taken apart, because things overlap now
+    bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         const int n = s->n;
         bool is_stale = false;
-        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, k); }
-        if (is_stale) { gcudai_cuda_step_again(cu, look, s); }
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, plan->order[k]); }
+        if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
     if (is_as_before) {
@@ -32737,6 +33111,7 @@ static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_drop_exec(plan);
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     gcudai_free(plan);
 }
 
@@ -32759,11 +33134,14 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->look = *look;
     plan->cap_steps = n;
     plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
-    if (plan->steps == NULL) {
+    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_nodes, 1), 2 * sizeof(*plan->order));
+    if (plan->steps == NULL || plan->order == NULL) {
         gcudai_cuda_plan_release(plan);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
+    plan->next_order = plan->order + look->n_nodes;
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
     if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -33058,7 +33436,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
     }
     gcudai_cuda_look_free(&plan->look);
     plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
     return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -33069,6 +33447,7 @@ static gcuda_status gcudai_cuda_plan_remake(
     GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     fresh->exec = plan->exec;
     fresh->graph = plan->graph;
     fresh->is_patchable = plan->is_patchable;

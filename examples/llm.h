@@ -3033,6 +3033,7 @@ static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tenso
     rows = gcuda_reshape_2d(b->ctx, rows, b->rotation->ne[0], gcuda_nelements(x) / b->rotation->ne[0]);
     struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, b->rotation, rows);
     (void) gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+    (void) gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD);
     return gcuda_reshape(b->ctx, y, x);
 }
 
@@ -3104,7 +3105,7 @@ static struct llmi_routes llmi_route(struct llmi_build * b, const struct llmi_la
     } else { // what was chosen sums to 1; 2^-14 keeps a sum of nothing apart from 0
         w = gcuda_div(b->ctx, w, gcuda_clamp(b->ctx, gcuda_sum_rows(b->ctx, w), 6.103515625e-5f, INFINITY));
     }
-    r.weights = llmi_now(b, gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens));
+    r.weights = llmi_now(b, gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens)); // before the experts' products
     return r;
 }
 

@@ -46,7 +46,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARDWARE = os.path.join(ROOT, "tests", "hardware")
 LOG = os.path.join(ROOT, "build", "log")
-SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
+SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/llm.h", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
            "tests/bench-gpu.c", "tests/bench-targets.h", "tests/bench-upload.c", "tests/bench-sorts.cu",
            "tests/gpu.py"]
 SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
