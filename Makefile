@@ -164,6 +164,7 @@ $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 FUZZ_FLAGS = -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. -Itests
 FUZZ_OWN_IMPL = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/fuzz/*.c 2>/dev/null))
 
+build/fuzz/fuzz_llm: examples/llm.h
 build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
 	@command -v clang > /dev/null || { echo "fuzzing needs clang and its runtime: apt-get install clang libclang-rt-14-dev"; exit 1; }
 	@mkdir -p build/fuzz

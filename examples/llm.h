@@ -42,7 +42,7 @@ OBJECTS
 
 MEMORY
     Host memory comes from gcuda's allocator (gcuda_set_allocator). Warnings go to the log of llm_model_params. There is no global
-    state. After a session's first evaluation, evaluating and sampling allocate nothing.
+    state. After a session's first evaluation, evaluating and sampling allocate nothing; but on a GPU a prompt's graph has a plan of its own.
 
 ERRORS
     A function that can fail returns a gcuda_status and leaves a message with names and numbers in gcuda_last_error().
