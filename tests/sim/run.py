@@ -351,7 +351,9 @@ def language_models(total, level):
         print("  language models: not run, no Python here has the packages of tests/tools/requirements.txt (make venv)", flush=True)
     elif total.build(["build/sim/llm-probe"]):
         what = ["--level", "full"] if level == "full" else ["--only", "forward"]
-        total.test([pythons[0], "tests/llm/check.py", "--small", *what, "--probe", "build/sim/llm-probe", "--backend", "CUDA0"], {}, 3600)
+        check = [pythons[0], "tests/llm/check.py", "--small", "--probe", "build/sim/llm-probe", "--backend", "CUDA0"]
+        total.test([*check, *what], {}, 3600)
+        total.test([*check, "--only", "two GPUs"], {"GCUDA_SIM_DEVICES": "2"}, 3600)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
