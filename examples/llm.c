@@ -701,7 +701,7 @@ static gcuda_status bench_generation(struct app * a, const int32_t * tokens, int
 
 enum { PROFILE_TOKENS = 16, PROFILE_ROWS = 48 };
 
-// Time in the calls that sample and start a token's work, and until its result is there.
+// Time in the calls that sample and start a token's work, and until its result is available.
 static gcuda_status profile_host(struct app * a, double * host_us, double * all_us) {
     int32_t token = 0, seq = 0;
     const struct llm_batch batch = { &token, &seq, NULL, 1 };
