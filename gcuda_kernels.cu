@@ -21366,6 +21366,7 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
         const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
+        NO_UNROLL for (int row = lane; row < b.n_rows; row += 32) { d_prefetch_l2(d_attn_q_row(a, b, row), (int) a.p.q.ne[0] * 4); }
         d_attn_wg_walk walk;
         const int n_tiles = walk.begin(a, b, split);
         for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
@@ -22165,7 +22166,8 @@ struct attn_plan {
     attn_blocks w;
     gcuda_flash_attn_path path;
     int64_t n_rows, n_splits;
-    size_t class_bytes, part_bytes;
+    bool has_classes; // of the mask
+    size_t class_bytes, part_bytes; // class_bytes: 0 where the caller has them
 };
 
 // Whether a path can take what some path for tensor cores takes.
@@ -22175,6 +22177,10 @@ static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path
            : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && is_short && !has_codes
            : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && is_short
                                             : attn_can_elements(c);
+}
+
+static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
+    return ((size_t) (mask.ne[2] * mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
 }
 
 static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
@@ -22256,11 +22262,10 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
     a.n_splits = divisor_of(x.n_splits);
-    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
-        x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
-    }
+    x.has_classes = p.mask.data != nullptr && a.n_tiles > enough(8);
+    x.class_bytes = x.has_classes && p.mask_classes == nullptr ? attn_class_bytes(p.mask, a) : 0;
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
-        a.n_section = attn_wg_section(p, units / n_row_blocks * x.n_splits, n_row_blocks, x.class_bytes > 0);
+        a.n_section = attn_wg_section(p, units / n_row_blocks * x.n_splits, n_row_blocks, x.has_classes);
         a.n_rounds = divisor_of(((int64_t) a.n_section * n_row_blocks + n_multiprocessors() - 1) / n_multiprocessors());
     }
     if (x.n_splits > 1) { x.part_bytes = (size_t) x.n_splits * (size_t) x.n_rows * (size_t) (p.v.ne[0] + 2) * sizeof(float); }
@@ -22356,16 +22361,32 @@ static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const
     return launch(has_blocks ? k_flash_attn<true> : k_flash_attn<false>, p.q.ne[3] * a.n_groups * a.n_blocks, 256, stream, p, a);
 }
 
+static gcuda_status attn_launch_classes(const attn_plan & x, uint2 * classes, gcuda_stream stream) {
+    const gcuda_array & mask = x.a.p.mask;
+    const int64_t n = mask.ne[2] * mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
+    return launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, mask, classes, (int64_t) x.a.n_tokens, x.a.n_words, x.a.n_class_blocks);
+}
+
+size_t gcuda_flash_attn_ext_mask_classes_bytes(const gcuda_flash_attn_ext_args * args) {
+    if (n_elements(args->y) == 0) { return 0; }
+    const attn_plan x = attn_plan_of(*args);
+    return asked_bytes(x.path != GCUDA_FLASH_ATTN_PLAIN && x.has_classes ? attn_class_bytes(args->mask, x.a) : 0);
+}
+
+gcuda_status gcuda_launch_flash_attn_ext_mask_classes(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
+    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    const attn_plan x = attn_plan_of(*args);
+    return x.path == GCUDA_FLASH_ATTN_PLAIN || !x.has_classes ? GCUDA_STATUS_SUCCESS : attn_launch_classes(x, (uint2 *) args->mask_classes, stream);
+}
+
 gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
     attn_plan x = attn_plan_of(*args);
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x.a, stream); }
+    if (x.has_classes) { x.a.classes = (const uint2 *) (x.class_bytes > 0 ? args->scratch : args->mask_classes); }
     if (x.class_bytes > 0) {
-        uint2 * classes = (uint2 *) args->scratch;
-        const int64_t n = args->mask.ne[2] * args->mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
-        const gcuda_status st = launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, args->mask, classes, args->q.ne[1], x.a.n_words, x.a.n_class_blocks);
+        const gcuda_status st = attn_launch_classes(x, (uint2 *) args->scratch, stream);
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
-        x.a.classes = classes;
         x.a.is_after_classes = 1;
     }
     if (x.n_splits > 1) {
