@@ -21262,6 +21262,9 @@ template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn
     static constexpr int bias_at = PARTS * q_bytes + stages * (k_bytes + v_bytes);
     static constexpr int bias_stages = bias_at + 2 * bias_bytes <= 224 * 1024 ? 2 : 1; // of 227 KiB; the rest: d_attn_wg_shared
     static constexpr size_t shared_bytes = 1024 + (size_t) (bias_at + bias_stages * bias_bytes); // 1024: to align
+    // of a thread; the block has what it was launched with, and who wants more waits for ever
+    static constexpr int launched_registers = 65536 / threads / 8 * 8, helper_registers = 56, consumer_registers = 224;
+    static_assert(128 * (helper_registers + consumers * consumer_registers) <= threads * launched_registers, "registers of all warpgroups");
 };
 
 #if D_SM90
@@ -21825,7 +21828,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     d_take_turn();
     __syncthreads();
     if ((int) threadIdx.x >= 128 * S::consumers) {
-        d_give_registers<64>();
+        d_give_registers<S::helper_registers>();
         const int warp = (int) threadIdx.x / 32 - 4 * S::consumers;
         if (warp == 0) {
             d_attn_wg_fetch<S>(a, k_map, v_map, ring);
@@ -21835,7 +21838,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
             d_attn_wg_biases<S>(a, ring);
         }
     } else {
-        d_take_registers<224>();
+        d_take_registers<S::consumer_registers>();
         d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring);
     }
 #else
