@@ -150,6 +150,10 @@ $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h | $(B) check-cc
 $(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h gcuda.h | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
 
+# files with random weights in real shapes, to measure with
+$(B)/llm-synthetic$(EXE): tests/llm/synthetic.c $(B)/gcuda_impl.o | check-cc
+	$(COMPILE) $< $(B)/gcuda_impl.o -o $@ $(LIBS)
+
 # OpenBLAS is only there to compare with
 $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 	@if printf '#include <cblas.h>\n' | $(CC) -x c -fsyntax-only - 2> /dev/null; then blas="-DBENCH_OPENBLAS -lopenblas"; \
@@ -160,6 +164,7 @@ $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 FUZZ_FLAGS = -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. -Itests
 FUZZ_OWN_IMPL = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/fuzz/*.c 2>/dev/null))
 
+build/fuzz/fuzz_llm: examples/llm.h
 build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
 	@command -v clang > /dev/null || { echo "fuzzing needs clang and its runtime: apt-get install clang libclang-rt-14-dev"; exit 1; }
 	@mkdir -p build/fuzz
@@ -218,6 +223,14 @@ $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 
 $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
+
+# they run for less than a second: longer to optimise
+SIM_EXAMPLES = $(SIM)/decode $(SIM)/mlp
+$(SIM_EXAMPLES:=.o): $(SIM)/%.o: examples/%.c gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -O0 -c $< -o $@
+
+$(SIM_EXAMPLES): $(SIM)/%: $(SIM)/%.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
@@ -333,7 +346,7 @@ $(CUDA)/plugin: tests/plugin.c $(CUDA)/plugin.so
 $(HW_TESTS): $(CUDA)/%: tests/hw/%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
-$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h examples/llm.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 # CUB takes a minute to compile: only for a GPU that is here

@@ -46,7 +46,7 @@ QUICK START
 
   Programs that should also run on a GPU use backends. Make the context with no_alloc = true. Allocate the weights with
   gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr. Transfer data with
-  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. examples/digits.c trains a model so.
+  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. Example: examples/digits.c.
 
 SHAPES
     ne[0..3] counts elements, ne[0] innermost; nb[0..3] are strides in bytes. [a, b] in comments means ne[0] = a,
@@ -798,6 +798,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
 #define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
 #define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
+#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
@@ -865,6 +866,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
 #define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
 #define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
 #define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
 #define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
@@ -961,6 +963,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
 #define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
@@ -1685,7 +1688,7 @@ enum gcuda_op {
 //   SOFT_MAX, SOFT_MAX_BACK      0 f scale, 1 f max_bias
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
-//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
+//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec; MUL_MAT: 1 enum gcuda_hint
 //   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec; FLASH_ATTN_EXT: 4 n_kv_max
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
@@ -2600,6 +2603,14 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
 // several nodes returns the last one) or an unknown precision.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
+// A promise about a mul_mat. GCUDA_HINT_SRC0_IS_HADAMARD: a is the Hadamard matrix of n = 2, 4, 8 ... rows in Sylvester's order, divided by
+// sqrt(n): element (i, j) is negative where i & j has an odd number of ones. A backend may then transform the rows of b in n log n steps:
+// CUDA does for n = 64, 128, 256 and 512 and F32 or F16 rows, at any precision; the CPU multiplies. Where a is another matrix, the result is
+// that of the transform, or that of the product: a caller's mistake that nothing finds. NULL is ignored. Fails, and changes nothing: a node
+// of another operation, a hint that does not exist, a matrix that is not [n, n].
+enum gcuda_hint { GCUDA_HINT_NONE = 0, GCUDA_HINT_SRC0_IS_HADAMARD = 1 };
+GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint);
+
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
@@ -2608,10 +2619,11 @@ struct gcuda_mul_mat_args {
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
     bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
+    enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
-// Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
-// step rounded to F32 as nodes of their own would:
+// Launchers only: epilogue applied to the accumulators before the store; zero-filled: none. In this order, every
+// step rounded to F32 as separate nodes would:
 //   y + bias;  glu(y, up b + up_bias), both matrices read at once, or glu(y, 1);  y * factor;  y * scale;  y + residual
 // Arrays are F32; their sizes are 1 or those of y, or of biases of mul_mat_id [M, E]: an expert's. Data NULL: left out.
 struct gcuda_mul_mat_epilogue {
@@ -2716,11 +2728,11 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
-    // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
-    // The plain path does so, and is the one that runs then.
-    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
-    bool is_begun, is_open;     // positions were before these; there are more after them
+    // Launchers may compute k, v and mask of some positions at a time, in order, always on the plain path. y and running (the running
+    // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
+    // last has a multiple of 32 positions.
+    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
+    bool is_begun, is_open;     // not the first positions; not the last
     int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
     int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
@@ -2731,17 +2743,22 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
-// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
+// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
+// A backend may round
+//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
+//            of F16 a power of two is factored out, or they stay unrounded
+//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
+// and in flash_attn_ext_back
+//   DEFAULT  all factors of products to BF16
+//   F32      nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
-// A promise that no row of the mask has more than n entries other than -inf; 0 takes it back. The result stays what it is without: from
-// GCUDA_FLASH_ATTN_GATHER positions on a backend may read the rows of k and v of these positions alone. There a row that has more is
-// GCUDA_STATUS_INVALID_DATA, as an index out of range is, and the result of that row may be anything. CUDA gathers them for masks of one
-// head (m2 is 1) and n up to half of the positions, 64 MiB of k and v (at least those of a token) at a time in scratch.
-// Fails, and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+// Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
+// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// those of one token if they are larger.
+// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
@@ -3602,6 +3619,7 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 //               as the job system allows it
 //   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
 //               that of its thread
+//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), besides what custom operations take
 //   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
 //   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
 //               after it has returned uses memory that is gone
@@ -3994,29 +4012,38 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
 // (gcuda_set_dynamic) that does not make the plan anew.
 //
-// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
-// IQ4_NL) with the same rope of queries (up to GCUDA_ROPE_SET_QUERIES elements) before, between or behind them, ssm_conv of F32 with SiLU
-// behind it or behind a bias of its channels, up to eight element-wise operations (the first may be an
-// add_cast of 16 bits to F32); the routing of experts
-// (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
-// or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
-// mul_mat_id of few tokens, of floats in such rows too, with what follows it: a bias or add_id, an activation, or a second product of the
-// same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
-// that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
-// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
-// column, of quantized weights of the same 2 columns or more too (2 below compute capability 8.0), one right behind the other (queries,
-// keys, values; gate and up); likewise products of the same columns that all go in tiles, and, where gcuda_has_warp_groups
-// and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
-// which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
-// it, as these would round it.
-// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
-// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
-// of many columns on warp groups, which add up in another order; gcuda_cuda_params.strict forbids that.
+// Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
+// Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
+// consecutive nodes with the same second operand, such as queries, keys and values, or gate and up.
 //
-// Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
-// fails is one line in the log, and the plan does without.
+//   pattern              nodes and conditions
+//   rms_norm + mul       with an add before or after. A result that only products read, all in one layout, is written prequantized
+//   scale + soft_max
+//   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
+//                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two
+//   ssm_conv             of F32, with a bias of its channels and SiLU
+//   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
+//   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
+//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order; see the next table
+//   two products + glu   of one column and the same activations, then the steps of an epilogue
+//   several products     of the same activations
+//     up to three        of one column; with quantized weights also of 2 columns or more (below 8.0: of 2)
+//     tiles              all of them in tiles
+//     wgmma              quantized weights, many columns, at least one product large
+//   glu + product        a glu that only a wgmma product reads is written prequantized
+//
+//   product              columns for an epilogue
+//   quantized weights    1 to 8; with wgmma (gcuda_has_warp_groups) and rows at multiples of 4 bytes 1 to 16
+//   float weights        F32 columns, both in rows of 16-byte pieces, unless the product goes to cuBLAS
+//   mul_mat_id           few tokens, quantized or such float weights
+//   tiles                9 to 16, but no residual that a norm of rows follows
+//   wgmma with split-K   any number, but no residual that a norm of rows follows
+//
+// Results have the same bits as node by node, with two exceptions, which gcuda_cuda_params.strict forbids. scale and soft_max with a mask
+// or with two factors round less often. Products of many columns with wgmma add in another order.
+//
+// Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
+// is run without a CUDA graph and one line is logged.
 struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
     int n_plans;
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
@@ -4351,19 +4378,31 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 // rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
 GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
-// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
-// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+// Attention's inputs. Token i of rope's result (F32, not written itself), all its heads after each other, becomes row ids[i] of y: of
+// floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole
+// blocks have no more. Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3].
+// q_y may be q. v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type. It reads element by element: graphs leave more than
+// GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers.
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
+struct gcuda_rope_set_steps { // in this order; rope comes after the norm
+    const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
+    const void * norm; // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows at multiples of 16 bytes, ne[0] <= 512
+    float eps;         // of the norm
+    int n_hadamard;    // 64, 128, 256 or 512, a divisor of ne[0]: each so many elements become their Hadamard transform; 0: none
+};
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
     struct gcuda_array ids, y;   // as of set_rows
     int32_t * bad_index;
-    struct gcuda_array q, q_y; // data NULL: none
+    struct gcuda_array q, q_y;         // data NULL: none
+    struct gcuda_array v, v_ids, v_y;  // v [ne[0], heads, ne[2]]; data NULL: none
+    struct gcuda_rope_set_steps k_steps, q_steps, v_steps;
 };
 GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; else UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
+// The Hadamard transform of b's rows, where args say so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, elements of rows packed.
+GCUDA_KERNEL_API bool gcuda_hadamard_takes(const struct gcuda_mul_mat_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_hadamard(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 // Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
 // choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
 enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: of those chosen alone
@@ -9227,14 +9266,15 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 // >>impl-simd   vectorised CPU kernels
 // =====================================================================================================
 
-// Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
-// one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
-// the bytes meet activations that were rounded to 8 bits, with an F32 scale d and sums per 32 values:
+// Products of quantized weights have two steps, shared by all formats. A run of weights is first expanded into one byte per
+// element plus an F32 scale and minimum per 32 or 16 elements: value = scale * code + minimum. Then the bytes are multiplied
+// with activations rounded to 8 bits, which have an F32 scale d and sums per 32 values:
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
 // Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
 // mean weight of the group, however large. There the difference of the sums is added back, times that mean.
-// The expansion costs a quarter of the work in a matrix-vector product and is shared by all columns otherwise; in
-// exchange 20 formats need one small function each, and the products exist four times per instruction set.
+// All columns share the expansion; in exchange 20 formats need one small function each, and the products exist four
+// times per instruction set. One column alone would spend half of its time on it: there the rows of common formats
+// (GCUDAI_Q_ROWS) are multiplied while they are unpacked, with the same sums in the same order.
 enum gcudai_q_kind {
     GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
     GCUDAI_Q_U16, // the same, scale per 16
@@ -9245,13 +9285,36 @@ enum gcudai_q_kind {
     GCUDAI_Q_KINDS
 };
 
-static int gcudai_q_group(enum gcudai_q_kind kind) {
+static GCUDAI_INLINE int gcudai_q_group(enum gcudai_q_kind kind) {
     return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_S32 ? 32 : 16;
 }
 
-static bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
+static GCUDAI_INLINE bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
 
-static bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+static GCUDAI_INLINE bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+
+static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
+        case GCUDA_TYPE_Q3_K:
+        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
+        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
+        case GCUDA_TYPE_IQ2_XS:
+        case GCUDA_TYPE_IQ2_S:
+        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
+        default: return GCUDAI_Q_S32;
+    }
+}
+
+// the mean code of the formats with a stored minimum
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
+    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+}
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -9720,6 +9783,13 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
         int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
+// out[0..n_rows) = products of rows of k packed weights, nb bytes apart, and one column: each as q_dot gives it, bit for bit.
+#define GCUDAI_Q_ROWS_ARGS const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
+typedef void (*gcudai_q_rows_fn)(GCUDAI_Q_ROWS_ARGS);
+// The formats that have it: elements and bytes of a block.
+#define GCUDAI_Q_ROWS(X)                                                                                               \
+    X(Q4_0, q4_0, 32, 18) X(Q4_1, q4_1, 32, 20) X(Q8_0, q8_0, 32, 34) X(Q4_K, q4_k, 256, 144) X(Q6_K, q6_k, 256, 210)
+
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
     // signed loads: for (int8_t) q[i], gcc 12 with -mavx512vnni emits products of unsigned codes
     const int8_t * s = (const int8_t *) q;
@@ -9759,10 +9829,11 @@ GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
-// Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
-// shape and the instruction set only. Few columns: dot products of rows as they lie in memory. Many: blocks of the
-// weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]), and
-// a micro-kernel keeps MR x 4 n sums in registers.
+// Products of float weights. F32, F16 or BF16 weights are widened exactly; activations are F32. Accumulators are F32, in an order
+// that depends on the shape and the instruction set only.
+//   few columns   dot products of rows in place
+//   many          weights packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]); a
+//                 micro-kernel has MR x 4 n accumulators in registers
 #define GCUDAI_GEMM_KC 256 // depth of a packed block: a panel of weights stays in the first-level cache
 #define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
@@ -9781,7 +9852,7 @@ static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
     return type == GCUDA_TYPE_F16 ? gcudai_fp16_to_fp32(h) : gcudai_bits_f32((uint32_t) h << 16);
 }
 
-// both rows may lie at any address
+// both rows may have any address
 static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const char * x, int64_t n) {
     const enum gcuda_type f32 = GCUDA_TYPE_F32;
     float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
@@ -9889,22 +9960,6 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_fifth_bits(uint32_t qh) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = -8.0f * sc[b];
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 2));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = gcudai_avx2_ldh(w + 2);
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 4));
-    }
-}
-
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
@@ -9918,14 +9973,6 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(GCUDAI_CODES_ARGS) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = gcudai_avx2_ldh(w + 2);
         gcudai_avx2_store(q, _mm256_or_si256(gcudai_avx2_nibbles(w + 8), gcudai_avx2_fifth_bits(gcudai_ld32(w + 4))));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(GCUDAI_CODES_ARGS) {
-    (void) mn;
-    for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        gcudai_avx2_store(q, gcudai_avx2_load(w + 2));
     }
 }
 
@@ -10027,32 +10074,23 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(GCUDAI_CODES_ARGS) {
 }
 #undef GCUDAI_AVX2_Q3_K
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q4_k_floats(const uint8_t * w, __m256 * sc, __m256 * mn) {
     uint32_t packed[4];
     gcudai_q4_k_scales(w + 4, packed);
-    const __m128i s = _mm_loadl_epi64((const __m128i *) (const void *) packed);
-    const __m128i m = _mm_loadl_epi64((const __m128i *) (const void *) (packed + 2));
-    _mm256_storeu_ps(sc, gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w)));
-    _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2)));
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(GCUDAI_CODES_ARGS) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
-        gcudai_avx2_q4_k_floats(w, sc, mn);
-        for (int h = 0; h < 4; ++h) {
-            const __m256i v = gcudai_avx2_load(w + 16 + 32 * h);
-            gcudai_avx2_store(q + 64 * h, _mm256_and_si256(v, low));
-            gcudai_avx2_store(q + 64 * h + 32, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
-        }
-    }
+    const __m128i s = _mm_setr_epi32((int) packed[0], (int) packed[1], 0, 0);
+    const __m128i m = _mm_setr_epi32((int) packed[2], (int) packed[3], 0, 0);
+    *sc = gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w));
+    *mn = gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2));
 }
 
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         __m256i high = gcudai_avx2_load(w + 16); // bit g of byte l belongs to element l of group g
-        gcudai_avx2_q4_k_floats(w, sc, mn);
+        __m256 s, m;
+        gcudai_avx2_q4_k_floats(w, &s, &m);
+        _mm256_storeu_ps(sc, s);
+        _mm256_storeu_ps(mn, m);
         for (int h = 0; h < 4; ++h) {
             const __m256i v = gcudai_avx2_load(w + 48 + 32 * h);
             const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(high, 4), bit4);
@@ -10064,30 +10102,105 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const uint8_t * qh, uint8_t * q) {
-    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
-    const __m256i a = gcudai_avx2_load(ql), b = gcudai_avx2_load(ql + 32), h = gcudai_avx2_load(qh);
-    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask),
-        h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
-    const __m256i h2 = _mm256_and_si256(h, mask), h3 = _mm256_and_si256(_mm256_srli_epi16(h, 2), mask);
-    gcudai_avx2_store(q, _mm256_or_si256(_mm256_and_si256(a, low), h0));
-    gcudai_avx2_store(q + 32, _mm256_or_si256(_mm256_and_si256(b, low), h1));
-    gcudai_avx2_store(q + 64, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), h2));
-    gcudai_avx2_store(q + 96, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), h3));
+// A run: 256 elements of a row, of which the last one of a row has only n < 8 groups of 32.
+// step(g), with constant g, for its n groups
+#define GCUDAI_RUN(n, step)                                                                                            \
+    if ((n) > 0) { step(0) } if ((n) > 1) { step(1) } if ((n) > 2) { step(2) } if ((n) > 3) { step(3) }                \
+    if ((n) > 4) { step(4) } if ((n) > 5) { step(5) } if ((n) > 6) { step(6) } if ((n) > 7) { step(7) }
+
+struct gcudai_avx2_floats { // its scales and minima, 8 or (per 16 elements) 16 of each; zeros for groups past n
+    __m256 sc[2], mn[2];
+};
+
+// the first four bytes of its n blocks
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
+    __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    return _mm256_set_m128i(v[1], v[0]);
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
-        const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
-        for (int h = 0; h < 2; ++h) {
-            const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
-            const __m256 s = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
-            _mm256_storeu_ps(sc + 8 * h, s);
-            _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-32.0f)));
-            gcudai_avx2_q6_k_half(w + 64 * h, w + 128 + 32 * h, q + 128 * h);
-        }
+// F16 numbers in the lower halves of eight words
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_low_halfs(__m256i v) {
+    const __m256i h = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q6_k_floats(const uint8_t * w, struct gcudai_avx2_floats * f) {
+    const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
+    for (int h = 0; h < 2; ++h) {
+        const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
+        f->sc[h] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
+        f->mn[h] = _mm256_mul_ps(f->sc[h], _mm256_set1_ps(-32.0f));
     }
 }
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_floats(enum gcuda_type type, const uint8_t * w, int n,
+                                                                struct gcudai_avx2_floats * f) {
+    if (type == GCUDA_TYPE_Q6_K) {
+        gcudai_avx2_q6_k_floats(w, f);
+        return;
+    }
+    if (type == GCUDA_TYPE_Q4_K) {
+        gcudai_avx2_q4_k_floats(w, &f->sc[0], &f->mn[0]);
+    } else {
+        const __m256i v = gcudai_avx2_heads(w, type == GCUDA_TYPE_Q8_0 ? 34 : type == GCUDA_TYPE_Q4_1 ? 20 : 18, n);
+        f->sc[0] = gcudai_avx2_low_halfs(v);
+        f->mn[0] = type == GCUDA_TYPE_Q4_1 ? gcudai_avx2_low_halfs(_mm256_srli_epi32(v, 16))
+            : _mm256_mul_ps(f->sc[0], _mm256_set1_ps(-8.0f));
+    }
+    f->sc[1] = f->mn[1] = _mm256_setzero_ps();
+}
+
+// codes of group g of a run
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_codes32(enum gcuda_type type, const uint8_t * w, int g) {
+    if (type == GCUDA_TYPE_Q4_0) { return gcudai_avx2_nibbles(w + 18 * g + 2); }
+    if (type == GCUDA_TYPE_Q4_1) { return gcudai_avx2_nibbles(w + 20 * g + 4); }
+    if (type == GCUDA_TYPE_Q8_0) { return gcudai_avx2_load(w + 34 * g + 2); }
+    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
+    const int h = g / 4, j = g % 4;
+    const __m256i v = gcudai_avx2_load(type == GCUDA_TYPE_Q4_K ? w + 16 + 32 * (g / 2) : w + 64 * h + 32 * (j % 2));
+    if (type == GCUDA_TYPE_Q4_K) { return _mm256_and_si256(j % 2 != 0 ? _mm256_srli_epi16(v, 4) : v, low); }
+    const __m256i b = gcudai_avx2_load(w + 128 + 32 * h); // Q6_K: two bits of each of four groups
+    const __m256i high = j == 0 ? _mm256_slli_epi16(b, 4) : j == 1 ? _mm256_slli_epi16(b, 2)
+        : j == 2 ? b : _mm256_srli_epi16(b, 2);
+    const __m256i nibbles = _mm256_and_si256(j > 1 ? _mm256_srli_epi16(v, 4) : v, low);
+    return _mm256_or_si256(nibbles, _mm256_and_si256(high, mask));
+}
+
+// Weights are read once, in order, faster than the processor's own prefetching fetches them: what follows in GCUDAI_Q_AHEAD
+// bytes is asked for. Bytes past the end are an address only.
+#define GCUDAI_Q_AHEAD 4096
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_ask(const uint8_t * w, size_t size) {
+    for (size_t i = 0; i < size; i += 64) { _mm_prefetch((const char *) ((uintptr_t) w + GCUDAI_Q_AHEAD + i), _MM_HINT_T0); }
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_expand(enum gcuda_type type, const uint8_t * w, int n, uint8_t * q,
+                                                                float * sc, float * mn) {
+    struct gcudai_avx2_floats f;
+    gcudai_avx2_floats(type, w, n, &f);
+    for (int i = 0; i < (type == GCUDA_TYPE_Q6_K ? 2 : 1); ++i) {
+        _mm256_storeu_ps(sc + 8 * i, f.sc[i]);
+        if (type != GCUDA_TYPE_Q8_0) { _mm256_storeu_ps(mn + 8 * i, f.mn[i]); }
+    }
+#define GCUDAI_RUN_STEP(g) gcudai_avx2_store(q + 32 * (g), gcudai_avx2_codes32(type, w, g));
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+}
+
+// Scales and minima are written for whole runs.
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_codes_##name##_avx2(GCUDAI_CODES_ARGS) {                                     \
+        const int run = 256 / len, per_run = 256 / gcudai_q_group(gcudai_q_kind_of(GCUDA_TYPE_##ID));                  \
+        for (; n >= run; n -= run, w += run * size, q += 256, sc += per_run, mn += per_run) {                          \
+            gcudai_avx2_expand(GCUDA_TYPE_##ID, w, 8, q, sc, mn);                                                      \
+        }                                                                                                              \
+        if (n > 0) { gcudai_avx2_expand(GCUDA_TYPE_##ID, w, (int) n, q, sc, mn); }                                     \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 // ---- grid formats: 32 elements are four entries of eight digits, or eight entries of four ----
 
@@ -10326,27 +10439,111 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct
     gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
 
+// Of each of four vectors the sum of its lower and of its upper four elements, added as gcudai_avx2_sum does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_sums4(const __m256 * v) {
+    const __m256 a = _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x44), _mm256_shuffle_ps(v[0], v[1], 0xee));
+    const __m256 b = _mm256_add_ps(_mm256_shuffle_ps(v[2], v[3], 0x44), _mm256_shuffle_ps(v[2], v[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+// Largest magnitudes of four blocks, as bits: they are in the order of the numbers, and infinities and NaN come last.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m[4];
+    for (int b = 0; b < 4; ++b) {
+        const __m256i v0 = gcudai_avx2_load(x + 32 * b), v1 = gcudai_avx2_load(x + 32 * b + 8);
+        const __m256i v2 = gcudai_avx2_load(x + 32 * b + 16), v3 = gcudai_avx2_load(x + 32 * b + 24);
+        m[b] = _mm256_max_epi32(
+            _mm256_max_epi32(_mm256_and_si256(v0, magnitude), _mm256_and_si256(v1, magnitude)),
+            _mm256_max_epi32(_mm256_and_si256(v2, magnitude), _mm256_and_si256(v3, magnitude)));
+    }
+    const __m256i ab = _mm256_max_epi32(_mm256_permute2x128_si256(m[0], m[1], 0x20), _mm256_permute2x128_si256(m[0], m[1], 0x31));
+    const __m256i cd = _mm256_max_epi32(_mm256_permute2x128_si256(m[2], m[3], 0x20), _mm256_permute2x128_si256(m[2], m[3], 0x31));
+    const __m256i v = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)); // a a c c, b b d d
+    const __m256i w = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+    return _mm_blend_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 10);
+}
+
+// Sums as gcudai_q_sums makes them, of four blocks: the first 16 values of each, then the others.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_sums4(const struct gcudai_q_col * c, __m128 d, __m256i sums,
+                                                                 __m256 exact) {
+    const __m256 f = _mm256_cvtepi32_ps(sums), d2 = _mm256_set_m128(d, d);
+    const __m256 s = _mm256_mul_ps(d2, f), r = _mm256_mul_ps(d2, _mm256_sub_ps(exact, f));
+    const __m128 s0 = _mm256_castps256_ps128(s), s1 = _mm256_extractf128_ps(s, 1);
+    const __m128 r0 = _mm256_castps256_ps128(r), r1 = _mm256_extractf128_ps(r, 1);
+    const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    _mm_storeu_ps(c->d, d);
+    _mm_storeu_ps(c->s16, _mm_unpacklo_ps(s0, s1));
+    _mm_storeu_ps(c->s16 + 4, _mm_unpackhi_ps(s0, s1));
+    _mm_storeu_ps(c->r16, _mm_unpacklo_ps(r0, r1));
+    _mm_storeu_ps(c->r16 + 4, _mm_unpackhi_ps(r0, r1));
+    _mm_storeu_ps(c->s32, _mm_mul_ps(d, _mm_cvtepi32_ps(both)));
+    _mm_storeu_ps(c->r32, _mm_add_ps(r0, r1));
+}
+
+// Four blocks as gcudai_q_block_avx2 makes each. False, and nothing written: one of them is for gcudai_q_block.
+GCUDAI_TARGET_AVX2 static bool gcudai_q_blocks4_avx2(const float * x, const struct gcudai_q_col * c) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones8 = _mm256_set1_epi8(1), ones16 = _mm256_set1_epi16(1);
+    const __m128i bits = gcudai_avx2_amax4(x);
+    const __m128 amax = _mm_castsi128_ps(bits);
+    const __m128 small = _mm_cmplt_ps(amax, _mm_set1_ps(1e-36f)), big = _mm_castsi128_ps(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7f7fffff)));
+    float id[4];
+    __m256 exact[4];
+    __m256i sums[4];
+    if (_mm_movemask_ps(_mm_or_ps(small, big)) != 0) { return false; }
+    _mm_storeu_ps(id, _mm_div_ps(_mm_set1_ps(127.0f), amax));
+    for (int b = 0; b < 4; ++b, x += 32) {
+        const __m256 f = _mm256_broadcast_ss(id + b);
+        const __m256 f0 = _mm256_mul_ps(_mm256_loadu_ps(x), f), f1 = _mm256_mul_ps(_mm256_loadu_ps(x + 8), f);
+        const __m256 f2 = _mm256_mul_ps(_mm256_loadu_ps(x + 16), f), f3 = _mm256_mul_ps(_mm256_loadu_ps(x + 24), f);
+        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(f0), _mm256_cvtps_epi32(f1)),
+                                             _mm256_packs_epi32(_mm256_cvtps_epi32(f2), _mm256_cvtps_epi32(f3)));
+        const __m256i q = _mm256_permutevar8x32_epi32(p, order);
+        const __m256 e0 = _mm256_add_ps(f0, f1), e1 = _mm256_add_ps(f2, f3);
+        gcudai_avx2_store(c->q + 32 * b, q);
+        sums[b] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones8, q), ones16);
+        exact[b] = _mm256_add_ps(_mm256_permute2f128_ps(e0, e1, 0x20), _mm256_permute2f128_ps(e0, e1, 0x31));
+    }
+    const __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    gcudai_avx2_q_sums4(c, _mm_div_ps(amax, _mm_set1_ps(127.0f)), sum, gcudai_avx2_sums4(exact));
+    return true;
+}
+
 GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, const struct gcudai_q_col * c) {
-    for (int g = 0; g < n; ++g) {
-        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
-        gcudai_q_block_avx2(x + 32 * g, &to);
+    for (int g = 0; g < n;) {
+        struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        if (g + 4 <= n && gcudai_q_blocks4_avx2(x + 32 * g, &to)) {
+            g += 4;
+            continue;
+        }
+        for (const int end = GCUDAI_MIN(g + 4, n); g < end; ++g, to = gcudai_q_col_skip(c, g)) { gcudai_q_block_avx2(x + 32 * g, &to); }
     }
 }
 
 // ---- products, AVX2 ----
 
+// the scales and minima of the run at group g of expanded weights
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_load_floats(enum gcudai_q_kind kind, const float * sc,
+        const float * mn, int64_t g, struct gcudai_avx2_floats * f) {
+    const int64_t i = gcudai_q_group(kind) == 16 ? 2 * g : g, next = gcudai_q_group(kind) == 16 ? 8 : 0;
+    f->sc[0] = _mm256_loadu_ps(sc + i);
+    f->sc[1] = _mm256_loadu_ps(sc + i + next);
+    f->mn[0] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i);
+    f->mn[1] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i + next);
+}
+
 // scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d,
-        float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const struct gcudai_avx2_floats * f,
+        const float * d, float * out) {
     const __m256 v = _mm256_loadu_ps(d);
     if (!per16) {
-        _mm256_storeu_ps(out, _mm256_mul_ps(v, _mm256_loadu_ps(sc)));
+        _mm256_storeu_ps(out, _mm256_mul_ps(v, f->sc[0]));
         return;
     }
     const __m256 lo = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
     const __m256 hi = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
-    _mm256_storeu_ps(out, _mm256_mul_ps(lo, _mm256_loadu_ps(sc)));
-    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, _mm256_loadu_ps(sc + 8)));
+    _mm256_storeu_ps(out, _mm256_mul_ps(lo, f->sc[0]));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, f->sc[1]));
 }
 
 // 32 products of codes w and activations u, times their scales, added to acc
@@ -10363,25 +10560,22 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed
 }
 
 // minima (and mean weights) of 8 scales times the sums of their activations
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn,
-        float center, const float * s, const float * r, __m256 acc) {
-    const __m256 m = _mm256_loadu_ps(mn);
-    acc = _mm256_fmadd_ps(m, _mm256_loadu_ps(s), acc);
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, __m256 sc, __m256 mn, float center,
+        const float * s, const float * r, __m256 acc) {
+    acc = _mm256_fmadd_ps(mn, _mm256_loadu_ps(s), acc);
     if (!has_min) { return acc; }
-    return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_loadu_ps(sc), _mm256_set1_ps(center), m), _mm256_loadu_ps(r), acc);
+    return _mm256_fmadd_ps(_mm256_fmadd_ps(sc, _mm256_set1_ps(center), mn), _mm256_loadu_ps(r), acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const struct gcudai_avx2_floats * f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
     const bool has_min = gcudai_q_has_min(kind);
     if (gcudai_q_is_signed(kind)) { return acc; }
     if (gcudai_q_group(kind) == 32) {
-        return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc);
+        return gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s32 + g, x->r32 + g, acc);
     }
-    sc += 2 * g;
-    mn += 2 * g;
-    acc = gcudai_avx2_q_mins8(has_min, sc, mn, center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
-    return gcudai_avx2_q_mins8(has_min, sc + 8, mn + 8, center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
+    acc = gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
+    return gcudai_avx2_q_mins8(has_min, f->sc[1], f->mn[1], center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
 }
 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
@@ -10389,16 +10583,18 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a;
+    struct gcudai_avx2_floats f;
     float s[16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        gcudai_avx2_q_scales(per16, sc + step * g, x->d + g, s);
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        gcudai_avx2_q_scales(per16, &f, x->d + g, s);
         for (int j = 0; j < 8; j += 2) {
             const int64_t i = 32 * (g + j);
             a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
             b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1),
                                    b);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
     }
     out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
 }
@@ -10408,9 +10604,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    struct gcudai_avx2_floats f;
     float s[4][16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, sc + step * g, x[k].d + g, s[k]); }
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, &f, x[k].d + g, s[k]); }
         for (int j = 0; j < 8; ++j) {
             const int64_t i = 32 * (g + j);
             const __m256i w = gcudai_avx2_load(q + i);
@@ -10419,16 +10617,61 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
             c = gcudai_avx2_q_step(is_signed, per16, w, x[2].q + i, s[2] + step * j, c);
             d = gcudai_avx2_q_step(is_signed, per16, w, x[3].q + i, s[3] + step * j, d);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
-        b = gcudai_avx2_q_mins(kind, sc, mn, center, x + 1, g, b);
-        c = gcudai_avx2_q_mins(kind, sc, mn, center, x + 2, g, c);
-        d = gcudai_avx2_q_mins(kind, sc, mn, center, x + 3, g, d);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
+        b = gcudai_avx2_q_mins(kind, &f, center, x + 1, g, b);
+        c = gcudai_avx2_q_mins(kind, &f, center, x + 2, g, c);
+        d = gcudai_avx2_q_mins(kind, &f, center, x + 3, g, d);
     }
     out[0] += gcudai_avx2_sum(a);
     out[1] += gcudai_avx2_sum(b);
     out[2] += gcudai_avx2_sum(c);
     out[3] += gcudai_avx2_sum(d);
 }
+
+// The n groups of a packed run that begins at group g of column x: even ones to acc[0], odd ones to acc[1].
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g0, __m256 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
+    const int8_t * u = x->q + 32 * g0;
+    struct gcudai_avx2_floats f;
+    float s[16];
+    gcudai_avx2_floats(type, w, n, &f);
+    gcudai_avx2_q_scales(per16, &f, x->d + g0, s);
+#define GCUDAI_RUN_STEP(g)                                                                                                 \
+    acc[(g) % 2] = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_codes32(type, w, g), u + 32 * (g),                 \
+                                      s + (per16 ? 2 : 1) * (g), acc[(g) % 2]);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    acc[0] = gcudai_avx2_q_mins(kind, &f, gcudai_q_center(type), x, g0, acc[0]);
+}
+
+// One row; the sum begins anew every GCUDAI_Q_CHUNK elements, as that of expanded weights does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_avx2_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_avx2_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_avx2_sum(_mm256_add_ps(acc[0], acc[1]));
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_q_rows_##name##_avx2(GCUDAI_Q_ROWS_ARGS) {                                   \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_avx2_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX2 static void name(GCUDAI_Q_DOT_ARGS) {           \
@@ -10448,19 +10691,17 @@ GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
 
 // Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
 // signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q,
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, __m512i w,
         const int8_t * u) {
-    __m512i w = _mm512_loadu_si512((const void *) q);
     if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc,
-        const float * d) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, __m512 sc, const float * d) {
     const __m512 v = _mm512_castps256_ps512(_mm256_loadu_ps(d));
-    if (!per16) { return _mm512_mul_ps(v, _mm512_castps256_ps512(_mm256_loadu_ps(sc))); }
+    if (!per16) { return _mm512_mul_ps(v, sc); }
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), _mm512_loadu_ps(sc));
+    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), sc);
 }
 
 // lane -> scale: lanes 0..7 and 8..15 are two groups of 32, or lanes 4 k .. 4 k + 3 are four groups of 16
@@ -10476,15 +10717,30 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_load(bool per16
     return per16 ? _mm512_loadu_ps(p) : _mm512_zextps256_ps512(_mm256_loadu_ps(p));
 }
 
-// Minima (and mean weights) times sums of activations; for signed codes the scale stands in for a minimum of 1.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+// Scales and minima of a run, 8 (zeros after them) or 16; for signed codes the scale stands in for a minimum of 1.
+struct gcudai_vnni_floats {
+    __m512 sc, mn;
+};
+
+// those of the run at group g of expanded weights
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_load_floats(enum gcudai_q_kind kind,
+        const float * sc, const float * mn, int64_t g) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const int64_t i = per16 ? 2 * g : g;
-    const __m512 m = gcudai_vnni_load(per16, gcudai_q_is_signed(kind) ? sc + i : mn + i);
-    acc = _mm512_fmadd_ps(m, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
+    struct gcudai_vnni_floats f;
+    f.sc = gcudai_vnni_load(per16, sc + i);
+    f.mn = gcudai_q_is_signed(kind) ? f.sc : gcudai_vnni_load(per16, mn + i);
+    return f;
+}
+
+// Minima (and mean weights) times sums of activations.
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, struct gcudai_vnni_floats f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+    const bool per16 = gcudai_q_group(kind) == 16;
+    const int64_t i = per16 ? 2 * g : g;
+    acc = _mm512_fmadd_ps(f.mn, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
     if (!gcudai_q_has_min(kind)) { return acc; }
-    const __m512 mean = _mm512_fmadd_ps(gcudai_vnni_load(per16, sc + i), _mm512_set1_ps(center), m);
+    const __m512 mean = _mm512_fmadd_ps(f.sc, _mm512_set1_ps(center), f.mn);
     return _mm512_fmadd_ps(mean, gcudai_vnni_load(per16, per16 ? x->r16 + i : x->r32 + i), acc);
 }
 
@@ -10493,25 +10749,112 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_si
                                 : _mm512_add_ps(acc, mins));
 }
 
+// 64 codes w, the j-th of a run's four, with the products of its scales: acc += their sum
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_step(enum gcudai_q_kind kind, __m512i w, const int8_t * u,
+        int j, __m512 scales, __m512 acc) {
+    const __m512i lanes = gcudai_vnni_q_lanes(gcudai_q_group(kind) == 16, j);
+    return _mm512_fmadd_ps(gcudai_vnni_q_sums(gcudai_q_is_signed(kind), w, u), _mm512_permutexvar_ps(lanes, scales), acc);
+}
+
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
         const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
-    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
-    const int step = per16 ? 2 : 1;
-    const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
-    const __m512i l2 = gcudai_vnni_q_lanes(per16, 2), l3 = gcudai_vnni_q_lanes(per16, 3);
     __m512 a = _mm512_setzero_ps(), b = a, m = a;
     for (int64_t g = 0; g < n / 32; g += 8) {
-        const __m512 s = gcudai_vnni_q_scales(per16, sc + step * g, x->d + g);
+        const struct gcudai_vnni_floats f = gcudai_vnni_load_floats(kind, sc, mn, g);
+        const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
         const uint8_t * w = q + 32 * g;
         const int8_t * u = x->q + 32 * g;
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w, u), _mm512_permutexvar_ps(l0, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 64, u + 64), _mm512_permutexvar_ps(l1, s), b);
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 128, u + 128), _mm512_permutexvar_ps(l2, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 192, u + 192), _mm512_permutexvar_ps(l3, s), b);
-        m = gcudai_vnni_q_mins(kind, sc, mn, center, x, g, m);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) w), u, 0, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 64)), u + 64, 1, s, b);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 128)), u + 128, 2, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 192)), u + 192, 3, s, b);
+        m = gcudai_vnni_q_mins(kind, f, center, x, g, m);
     }
-    out[0] += gcudai_vnni_q_end(is_signed, _mm512_add_ps(a, b), m);
+    out[0] += gcudai_vnni_q_end(gcudai_q_is_signed(kind), _mm512_add_ps(a, b), m);
 }
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_run_floats(enum gcuda_type type,
+        const uint8_t * w, int n) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    struct gcudai_avx2_floats h;
+    struct gcudai_vnni_floats f;
+    gcudai_avx2_floats(type, w, n, &h);
+    f.sc = _mm512_zextps256_ps512(h.sc[0]);
+    f.mn = _mm512_zextps256_ps512(h.mn[0]);
+    if (gcudai_q_group(kind) == 16) {
+        f.sc = _mm512_insertf32x8(f.sc, h.sc[1], 1);
+        f.mn = _mm512_insertf32x8(f.mn, h.mn[1], 1);
+    }
+    if (gcudai_q_is_signed(kind)) { f.mn = f.sc; }
+    return f;
+}
+
+// the groups 2 j and 2 j + 1 of a packed run, of which the second one exists or not; two halves of 8 words
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_codes64(enum gcuda_type type, const uint8_t * w, int j,
+        bool has_second) {
+    const __m512i low = _mm512_set1_epi8(15), mask = _mm512_set1_epi8(0x30);
+    const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 0x400000004, 0x400000004, 0x400000004, 0x400000004);
+    const __m512i shift2 = _mm512_srli_epi32(shift, 1);
+    if (type == GCUDA_TYPE_Q4_K) {
+        const __m512i v = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 16 + 32 * j));
+        return _mm512_and_si512(_mm512_srlv_epi32(v, shift), low);
+    }
+    if (type == GCUDA_TYPE_Q6_K) {
+        const __m512i v = _mm512_loadu_si512((const void *) (w + 64 * (j / 2)));
+        const __m512i b = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 128 + 32 * (j / 2)));
+        const __m512i high = j % 2 == 0 ? _mm512_sllv_epi32(b, _mm512_sub_epi32(_mm512_set1_epi32(4), shift2))
+            : _mm512_srlv_epi32(b, shift2);
+        const __m512i nibbles = _mm512_and_si512(j % 2 == 0 ? v : _mm512_srli_epi16(v, 4), low);
+        return _mm512_or_si512(nibbles, _mm512_and_si512(high, mask));
+    }
+    const __m256i a = gcudai_avx2_codes32(type, w, 2 * j);
+    const __m256i b = has_second ? gcudai_avx2_codes32(type, w, 2 * j + 1) : _mm256_setzero_si256();
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+// acc: sums of even and of odd pairs of groups, minima
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g, __m512 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const struct gcudai_vnni_floats f = gcudai_vnni_run_floats(type, w, n);
+    const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
+    const int8_t * u = x->q + 32 * g;
+#define GCUDAI_RUN_STEP(j) gcudai_vnni_q_step(kind, gcudai_vnni_codes64(type, w, j, n > 2 * (j) + 1), u + 64 * (j), j, s, acc[(j) % 2])
+    acc[0] = GCUDAI_RUN_STEP(0);
+    if (n > 2) { acc[1] = GCUDAI_RUN_STEP(1); }
+    if (n > 4) { acc[0] = GCUDAI_RUN_STEP(2); }
+    if (n > 6) { acc[1] = GCUDAI_RUN_STEP(3); }
+#undef GCUDAI_RUN_STEP
+    acc[2] = gcudai_vnni_q_mins(kind, f, gcudai_q_center(type), x, g, acc[2]);
+}
+
+// as gcudai_avx2_q_row
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    const bool is_signed = gcudai_q_is_signed(gcudai_q_kind_of(type));
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m512 acc[3] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_vnni_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_vnni_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_vnni_q_end(is_signed, _mm512_add_ps(acc[0], acc[1]), acc[2]);
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX512VNNI static void gcudai_q_rows_##name##_vnni(GCUDAI_Q_ROWS_ARGS) {                             \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_vnni_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX512VNNI static void name(GCUDAI_Q_DOT_ARGS) {     \
@@ -10524,6 +10867,8 @@ GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
+
+#undef GCUDAI_RUN
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip,
@@ -10646,7 +10991,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-// the last n < 8 elements, zeros behind them
+// the last n < 8 elements, then zeros
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i,
         int64_t n) {
     const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
@@ -10974,7 +11319,7 @@ static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const c
     uint16x4_t h;
     float32x4_t f;
     if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p + 4 * i, sizeof(f)); // rows may lie at any address
+        memcpy(&f, p + 4 * i, sizeof(f)); // rows may have any address
         return f;
     }
     memcpy(&h, p + 2 * i, sizeof(h));
@@ -11062,6 +11407,7 @@ struct gcudai_simd {
     void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
     gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
     gcudai_codes_fn (*codes)(enum gcuda_type type);
+    gcudai_q_rows_fn (*q_rows)(enum gcuda_type type); // NULL for formats that have none
     // NULL without a fast instruction for it
     void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
                          int64_t n, int r, struct gcudai_q_panel * p);
@@ -11091,27 +11437,9 @@ static bool gcudai_is_weight(enum gcuda_type type) {
     return gcudai_codes_scalar(type) != NULL;
 }
 
-static enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
-        case GCUDA_TYPE_Q3_K:
-        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
-        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
-        case GCUDA_TYPE_IQ2_XS:
-        case GCUDA_TYPE_IQ2_S:
-        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        default: return GCUDAI_Q_S32;
-    }
-}
-
-// the mean code of the formats with a stored minimum
-static float gcudai_q_center(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
+    (void) type;
+    return NULL;
 }
 
 static const struct gcudai_simd gcudai_simd_scalar = {
@@ -11119,7 +11447,7 @@ static const struct gcudai_simd gcudai_simd_scalar = {
     { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar,
       gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
-    gcudai_codes_scalar, NULL, NULL
+    gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_X86_SIMD
@@ -11132,12 +11460,30 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
     }
 }
 
+static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_avx2;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_vnni;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
 static const struct gcudai_simd gcudai_simd_avx2 = {
     "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_avx512 = {
@@ -11145,7 +11491,7 @@ static const struct gcudai_simd gcudai_simd_avx512 = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_vnni = {
@@ -11153,7 +11499,7 @@ static const struct gcudai_simd gcudai_simd_vnni = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni,
       gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
-    gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
+    gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
 };
 #endif
 
@@ -11171,7 +11517,7 @@ static const struct gcudai_simd gcudai_simd_neon = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon,
       gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_DOTPROD
@@ -11180,7 +11526,7 @@ static const struct gcudai_simd gcudai_simd_dotprod = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_dotprod, gcudai_q_dot_u16_dotprod, gcudai_q_dot_m32_dotprod, gcudai_q_dot_m16_dotprod,
       gcudai_q_dot_s32_dotprod, gcudai_q_dot_s16_dotprod },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 #endif
 #endif
@@ -11244,14 +11590,14 @@ static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
 
-// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
-// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
+// whether the graph is aborted. True: the item returns, and its results are not read.
 struct gcudai_task;
 GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
-    const struct gcudai_task * task; // NULL: nobody stops it
+    const struct gcudai_task * task; // NULL: it cannot be stopped
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -11360,7 +11706,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
 // ---- tiles of rows and columns, few columns or integer panels ----
 
 #define GCUDAI_MM_COLS 256 // most columns of a tile
-#define GCUDAI_MM_MANY 8 // from so many columns on, panels pay
+#define GCUDAI_MM_MANY 8 // columns from which panels pay
 
 struct gcudai_mm_cols {
     int n;
@@ -11438,7 +11784,13 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
                                  struct gcudai_q_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
+    const gcudai_q_rows_fn rows = c->n == 1 && r->k <= GCUDAI_GEMM_MAX_K ? r->simd->q_rows(r->type) : NULL;
     double spent = 0.0;
+    if (rows != NULL) { // at most 2^18 elements: too short to be stopped
+        const struct gcudai_q_col x = gcudai_q_col_at(c->x[0], r->k, 0);
+        rows((const uint8_t *) r->w + (size_t) r->m0 * r->nb, r->nb, r->m1 - r->m0, r->k, &x, c->y[0] + r->m0);
+        return;
+    }
     for (int64_t m = r->m0; m < r->m1; ++m) {
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
@@ -11498,16 +11850,29 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 
 // ---- activations ----
 
-// One row of k activations of a float or block type, quantized to out.
+// n groups of 32 zeros behind the first g of a column
+static void gcudai_q_zero(const struct gcudai_q_col * column, int64_t g, int64_t n) {
+    const struct gcudai_q_col c = gcudai_q_col_skip(column, g);
+    const size_t size = (size_t) n * sizeof(float);
+    memset(c.q, 0, (size_t) n * 32);
+    memset(c.d, 0, size);
+    memset(c.s32, 0, size);
+    memset(c.r32, 0, size);
+    memset(c.s16, 0, 2 * size);
+    memset(c.r16, 0, 2 * size);
+}
+
+// One row of k activations of a float or block type, quantized to out; k is a multiple of 32.
 static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0,
                                  int64_t k, char * out) {
     float buf[GCUDAI_Q_PAD];
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
         const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
-        gcudai_load_any(type, row, nb0, k0, n, buf);
-        for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
-        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, &c);
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD), groups = n / 32;
+        const bool is_plain = type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && (uintptr_t) row % sizeof(float) == 0;
+        if (!is_plain) { gcudai_load_any(type, row, nb0, k0, n, buf); }
+        simd->q_blocks(is_plain ? (const float *) (const void *) row + k0 : buf, (int) groups, &c);
+        if (n < GCUDAI_Q_PAD) { gcudai_q_zero(&c, groups, GCUDAI_Q_PAD / 32 - groups); }
     }
 }
 
@@ -11524,7 +11889,7 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
                              int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
-    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns lie side by side
+    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns are adjacent
         for (int64_t i = 0; i < k; ++i) { memcpy(out + 4 * i, x + (size_t) i * nb_k, 4 * sizeof(float)); }
         return;
     }
@@ -13662,7 +14027,7 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
                 d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
@@ -13703,7 +14068,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
-        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp,
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
             (long long) rp, d);
         GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
             (long long) lp, (long long) x->ne[d], (long long) rp);
@@ -13783,7 +14148,7 @@ struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gc
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
     if (p0 < 0 || p1 < 0 || !gcudai_add_i64(ne[0], (int64_t) p0 + p1, &ne[0])) {
-        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d behind, want at least 0", p0, p1);
+        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d after, want at least 0", p0, p1);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
     gcudai_set_param_i32(y, 0, p0);
@@ -13798,7 +14163,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
-        "%lld before and %lld behind, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
+        "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
         (long long) p0, (long long) x->ne[0], (long long) p1);
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
@@ -16992,6 +17357,23 @@ gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec 
     return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, 0, prec);
 }
 
+gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE };
+    if (node == NULL) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_want_node_of(node, "mul_mat_set_hint", ops));
+    if (hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: hint %d does not exist", (int) hint);
+    }
+    const int64_t * ne = node->src[0]->ne;
+    const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 0 && (ne[0] & (ne[0] - 1)) == 0;
+    if (hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix",
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+    }
+    node->op_params[1] = (int32_t) hint;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
     switch (a) {
         case GCUDA_TYPE_Q4_0:
@@ -17042,6 +17424,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args
     args->mul_mat.y = gcudai_array(y);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
     args->mul_mat.is_rounded = false;
+    args->mul_mat.hint = (enum gcuda_hint) gcudai_param_i32(y, 1);
 }
 
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
@@ -26751,7 +27134,7 @@ static gcuda_status gcudai_cuda_pool_grow(
             pool->in_use += st == GCUDA_STATUS_SUCCESS ? size : 0;
             return st;
         }
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a block of its own", gcudai_message);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a separate block", gcudai_message);
     }
     return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
 }
@@ -27783,7 +28166,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want adjacent blocks",
             gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
@@ -28871,6 +29254,7 @@ static gcuda_status gcudai_cuda_multiply(
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
     struct gcuda_mul_mat_args p = args->mul_mat;
+    if (gcuda_hadamard_takes(&p)) { return gcuda_launch_hadamard(&p, cu->stream); }
     const enum gcudai_cuda_product product = gcudai_cuda_refined(cu, gcudai_cuda_product_of(cu, &p), &p);
     return gcudai_cuda_multiply(cu, product, p);
 }
@@ -29012,7 +29396,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
         const float share = shares[i];
         if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 behind the last of %d devices", i,
+                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
                 (double) share, t->n);
         }
         sum += (double) share;
@@ -31273,13 +31657,14 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
 // its memory is its own. What is written overlaps nothing that the group reads, because the allocator's promise holds
 // for one node at a time; except where every element, or every row, is read by the threads that then overwrite it.
 
-enum { GCUDAI_CUDA_WINDOW = GCUDA_CHAIN_MAX };
+enum { GCUDAI_CUDA_WINDOW = 16 }; // nodes: biases, norms, rope, rotation and cache writes of queries, keys and values are 14
 
 struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
     bool is_strict; // the same bits as node by node
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
+    int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
 
@@ -31458,79 +31843,278 @@ static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w,
     return 2;
 }
 
-// ---- rope + set_rows: keys that go straight into their cache, with the rope of queries beside it or not ----
+// ---- attention's inputs: queries, keys and values on their way from products to where attention reads them ----
+// Each goes through some of: bias, rms_norm and its weights, rope, Hadamard transform, set_rows into a cache; with reshapes in between.
+// Keys have rope and a cache, queries rope alone, values a cache alone. The nodes of the three come in any order.
 
-// y overlaps no source of a node; but it may be the first one, element for element.
-static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcuda_tensor * node, bool in_place) {
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const struct gcuda_tensor * src = node->src[k];
-        if (src == NULL) { continue; }
-        const bool is_same = in_place && k == 0 && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
-        if (!is_same && gcudai_cuda_overlap(src, y)) { return false; }
+enum gcudai_cuda_heads_stage {
+    GCUDAI_CUDA_HEADS_BIAS, GCUDAI_CUDA_HEADS_NORM, GCUDAI_CUDA_HEADS_WEIGHTS, GCUDAI_CUDA_HEADS_ROPE, GCUDAI_CUDA_HEADS_HADAMARD,
+    GCUDAI_CUDA_HEADS_SET, GCUDAI_CUDA_HEADS_STAGES
+};
+
+struct gcudai_cuda_heads {
+    const struct gcuda_tensor * x; // that the first node reads
+    const struct gcuda_tensor * node[GCUDAI_CUDA_HEADS_STAGES]; // of each stage; NULL: left out
+    enum gcudai_cuda_heads_stage stage;  // the last one
+    int first, last;               // nodes of the window
+};
+
+struct gcudai_cuda_inputs {
+    struct gcudai_cuda_heads heads[3];
+    int n, n_nodes; // nodes of the window that are theirs
+    const struct gcudai_cuda_heads * keys, * queries, * values; // of those that are taken; NULL: none
+};
+
+static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
+    union gcudai_args op;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
+    gcudai_mul_mat_args(t, &op);
+    return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
+}
+
+// The stage that a node may be of; STAGES: of none.
+static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tensor * t) {
+    switch (t->op) {
+        case GCUDA_OP_ADD: return GCUDAI_CUDA_HEADS_BIAS;
+        case GCUDA_OP_RMS_NORM: return GCUDAI_CUDA_HEADS_NORM;
+        case GCUDA_OP_MUL: return GCUDAI_CUDA_HEADS_WEIGHTS;
+        case GCUDA_OP_ROPE: return GCUDAI_CUDA_HEADS_ROPE;
+        case GCUDA_OP_SET_ROWS: return GCUDAI_CUDA_HEADS_SET;
+        default: return gcudai_cuda_is_hadamard(t) ? GCUDAI_CUDA_HEADS_HADAMARD : GCUDAI_CUDA_HEADS_STAGES;
     }
+}
+
+// F32 values for each element of a row, the same for all rows.
+static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
+    return t != NULL && t->type == GCUDA_TYPE_F32 && gcuda_is_contiguous(t) && t->ne[0] == y->ne[0] && gcuda_nelements(t) == t->ne[0];
+}
+
+// Source k of the window's node i is node `value`, or a packed view of all of it; nobody else reads either.
+static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
+    const struct gcudai_cuda_look * look = w->look;
+    const struct gcuda_tensor * v = w->node[value];
+    int at = look->seen[w->at[i]].shape.src[k];
+    bool is_so = gcudai_cuda_is_inner(w, value);
+    while (is_so && at >= 0 && at != w->at[value]) {
+        const struct gcuda_tensor * t = look->seen[at].tensor;
+        is_so = gcudai_cuda_is_inner_at(look, at) && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+                gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
+        at = look->seen[at].shape.src[0];
+    }
+    return is_so && at >= 0;
+}
+
+// The window's node i is the next one of these heads.
+static bool gcudai_cuda_heads_extend(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
+    const struct gcuda_tensor * t = w->node[i], * value = w->node[h->last];
+    const enum gcudai_cuda_heads_stage stage = gcudai_cuda_stage_of(t);
+    if (stage == GCUDAI_CUDA_HEADS_WEIGHTS) {
+        const bool fits = h->stage == GCUDAI_CUDA_HEADS_NORM && gcudai_cuda_is_inner(w, h->last) && gcuda_are_same_shape(t, value) &&
+                          gcudai_cuda_is_one_row(gcudai_cuda_other(t, value), t);
+        if (!fits) { return false; }
+    } else if (h->stage == GCUDAI_CUDA_HEADS_NORM || stage <= h->stage || stage == GCUDAI_CUDA_HEADS_STAGES ||
+               !gcudai_cuda_is_only_from(w, i, stage == GCUDAI_CUDA_HEADS_HADAMARD ? 1 : 0, h->last)) {
+        return false;
+    }
+    h->node[stage] = t;
+    h->stage = stage;
+    h->last = i;
     return true;
 }
 
-// The rope at node k goes into the cache with set_rows at node `set`.
-static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, int set, struct gcuda_rope_set_args * p) {
-    if (!gcudai_cuda_is_op(w, k, GCUDA_OP_ROPE) || !gcudai_cuda_is_op(w, set, GCUDA_OP_SET_ROWS) || !gcudai_cuda_is_inner(w, k)) {
-        return false;
+static bool gcudai_cuda_heads_begin(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
+    const struct gcuda_tensor * t = w->node[i];
+    GCUDAI_ZERO(*h);
+    h->stage = gcudai_cuda_stage_of(t);
+    h->first = h->last = i;
+    h->x = h->stage == GCUDAI_CUDA_HEADS_HADAMARD ? t->src[1] : t->src[0];
+    if (h->stage == GCUDAI_CUDA_HEADS_STAGES || h->stage == GCUDAI_CUDA_HEADS_WEIGHTS) { return false; }
+    h->node[h->stage] = t;
+    return h->stage != GCUDAI_CUDA_HEADS_BIAS ||
+           (gcudai_cuda_is_one_row(t->src[1], t) && gcuda_are_same_shape(t, t->src[0]) && gcuda_nrows(t) == t->ne[1]);
+}
+
+// As many nodes as belong to heads.
+static void gcudai_cuda_inputs_parse(const struct gcudai_cuda_window * w, struct gcudai_cuda_inputs * s) {
+    bool is_theirs = true;
+    GCUDAI_ZERO(*s);
+    while (s->n_nodes < w->n && is_theirs) {
+        is_theirs = false;
+        for (int k = 0; k < s->n && !is_theirs; ++k) { is_theirs = gcudai_cuda_heads_extend(w, s->n_nodes, &s->heads[k]); }
+        if (!is_theirs && s->n < 3 && gcudai_cuda_heads_begin(w, s->n_nodes, &s->heads[s->n])) {
+            is_theirs = true;
+            s->n++;
+        }
+        s->n_nodes += is_theirs;
     }
-    const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
-    const int view = w->look->seen[w->at[set]].shape.src[0];
-    if (gcudai_param_i32(rope, 1) == 0) { return false; } // n_dims 0 rotates nothing
-    if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
-        return false;
+}
+
+// Who the heads among the first n nodes are. False: some are cut, or are none of the three.
+static bool gcudai_cuda_inputs_roles(struct gcudai_cuda_inputs * s, int n) {
+    bool fits = true;
+    s->keys = s->queries = s->values = NULL;
+    for (int k = 0; k < s->n && fits; ++k) {
+        const struct gcudai_cuda_heads * h = &s->heads[k];
+        const bool has_rope = h->node[GCUDAI_CUDA_HEADS_ROPE] != NULL, has_set = h->node[GCUDAI_CUDA_HEADS_SET] != NULL;
+        const struct gcudai_cuda_heads ** role = has_rope && has_set ? &s->keys : has_rope ? &s->queries : &s->values;
+        if (h->first >= n) { continue; }
+        fits = h->last < n && (has_rope || has_set) && *role == NULL;
+        *role = h;
     }
-    // the rows are the rope's result with the heads joined, seen by nobody else
-    if (rows->view_src != rope || rows->src[0] != rope || rows->view_offs != 0 || !gcuda_is_contiguous(rows) ||
-        rows->ne[0] != rope->ne[0] * rope->ne[1] || rows->ne[1] != rope->ne[2] || gcuda_nelements(rows) != gcuda_nelements(rope) ||
-        !gcudai_cuda_is_inner_at(w->look, view) || gcudai_cuda_overlap(y, y->src[1]) || !gcudai_cuda_is_clear_of(y, rope, false)) {
-        return false;
+    return fits && s->keys != NULL;
+}
+
+// Tensor t, whatever its dimensions, as n_heads heads of ne0 elements of n_tokens tokens.
+static bool gcudai_cuda_as_heads(const struct gcuda_tensor * t, int64_t ne0, int64_t n_heads, int64_t n_tokens, struct gcuda_array * a) {
+    *a = gcudai_array(t);
+    if (t->type != GCUDA_TYPE_F32) { return false; }
+    if (t->ne[0] == ne0 && t->ne[1] == n_heads && t->ne[2] == n_tokens && t->ne[3] == 1) { return true; }
+    const bool is_flat = t->ne[0] == ne0 * n_heads && t->ne[1] == n_tokens && gcuda_nrows(t) == n_tokens && t->nb[0] == sizeof(float);
+    const bool is_packed = gcuda_is_contiguous(t) && gcuda_nelements(t) == ne0 * n_heads * n_tokens;
+    a->ne[0] = ne0, a->ne[1] = n_heads, a->ne[2] = n_tokens, a->ne[3] = 1;
+    a->nb[0] = sizeof(float);
+    a->nb[1] = (size_t) ne0 * sizeof(float);
+    a->nb[2] = is_flat ? t->nb[1] : (size_t) n_heads * a->nb[1];
+    a->nb[3] = (size_t) n_tokens * a->nb[2];
+    return is_flat || is_packed;
+}
+
+// What comes before and after rope.
+static bool gcudai_cuda_heads_steps(const struct gcudai_cuda_heads * h, int64_t ne0, int64_t n_heads, struct gcuda_rope_set_steps * p) {
+    const struct gcuda_tensor * bias = h->node[GCUDAI_CUDA_HEADS_BIAS], * norm = h->node[GCUDAI_CUDA_HEADS_NORM];
+    const struct gcuda_tensor * weights = h->node[GCUDAI_CUDA_HEADS_WEIGHTS], * hadamard = h->node[GCUDAI_CUDA_HEADS_HADAMARD];
+    bool fits = (norm != NULL) == (weights != NULL);
+    if (bias != NULL) {
+        fits = fits && bias->type == GCUDA_TYPE_F32 && bias->ne[0] == ne0 * n_heads;
+        p->bias = bias->src[1]->data;
     }
+    if (fits && norm != NULL) { // sums have the order of aligned rows
+        fits = norm->type == GCUDA_TYPE_F32 && weights->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 &&
+               norm->ne[1] == n_heads && gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
+        p->norm = gcudai_cuda_other(weights, norm)->data;
+        p->eps = gcudai_param_f32(norm, 0);
+    }
+    p->n_hadamard = hadamard != NULL ? (int) hadamard->src[0]->ne[0] : 0;
+    return fits;
+}
+
+// Rows that set_rows puts into a cache: of two dimensions, n elements for each token.
+static bool gcudai_cuda_is_cache_write(const struct gcuda_tensor * y, int64_t n_tokens) {
+    const struct gcuda_tensor * rows = y->src[0];
+    return rows->type == GCUDA_TYPE_F32 && gcuda_nrows(rows) == n_tokens && rows->ne[1] == n_tokens && y->nb[0] == gcuda_type_size(y->type) &&
+           y->src[1]->ne[0] == n_tokens && gcuda_nelements(rows) > 0;
+}
+
+static bool gcudai_cuda_inputs_keys(const struct gcudai_cuda_window * w, const struct gcudai_cuda_heads * h, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * rope = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[GCUDAI_CUDA_HEADS_SET];
     union gcudai_args op;
+    if (gcudai_param_i32(rope, 1) == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; } // n_dims 0 rotates nothing
     gcudai_rope_args(rope, &op);
     p->rope = op.rope;
     p->ids = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
     p->bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_SET_ROWS);
-    return gcuda_rope_set_takes(p);
+    return gcudai_cuda_is_cache_write(y, rope->ne[2]) && y->ne[0] == rope->ne[0] * rope->ne[1] &&
+           gcudai_cuda_as_heads(h->x, rope->ne[0], rope->ne[1], rope->ne[2], &p->rope.x) &&
+           gcudai_cuda_heads_steps(h, rope->ne[0], rope->ne[1], &p->k_steps);
 }
 
-// The rope at node i turns queries as that at node k turns keys, and neither it nor the cache is written over what the group reads.
-static bool gcudai_cuda_is_rope_beside(const struct gcudai_cuda_window * w, int i, int k, int set) {
-    const struct gcuda_tensor * q = w->node[i], * rope = w->node[k], * y = w->node[set];
-    return gcudai_cuda_is_op(w, i, GCUDA_OP_ROPE) && q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] &&
-           q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
-           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 && gcudai_cuda_is_clear_of(q, q, true) &&
-           gcudai_cuda_is_clear_of(q, rope, false) && gcudai_cuda_is_clear_of(y, q, false) && !gcudai_cuda_overlap(q, y) &&
-           !gcudai_cuda_overlap(q, y->src[1]);
+// Queries turn as keys do.
+static bool gcudai_cuda_inputs_queries(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * q = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[h->stage];
+    return q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] && q->ne[3] == 1 &&
+           gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
+           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 &&
+           gcudai_cuda_as_heads(h->x, q->ne[0], q->ne[1], q->ne[2], &p->q) && gcudai_cuda_as_heads(y, q->ne[0], q->ne[1], q->ne[2], &p->q_y) &&
+           gcudai_cuda_heads_steps(h, q->ne[0], q->ne[1], &p->q_steps);
 }
 
-static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_is_rope_set(w, 0, 1, &args->rope_set) ? 2 : 0;
+static bool gcudai_cuda_inputs_values(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * y = h->node[GCUDAI_CUDA_HEADS_SET];
+    const int64_t n_heads = y->ne[0] / rope->ne[0];
+    p->v_ids = gcudai_array(y->src[1]);
+    p->v_y = gcudai_array(y);
+    return gcudai_cuda_is_cache_write(y, rope->ne[2]) && y->ne[0] % rope->ne[0] == 0 && gcuda_nelements(y->src[0]) <= GCUDA_ROPE_SET_QUERIES &&
+           gcudai_cuda_as_heads(h->x, rope->ne[0], n_heads, rope->ne[2], &p->v) && gcudai_cuda_heads_steps(h, rope->ne[0], n_heads, &p->v_steps);
 }
 
-// The queries' rope comes before that of the keys, behind it, or behind the write; there it may be that of other keys.
-static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    static const int places[3][3] = { { 0, 1, 2 }, { 1, 0, 2 }, { 2, 0, 1 } }; // queries, keys, write
-    struct gcuda_rope_set_args others;
-    GCUDAI_ZERO(others);
-    for (int i = 0; i < 3 && w->n >= 3; ++i) {
-        const int q = places[i][0], k = places[i][1], set = places[i][2];
-        if (!gcudai_cuda_is_rope_set(w, k, set, &args->rope_set) || !gcudai_cuda_is_rope_beside(w, q, k, set) ||
-            (q == 2 && gcudai_cuda_is_rope_set(w, 2, 3, &others))) {
-            continue;
+// y, which heads h leave, overlaps nothing that heads r read; but queries may lie where they were, element for element.
+static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
+    const struct gcuda_tensor * x = r->x;
+    const bool is_packed = gcuda_is_contiguous(x) && gcuda_is_contiguous(y) && gcuda_nbytes(x) == gcuda_nbytes(y);
+    const bool is_in_place = h == r && x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
+    bool is_so = is_in_place || !gcudai_cuda_overlap(x, y);
+    for (int i = 0; i < GCUDAI_CUDA_HEADS_STAGES && is_so; ++i) {
+        const struct gcuda_tensor * t = r->node[i];
+        const bool has_others = t != NULL && i != GCUDAI_CUDA_HEADS_NORM && i != GCUDAI_CUDA_HEADS_HADAMARD;
+        const struct gcuda_tensor * one = !has_others ? NULL : i == GCUDAI_CUDA_HEADS_WEIGHTS ? gcudai_cuda_other(t, r->node[i - 1]) : t->src[1];
+        const struct gcuda_tensor * two = i == GCUDAI_CUDA_HEADS_ROPE && t != NULL ? t->src[2] : NULL;
+        is_so = (one == NULL || !gcudai_cuda_overlap(one, y)) && (two == NULL || !gcudai_cuda_overlap(two, y));
+    }
+    return is_so;
+}
+
+// Nothing is written over what the group reads or writes.
+static bool gcudai_cuda_inputs_are_apart(const struct gcudai_cuda_inputs * s) {
+    const struct gcudai_cuda_heads * all[3] = { s->keys, s->queries, s->values };
+    bool is_so = true;
+    for (int i = 0; i < 3; ++i) {
+        const struct gcuda_tensor * y = all[i] != NULL ? all[i]->node[all[i]->stage] : NULL;
+        for (int k = 0; k < 3 && is_so && y != NULL; ++k) {
+            is_so = all[k] == NULL || (gcudai_cuda_is_clear_of(y, all[i], all[k]) &&
+                                          (k >= i || !gcudai_cuda_overlap(y, all[k]->node[all[k]->stage])));
         }
-        args->rope_set.q = gcudai_array(w->node[q]->src[0]);
-        args->rope_set.q_y = gcudai_array(w->node[q]);
-        return 3;
+    }
+    return is_so;
+}
+
+static bool gcudai_cuda_inputs_args(const struct gcudai_cuda_window * w, const struct gcudai_cuda_inputs * s, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * rope = s->keys->node[GCUDAI_CUDA_HEADS_ROPE];
+    GCUDAI_ZERO(*p);
+    return gcudai_cuda_inputs_keys(w, s->keys, p) && (s->queries == NULL || gcudai_cuda_inputs_queries(s->queries, rope, p)) &&
+           (s->values == NULL || gcudai_cuda_inputs_values(s->values, rope, p)) && gcudai_cuda_inputs_are_apart(s) && gcuda_rope_set_takes(p);
+}
+
+// As many nodes as fit, with queries and values or without.
+static int gcudai_cuda_match_inputs(
+    const struct gcudai_cuda_window * w, bool has_queries, bool has_values, struct gcuda_rope_set_args * p) {
+    struct gcudai_cuda_inputs s;
+    gcudai_cuda_inputs_parse(w, &s);
+    for (int n = s.n_nodes; n >= 2; --n) {
+        if (gcudai_cuda_inputs_roles(&s, n) && gcudai_cuda_inputs_args(w, &s, p)) {
+            return (s.queries != NULL) == has_queries && (s.values != NULL) == has_values ? n : 0;
+        }
     }
     return 0;
 }
 
+static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, false, false, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, true, false, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, false, true, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, true, true, &args->rope_set);
+}
+
 static gcuda_status gcudai_cuda_run_rope_set(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_rope_set(&args->rope_set, stream);
+}
+
+// ---- a product that is a Hadamard transform: no product for the patterns of products ----
+
+static int gcudai_cuda_match_hadamard(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    if (!gcudai_cuda_is_hadamard(w->node[0])) { return 0; }
+    gcudai_mul_mat_args(w->node[0], &args->op);
+    return 1;
+}
+
+static gcuda_status gcudai_cuda_run_hadamard(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_hadamard(&args->op.mul_mat, stream);
 }
 
 // ---- element-wise operations in a row: sums, products, gates, caps, squares of activations ----
@@ -31680,11 +32264,11 @@ static bool gcudai_cuda_route_norm(struct gcudai_cuda_routing * s, struct gcuda_
     bool fits = gcudai_cuda_is_all_of(w, first, 0, s->chosen, &n_sum) && gcudai_cuda_is_all_of(w, last, 0, s->chosen, &n_div) &&
                 (chosen == divided ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1) &&
                 sum->src[0]->ne[0] == s->chosen->ne[1] && sum->src[0]->ne[1] == s->chosen->ne[2] && gcudai_cuda_is_inner(w, first) &&
-                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner(w, last - 1) && y->type == GCUDA_TYPE_F32 &&
+                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner_at(w->look, w->at[last - 1]) && y->type == GCUDA_TYPE_F32 &&
                 gcuda_is_contiguous(y) && y->view_src == NULL && gcuda_are_same_shape(y, sum->src[0]);
     if (has_least) {
         const struct gcuda_tensor * clamp = w->node[first + 1];
-        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && clamp->view_src == NULL;
+        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && (clamp->view_src == NULL || clamp->view_src == sum);
         p->least = gcudai_param_f32(clamp, 0);
     }
     if (!fits) { return false; }
@@ -31882,7 +32466,8 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     const struct gcuda_tensor * a = w->node[0], * b = second < w->n ? w->node[second] : NULL;
     if (!gcudai_cuda_is_product(w, 0) || !gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] ||
         b->src[2] != a->src[2] || b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) ||
-        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0)) {
+        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0) ||
+        (a->op == GCUDA_OP_MUL_MAT && gcudai_param_i32(b, 1) != gcudai_param_i32(a, 1))) {
         return false;
     }
     const struct gcuda_tensor * second_bias = bias != NULL ? gcudai_cuda_bias(w, second + 1) : NULL;
@@ -31971,6 +32556,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     rest.n = w->n - first;
     for (int i = 0; i < rest.n; ++i) {
         rest.at[i] = w->at[first + i];
+        rest.place[i] = w->place[first + i];
         rest.node[i] = w->node[first + i];
     }
     return rest;
@@ -32095,7 +32681,8 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
-           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
+           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0) && // the precision
+           gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1);                                          // the hint
 }
 
 // What follows product i may be a step of it; a gate would have been its and the product's before.
@@ -32287,6 +32874,11 @@ static void ** gcudai_cuda_scratch_tile_group(union gcudai_cuda_fused * args, si
 
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
+    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL },
+    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL },
+    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL },
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
     { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
@@ -32294,8 +32886,6 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
-    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
@@ -32305,14 +32895,16 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 
-// The nodes from one on that something runs for.
-static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_window * w) {
+// The nodes from place `first` of the order on that something runs for.
+static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
     w->look = look;
     w->n = 0;
     for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
-        if (!gcudai_is_skipped(look->seen[i].tensor)) {
-            w->at[w->n] = i;
-            w->node[w->n++] = look->seen[i].tensor;
+        const struct gcuda_tensor * t = look->seen[order[i]].tensor;
+        if (!gcudai_is_skipped(t)) {
+            w->at[w->n] = order[i];
+            w->place[w->n] = i;
+            w->node[w->n++] = t;
         }
     }
 }
@@ -32329,6 +32921,95 @@ static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
     return NULL;
 }
 
+// ---- the order in which a plan runs its nodes ----
+// That of the graph, but for products of the same activations: queries, keys and values. Programs put rope and cache writes between
+// them; a product moves up to the one before it where no node in between touches what it writes, or writes what it reads.
+
+enum {
+    GCUDAI_CUDA_AHEAD = 24,    // nodes after a product, views included, that are searched
+    GCUDAI_CUDA_FEW_TOKENS = 8 // up to which biases of queries, keys and values are no steps of their products
+};
+
+// x and y, neighbours in the order, may be run the other way round.
+static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
+    bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
+    for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
+        may = (y->src[k] == NULL || !gcudai_cuda_overlap(y->src[k], x)) && (x->src[k] == NULL || !gcudai_cuda_overlap(x->src[k], y));
+        for (int j = 0; j < GCUDA_MAX_SRC && may && gcudai_writes_source(x, k); ++j) {
+            may = y->src[j] == NULL || !gcudai_cuda_overlap(x->src[k], y->src[j]);
+        }
+    }
+    return may;
+}
+
+// The first node after node `at` that reads it, or a view of it; -1: none that is near.
+static int gcudai_cuda_reader_of(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    for (int i = at + 1; i < look->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
+        const struct gcuda_tensor * y = look->seen[i].tensor;
+        for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_skipped(y); ++k) {
+            if (y->src[k] != NULL && (y->src[k] == t || y->src[k]->view_src == t)) { return i; }
+        }
+    }
+    return -1;
+}
+
+static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
+    return op == GCUDA_OP_ROPE || op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_SET_ROWS;
+}
+
+// A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
+static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t) || gcudai_cuda_split_of(gcudai_buffer_of(t->src[0])) != NULL) { return false; }
+    int reader = gcudai_cuda_reader_of(look, at);
+    enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
+    if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
+        reader = gcudai_cuda_reader_of(look, reader);
+        return reader >= 0 && gcudai_cuda_is_attention_input(look->seen[reader].tensor->op);
+    }
+    return gcudai_cuda_is_attention_input(op) || op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_CPY || op == GCUDA_OP_CONT ||
+           op == GCUDA_OP_FLASH_ATTN_EXT;
+}
+
+// The node at place `from` moves to place `to` before it, if it may.
+static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * order, int from, int to) {
+    const int32_t node = order[from];
+    bool may = true;
+    for (int i = to; i < from && may; ++i) {
+        const struct gcuda_tensor * x = look->seen[order[i]].tensor;
+        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, look->seen[node].tensor);
+    }
+    if (!may) { return false; }
+    memmove(order + to + 1, order + to, (size_t) (from - to) * sizeof(*order));
+    order[to] = node;
+    return true;
+}
+
+// Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after them all.
+static int gcudai_cuda_gather_products(const struct gcudai_cuda_look * look, int32_t * order, int first) {
+    const struct gcuda_tensor * a = look->seen[order[first]].tensor;
+    int to = first + 1;
+    for (int is_other = 0; is_other < 2; ++is_other) {
+        for (int i = to; i < look->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
+            const struct gcuda_tensor * b = look->seen[order[i]].tensor;
+            if (b->op != GCUDA_OP_MUL_MAT || b->src[1] != a->src[1] || (b->src[0]->type != a->src[0]->type) != (is_other != 0) ||
+                !gcudai_cuda_is_movable(look, order[i])) {
+                continue;
+            }
+            to += i == to || gcudai_cuda_move_up(look, order, i, to);
+        }
+    }
+    return to;
+}
+
+static void gcudai_cuda_order_of(const struct gcudai_cuda_look * look, bool may_move, int32_t * order) {
+    for (int i = 0; i < look->n_nodes; ++i) { order[i] = i; }
+    for (int i = 0; i < look->n_nodes && may_move; ++i) {
+        if (gcudai_cuda_is_movable(look, order[i])) { i = gcudai_cuda_gather_products(look, order, i) - 1; }
+    }
+}
+
 // =====================================================================================================
 // >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
 // =====================================================================================================
@@ -32339,7 +33020,7 @@ struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
     const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
-    int first, n;                      // nodes that it stands for, those that nothing runs for included
+    int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
     int lane;        // the stream that it runs on
@@ -32364,12 +33045,13 @@ struct gcudai_cuda_mask {
     int64_t n_tokens;
     size_t n_bytes;
     void * classes; // scratch of a run, from its first step to its last
-    int checked;    // node up to which nobody writes to the mask after its classes were found
+    int checked;    // place in the plan's order up to which nobody writes to the mask after its classes were found
 };
 
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
     struct gcudai_cuda_look look;
+    int32_t * order, * next_order; // of the nodes, as they are run; the other one is scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
     size_t n_bytes;     // of host memory
@@ -32403,9 +33085,25 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
 
-// The step that begins with a node: what a pattern takes, or the node alone.
+// The node at a place of the plan's order.
+static struct gcudai_cuda_seen * gcudai_cuda_nth(const struct gcudai_cuda_plan * plan, int place) {
+    return &plan->look.seen[plan->order[place]];
+}
+
+// The node whose result a step leaves, by its index in the graph.
+static int gcudai_cuda_last_of(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
+    return plan->order[s->first + s->n - 1];
+}
+
+static bool gcudai_cuda_has_node(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int32_t node) {
+    bool has = false;
+    for (int i = s->first; i < s->first + s->n; ++i) { has = has || plan->order[i] == node; }
+    return has;
+}
+
+// The step that begins at a place of the order: what a pattern takes, or the node alone.
 static void gcudai_cuda_step_make(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_step * s) {
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, int first, struct gcudai_cuda_step * s) {
     struct gcudai_cuda_window w;
     int n_taken = 1;
     GCUDAI_ZERO(*s);
@@ -32413,12 +33111,12 @@ static void gcudai_cuda_step_make(
     s->mask = -1;
     w.cu = cu;
     w.is_strict = cu->params.strict;
-    if (cu->plans.use_fusion && !look->no_fusion) {
-        gcudai_cuda_window_at(look, first, &w);
+    if (cu->plans.use_fusion && !plan->look.no_fusion) {
+        gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
-    const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
-    s->node = look->seen[last].tensor;
+    const int last = s->pattern != NULL ? w.place[n_taken - 1] : first;
+    s->node = gcudai_cuda_nth(plan, last)->tensor;
     s->first = first;
     s->n = last - first + 1;
     if (s->pattern == NULL) {
@@ -32496,21 +33194,22 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 }
 
 // How often the step's products read node `at` as their columns.
-static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
+static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        n += look->seen[i].shape.kind.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
+        const struct gcudai_cuda_shape * shape = &gcudai_cuda_nth(plan, i)->shape;
+        n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
     }
     return n;
 }
 
 // The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
 static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
     int n_reads = 0, form = 0;
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
         struct gcudai_cuda_step * s = &plan->steps[++*last];
-        const int reads = gcudai_cuda_column_reads(&plan->look, s, at);
+        const int reads = gcudai_cuda_column_reads(plan, s, at);
         const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
         if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
         form = reads > 0 ? wanted : form;
@@ -32529,10 +33228,10 @@ static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const
     const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
     bool is_apart = of_many <= gcuda_nbytes(y);
     for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
-        const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
+        const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = seen->shape.src[k];
-            const bool is_inner = source < 0 || (source >= s->first && source < s->first + s->n);
+            const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
     }
@@ -32552,8 +33251,8 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
-            const int at = s->first + s->n - 1;
-            if (gcudai_cuda_column_reads(&plan->look, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+            const int at = gcudai_cuda_last_of(plan, s);
+            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
         }
     }
     for (int i = 0; i < plan->n_steps; ++i) {
@@ -32596,11 +33295,11 @@ static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct g
 
 // What step number r->n of the region reads and writes.
 static bool gcudai_cuda_region_uses(
-    struct gcudai_cuda_region * r, const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s) {
+    struct gcudai_cuda_region * r, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
     bool is_ok = true;
     r->bytes[r->n] = 0.0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcuda_tensor * t = look->seen[i].tensor;
+        const struct gcuda_tensor * t = gcudai_cuda_nth(plan, i)->tensor;
         if (gcudai_is_skipped(t)) { continue; }
         is_ok = is_ok && gcudai_cuda_region_use(r, t, true);
         for (int k = 0; k < GCUDA_MAX_SRC && is_ok; ++k) {
@@ -32713,7 +33412,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
-        is_ok = gcudai_cuda_region_uses(&r, &plan->look, &plan->steps[i]);
+        is_ok = gcudai_cuda_region_uses(&r, plan, &plan->steps[i]);
         uint64_t before = 0;
         for (int j = 0; j < r.n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(&r, j, r.n) << j; }
         r.before[r.n++] = before;
@@ -32847,7 +33546,7 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
         for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
-            const struct gcuda_tensor * t = plan->look.seen[k].tensor, * weight = gcudai_cuda_early_weight(s, t);
+            const struct gcuda_tensor * t = gcudai_cuda_nth(plan, k)->tensor, * weight = gcudai_cuda_early_weight(s, t);
             is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
         const enum gcuda_overlap overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
@@ -32881,21 +33580,21 @@ static bool gcudai_cuda_is_mask(const struct gcudai_cuda_mask * m, const struct 
 }
 
 // The plan's mask that a step reads, after those before it have been found; -1: there are too many.
-static int gcudai_cuda_mask_of(struct gcudai_cuda_plan * plan, const struct gcuda_flash_attn_ext_args * p, size_t n_bytes, int node, bool * is_new) {
+static int gcudai_cuda_mask_of(struct gcudai_cuda_plan * plan, const struct gcuda_flash_attn_ext_args * p, size_t n_bytes, int place, bool * is_new) {
     int i = 0;
     while (i < plan->n_masks && !gcudai_cuda_is_mask(&plan->masks[i], p, n_bytes)) { ++i; }
     if (i == GCUDAI_CUDA_MASKS) { return -1; }
     struct gcudai_cuda_mask * m = &plan->masks[i];
     *is_new = i == plan->n_masks;
-    for (; !*is_new && m->checked < node; ++m->checked) {
-        const struct gcuda_tensor * y = plan->look.seen[m->checked].tensor;
+    for (; !*is_new && m->checked < place; ++m->checked) {
+        const struct gcuda_tensor * y = gcudai_cuda_nth(plan, m->checked)->tensor;
         *is_new = !gcudai_is_skipped(y) && gcudai_cuda_node_writes(y, &m->mask);
     }
     plan->n_masks = GCUDAI_MAX(plan->n_masks, i + 1);
     m->mask = p->mask;
     m->n_tokens = p->q.ne[1];
     m->n_bytes = n_bytes;
-    m->checked = node;
+    m->checked = place;
     return i;
 }
 
@@ -32981,18 +33680,23 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
+}
+
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcudai_cuda_look * look = &plan->look;
     plan->n_steps = 0;
     gcudai_cuda_plan_note(plan);
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->order);
     for (int i = 0; i < look->n_nodes;) {
-        if (gcudai_is_skipped(look->seen[i].tensor)) {
+        if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
             ++i;
             continue;
         }
         struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
-        gcudai_cuda_step_make(cu, look, i, s);
+        gcudai_cuda_step_make(cu, plan, i, s);
         i = s->first + s->n;
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
@@ -33020,7 +33724,7 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
     for (int i = plan->n_steps - 1; i >= 0; --i) {
         if (plan->steps[i].scratch_bytes == SIZE_MAX) {
             first = plan->steps[i].node;
-            plan->look.seen[plan->steps[i].first].has_changed = true;
+            gcudai_cuda_nth(plan, plan->steps[i].first)->has_changed = true;
         }
     }
     if (first == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -33030,12 +33734,12 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 }
 
 // The step anew, but for its place in the plan's CUDA graph.
-static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, struct gcudai_cuda_step * s) {
+static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
     const enum gcuda_overlap overlap = s->overlap;
     const int mask = s->mask;
     const bool makes_classes = s->makes_classes;
-    gcudai_cuda_step_make(cu, look, s->first, s);
+    gcudai_cuda_step_make(cu, plan, s->first, s);
     s->is_new = true;
     s->mask = mask;
     s->makes_classes = makes_classes;
@@ -33050,16 +33754,27 @@ static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const 
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Whether the nodes would still be run in the plan's order. That is looked at where one that has moved, or one that it has passed, has
+// changed.
+static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const struct gcudai_cuda_look * look = &plan->look;
+    bool is_stale = false;
+    for (int i = 0; i < look->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(look, plan->order[i]); }
+    if (!is_stale) { return true; }
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
+    return memcmp(plan->order, plan->next_order, (size_t) look->n_nodes * sizeof(*plan->order)) == 0;
+}
+
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
-    bool is_as_before = true; // what was fused may have to be taken apart, because things overlap now
+    bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         const int n = s->n;
         bool is_stale = false;
-        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, k); }
-        if (is_stale) { gcudai_cuda_step_again(cu, look, s); }
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, plan->order[k]); }
+        if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
     if (is_as_before) {
@@ -33094,6 +33809,7 @@ static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_drop_exec(plan);
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     gcudai_free(plan);
 }
 
@@ -33116,11 +33832,14 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->look = *look;
     plan->cap_steps = n;
     plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
-    if (plan->steps == NULL) {
+    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_nodes, 1), 2 * sizeof(*plan->order));
+    if (plan->steps == NULL || plan->order == NULL) {
         gcudai_cuda_plan_release(plan);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
+    plan->next_order = plan->order + look->n_nodes;
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
     if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -33417,7 +34136,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
     }
     gcudai_cuda_look_free(&plan->look);
     plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
     return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -33428,6 +34147,7 @@ static gcuda_status gcudai_cuda_plan_remake(
     GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     fresh->exec = plan->exec;
     fresh->graph = plan->graph;
     fresh->is_patchable = plan->is_patchable;
@@ -38169,8 +38889,8 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
-        "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
+    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
+        "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
@@ -38371,7 +39091,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
     GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
-                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' is there twice (pair %llu)", label,
+                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
                                   g->kv[twice].key, (unsigned long long) twice);
 }
 
@@ -38379,7 +39099,7 @@ static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, cons
     GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
-                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' is there twice (tensor %llu)", label,
+                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
                                        g->tensors[twice].name, (unsigned long long) twice);
 }
 
@@ -38647,7 +39367,7 @@ static gcuda_status gcudai_gguf_check_offset(
             (unsigned long long) t->size);
     }
     if (t->offset != start) {
-        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, behind the tensor before it at an alignment of %llu", t->name,
+        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, after the previous tensor at an alignment of %llu", t->name,
             (unsigned long long) t->offset, t->offset < *end ? "overlaps the tensor before it" : "leaves a gap or is not aligned",
             (unsigned long long) start, (unsigned long long) alignment);
     }

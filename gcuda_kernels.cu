@@ -7276,23 +7276,74 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
     return gcuda_launch_rope(args, stream);
 }
-// ---- fused rope and set_rows of keys, in the cache's type, with rope of queries in the same launch ----
+// ---- Hadamard transform of rows, in place of a product with the matrix ----
+// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k. Stages 1, 2, 4 ... give the sums of d_hadamard.
+//   floor   x read, y written
+//   needs   packed rows
+template <typename T, int PARTS> static __global__ void __launch_bounds__(256) k_hadamard(const gcuda_array x, const gcuda_array y, const float factor) {
+    const int lane = (int) threadIdx.x % 32;
+    const int64_t n_rows = d_rows(y), n_warps = gridDim.x * (int64_t) 8;
+    d_take_turn();
+    for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < n_rows; r += n_warps) {
+        const T * from = (const T *) d_row(x, r);
+        float * to = (float *) d_row(y, r), v[PARTS];
+        UNROLL for (int k = 0; k < PARTS; ++k) { v[k] = d_f32(from[lane + 32 * k]); }
+        UNROLL for (int step = 1; step < 32; step *= 2) {
+            UNROLL for (int k = 0; k < PARTS; ++k) {
+                const float other = __shfl_xor_sync(0xffffffffu, v[k], step);
+                v[k] = (lane & step) != 0 ? other - v[k] : v[k] + other;
+            }
+        }
+        UNROLL for (int step = 1; step < PARTS; step *= 2) {
+            UNROLL for (int k = 0; k < PARTS; ++k) {
+                if ((k & step) == 0) {
+                    const float a = v[k], b = v[k + step];
+                    v[k] = a + b;
+                    v[k + step] = a - b;
+                }
+            }
+        }
+        UNROLL for (int k = 0; k < PARTS; ++k) { to[lane + 32 * k] = v[k] * factor; }
+    }
+}
+
+bool gcuda_hadamard_takes(const gcuda_mul_mat_args * args) {
+    const gcuda_array & a = args->a, & x = args->b, & y = args->y;
+    const int64_t n = a.ne[0];
+    return args->hint == GCUDA_HINT_SRC0_IS_HADAMARD && (n == 64 || n == 128 || n == 256 || n == 512) && a.ne[1] == n &&
+           a.ne[2] * a.ne[3] == 1 && x.ne[0] == n && y.ne[0] == n && (x.type == GCUDA_TYPE_F32 || x.type == GCUDA_TYPE_F16) &&
+           y.type == GCUDA_TYPE_F32 && x.nb[0] == gcuda_type_size(x.type) && y.nb[0] == sizeof(float) && !args->is_rounded;
+}
+
+template <typename T> static gcuda_status hadamard(const gcuda_mul_mat_args & p, gcuda_stream stream) {
+    const int64_t n = p.a.ne[0], n_blocks = (n_rows(p.y) + 7) / 8;
+    const auto kernel = n == 64 ? k_hadamard<T, 2> : n == 128 ? k_hadamard<T, 4> : n == 256 ? k_hadamard<T, 8> : k_hadamard<T, 16>;
+    return launch_in_turn(kernel, n_blocks, dim3(256), stream, p.b, p.y, 1.0f / sqrtf((float) n));
+}
+
+gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream stream) {
+    if (!gcuda_hadamard_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    return args->b.type == GCUDA_TYPE_F16 ? hadamard<__half>(*args, stream) : hadamard<float>(*args, stream);
+}
+
+// ---- inputs of attention: rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in the same launch ----
 // A single kernel serves all cache types: the quantizers are most of its code.
 #define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
 
 // Destination row of a token, -1 to skip. The last of equal indices wins: each block scans the later ones.
-static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t token) {
-    const char * at = (const char *) p.ids.data;
-    const bool is_long = p.ids.type == GCUDA_TYPE_I64;
-    const int64_t step = (int64_t) p.ids.nb[0];
+static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, bool is_key, int64_t token) {
+    const char * at = (const char *) (is_key ? p.ids.data : p.v_ids.data);
+    const bool is_long = (is_key ? p.ids.type : p.v_ids.type) == GCUDA_TYPE_I64;
+    const int64_t step = (int64_t) (is_key ? p.ids.nb[0] : p.v_ids.nb[0]), n_ids = is_key ? p.ids.ne[0] : p.v_ids.ne[0];
     const int64_t to = is_long ? *(const int64_t *) (at + token * step) : *(const int32_t *) (at + token * step);
     int is_later = 0;
-    NO_UNROLL for (int64_t i = token + 1 + threadIdx.x; i < p.ids.ne[0]; i += ROPE_SET_THREADS) {
+    NO_UNROLL for (int64_t i = token + 1 + threadIdx.x; i < n_ids; i += ROPE_SET_THREADS) {
         is_later |= to == (is_long ? *(const int64_t *) (at + i * step) : *(const int32_t *) (at + i * step));
     }
     is_later = __syncthreads_or(is_later);
-    if (to < 0 || to >= p.y.ne[1]) {
+    if (to < 0 || to >= (is_key ? p.y.ne[1] : p.v_y.ne[1])) {
         if (threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         return -1;
     }
@@ -7325,8 +7376,8 @@ static inline __device__ void d_quantize_as(gcuda_type type, const float * x, vo
 struct d_rope_share {
     int n_once; // heads processed at once: whole quantized blocks
     int n_each; // heads per thread block; more of them amortize the rotations
-    int unit; // elements per quantized block of y; 1: y is not quantized
-    int64_t n_keys, n_groups; // groups of n_each heads per token: of keys; of keys and queries
+    int unit;   // elements per quantized block of y; 1: y is not quantized
+    int64_t n_keys, n_queries, n_groups; // groups of n_each heads per token: of keys, of queries, of all including values
 };
 
 // Heads [0, n) of a token: source x, destination y.
@@ -7358,14 +7409,52 @@ static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x
     NO_UNROLL for (int i = tid; i < n / 32 * size / 2; i += ROPE_SET_THREADS) { ((uint16_t *) to)[i] = ((const uint16_t *) blocks)[i]; }
 }
 
-// RoPE of keys, stored in rows `ids` of the cache y, and of queries. A block has a token and n_each heads of keys or queries.
-// Its threads compute the rotations of all pairs once, while the first elements are in flight.
+typedef float d_rope_elements[ROPE_SET_PIECE / 32][36];
+static inline __device__ float & d_rope_element(d_rope_elements & x, int e) { return x[e / 32][e % 32]; }
+
+// Steps before rope, into shared memory: x + bias, then the norm times its weights. Sums have the order of k_norm_regs for rows
+// of this length and alignment. All threads take part.
+template <int LANES>
+static inline __device__ void d_rope_norm(const d_rope_heads & heads, int first, int ne0, const gcuda_rope_set_steps & steps, d_rope_elements & out) {
+    const int own = (int) threadIdx.x / LANES;
+    NO_UNROLL for (int h0 = 0; h0 < heads.n; h0 += ROPE_SET_THREADS / LANES) { // whole warps
+        const int h = h0 + own, n = h < heads.n ? ne0 : 0, at = n > 0 ? h : 0;
+        const float * bias = (const float *) steps.bias + (int64_t) (first + at) * ne0, * w = (const float *) steps.norm;
+        d_held<float, LANES, 4, true> x;
+        x.load(heads.x + at * heads.x_nb1, n);
+        if (steps.bias != nullptr) { x.each(n, [&](float & v, int i) { v = d_add_rn(v, bias[i]); }); }
+        float mean;
+        const float scale = d_norm_find<NORM_RMS, LANES>(x, n, ne0, steps.eps, &mean);
+        x.each(n, [&](float & v, int i) { d_rope_element(out, at * ne0 + i) = d_mul_rn(d_mul_rn(v, scale), w[i]); });
+    }
+}
+
+// Hadamard transform of each n of n_all elements in shared memory. All threads take part; it begins and ends with a barrier.
+static inline __device__ void d_hadamard(d_rope_elements & x, int n_all, int n) {
+    const int tid = (int) threadIdx.x;
+    __syncthreads();
+    NO_UNROLL for (int step = 1; step < n; step *= 2) {
+        NO_UNROLL for (int i = tid; i < n_all / 2; i += ROPE_SET_THREADS) {
+            const int e = (i & ~(step - 1)) * 2 + (i & (step - 1));
+            const float a = d_rope_element(x, e), b = d_rope_element(x, e + step);
+            d_rope_element(x, e) = a + b;
+            d_rope_element(x, e + step) = a - b;
+        }
+        __syncthreads();
+    }
+    const float factor = 1.0f / sqrtf((float) n);
+    NO_UNROLL for (int i = tid; i < n_all; i += ROPE_SET_THREADS) { d_rope_element(x, i) *= factor; }
+    __syncthreads();
+}
+
+// A block has a token and n_each heads of keys, queries or values: bias, norm, RoPE, Hadamard transform. Keys go to rows `ids` of the
+// cache y, values to rows `v_ids` of v_y. Its threads compute the rotations once, while the first elements are in flight.
 //   shared  10 KiB
-//   floor   x and q read, rows of y and q_y written
+//   floor   x, q and v read, rows of y, q_y and v_y written
 //   needs   F32 inputs, one position plane, at most ROPE_SET_PIECE elements per head. q_y may be q
 static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan, const d_rope_share share) {
-    alignas(16) __shared__ float elements[ROPE_SET_PIECE / 32][36];
-    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // Q8_0 is the largest
+    alignas(16) __shared__ d_rope_elements elements;
+    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // the largest
     __shared__ float2 turns[ROPE_SET_PIECE / 2];
     const bool is_adjacent = p.rope.mode == GCUDA_ROPE_TYPE_NORMAL;
     gcuda_rope_args one_plane = p.rope;
@@ -7376,32 +7465,53 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
     if (p.y.type == GCUDA_TYPE_IQ4_NL) { d_quantize_begin<GCUDA_TYPE_IQ4_NL>(); }
     FOR_ROWS(b, share.n_groups * p.rope.x.ne[2]) {
         const int64_t token = b / share.n_groups, group = b - token * share.n_groups;
-        const bool is_key = group < share.n_keys, is_staged = is_key && share.unit > 1;
-        const int64_t first = (is_key ? group : group - share.n_keys) * share.n_each, row = is_key ? d_rope_row(p, token) : 0;
+        const bool is_key = group < share.n_keys, is_query = !is_key && group < share.n_keys + share.n_queries, is_value = !is_key && !is_query;
+        const gcuda_rope_set_steps steps = is_key ? p.k_steps : is_query ? p.q_steps : p.v_steps;
+        const bool has_norm = steps.norm != nullptr, has_bias = steps.bias != nullptr && !has_norm;
+        const bool is_blocks = !is_query && share.unit > 1, is_staged = is_blocks || steps.n_hadamard > 0;
+        const int64_t first = (is_key ? group : is_query ? group - share.n_keys : group - share.n_keys - share.n_queries) * share.n_each;
+        const int64_t row = is_query ? 0 : d_rope_row(p, is_key, token);
         if (row < 0) { continue; } // uniform over the block
         NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
-            d_rope_heads heads = d_rope_heads_of(is_key ? p.rope.x : p.q, first + at, token, share.n_once);
+            d_rope_heads heads = is_key     ? d_rope_heads_of(p.rope.x, first + at, token, share.n_once)
+                                 : is_query ? d_rope_heads_of(p.q, first + at, token, share.n_once)
+                                            : d_rope_heads_of(p.v, first + at, token, share.n_once);
             if (heads.n <= 0) { break; }
-            heads.y = is_key ? d_at(p.y, (first + at) * ne0 / share.unit, row, 0, 0) : d_at(p.q_y, 0, first + at, token, 0);
-            heads.y_nb0 = (int64_t) (is_key ? p.y.nb[0] : p.q_y.nb[0]);
-            heads.y_nb1 = is_key ? ne0 * heads.y_nb0 : (int64_t) p.q_y.nb[1];
+            const int64_t element = (first + at) * ne0 / share.unit;
+            heads.y = is_key ? d_at(p.y, element, row, 0, 0) : is_query ? d_at(p.q_y, 0, first + at, token, 0) : d_at(p.v_y, element, row, 0, 0);
+            heads.y_nb0 = (int64_t) (is_key ? p.y.nb[0] : is_query ? p.q_y.nb[0] : p.v_y.nb[0]);
+            heads.y_nb1 = is_query ? (int64_t) p.q_y.nb[1] : ne0 * heads.y_nb0;
+            const float * bias = (const float *) steps.bias + (first + at) * ne0;
+            const auto get = [&](int h, int i) {
+                const float v = has_norm ? d_rope_element(elements, h * ne0 + i) : heads.at(h, i);
+                return has_bias ? d_add_rn(v, bias[h * ne0 + i]) : v;
+            };
+            const auto store = [&](int h, int i, float v) { d_store(is_query ? GCUDA_TYPE_F32 : p.y.type, heads.to(h, i), v); };
             const auto put = [&](int h, int i, float v) {
-                const int e = h * ne0 + i;
                 if (is_staged) {
-                    elements[e / 32][e % 32] = v;
+                    d_rope_element(elements, h * ne0 + i) = v;
                 } else {
-                    d_store(is_key ? p.y.type : GCUDA_TYPE_F32, heads.to(h, i), v);
+                    store(h, i, v);
                 }
             };
+            if (has_norm || steps.n_hadamard > 0) { __syncthreads(); } // the last use of elements is over
+            if (has_norm) {
+                if (ne0 <= 128) {
+                    d_rope_norm<8>(heads, (int) first + at, ne0, steps, elements);
+                } else {
+                    d_rope_norm<32>(heads, (int) first + at, ne0, steps, elements);
+                }
+                __syncthreads();
+            }
             float u[2], v[2];
             UNROLL for (int k = 0; k < 2; ++k) { // at most ROPE_SET_PIECE / 2 pairs
                 const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
                 if (h < heads.n) {
-                    u[k] = heads.at(h, i0);
-                    v[k] = heads.at(h, i0 + apart);
+                    u[k] = get(h, i0);
+                    v[k] = get(h, i0 + apart);
                 }
             }
-            if (at == 0) {
+            if (at == 0 && !is_value) {
                 __syncthreads(); // turns may still be read
                 NO_UNROLL for (int j = tid; j < n_pairs; j += ROPE_SET_THREADS) { turns[j] = d_rope_angle(one_plane, plan, j, token); }
                 __syncthreads();
@@ -7409,16 +7519,24 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
             UNROLL for (int k = 0; k < 2; ++k) {
                 const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
                 if (h < heads.n) {
-                    d_rotate(&u[k], &v[k], turns[j].x, turns[j].y);
+                    if (!is_value) { d_rotate(&u[k], &v[k], turns[j].x, turns[j].y); }
                     put(h, i0, u[k]);
                     put(h, i0 + apart, v[k]);
                 }
             }
             NO_UNROLL for (int i = tid; i < heads.n * n_rest; i += ROPE_SET_THREADS) {
                 const int h = i / n_rest, i0 = 2 * n_pairs + i - h * n_rest;
-                put(h, i0, heads.at(h, i0));
+                put(h, i0, get(h, i0));
             }
-            if (is_staged) { d_put_cache(p.y, elements, heads.n * ne0, blocks, heads.y); }
+            if (steps.n_hadamard > 0) { d_hadamard(elements, heads.n * ne0, steps.n_hadamard); }
+            if (is_blocks) {
+                d_put_cache(p.y, elements, heads.n * ne0, blocks, heads.y);
+            } else if (is_staged) {
+                NO_UNROLL for (int i = tid; i < heads.n * ne0; i += ROPE_SET_THREADS) {
+                    const int h = i / ne0;
+                    store(h, i - h * ne0, d_rope_element(elements, i));
+                }
+            }
         }
     }
 }
@@ -7431,10 +7549,23 @@ static int rope_set_once(const gcuda_rope_set_args & p) {
     return (int) n;
 }
 
+// The norm has the order of sums of rows at multiples of 16 bytes.
+static bool rope_set_takes_steps(const gcuda_rope_set_steps & steps, const gcuda_array & x) {
+    const int64_t n = steps.n_hadamard, ne0 = x.ne[0];
+    const bool is_norm = steps.norm == nullptr || (is_wide(x) && ne0 % 4 == 0 && ne0 <= 512);
+    return is_norm && (n == 0 || ((n == 64 || n == 128 || n == 256 || n == 512) && ne0 % n == 0));
+}
+
+static bool rope_set_takes_values(const gcuda_rope_set_args & p) {
+    return p.v.type == GCUDA_TYPE_F32 && p.v_y.type == p.y.type && p.v.ne[0] == p.rope.x.ne[0] && p.v.ne[2] == p.rope.x.ne[2] &&
+           rope_set_takes_steps(p.v_steps, p.v);
+}
+
 bool gcuda_rope_set_takes(const gcuda_rope_set_args * args) {
     return args->rope.x.type == GCUDA_TYPE_F32 && (args->rope.mode == GCUDA_ROPE_TYPE_NORMAL || args->rope.mode == GCUDA_ROPE_TYPE_NEOX) &&
            args->rope.n_dims >= 2 && is_cache_type(args->y.type) && rope_set_once(*args) > 0 &&
-           (args->q.data == nullptr || (args->q.type == GCUDA_TYPE_F32 && args->q_y.type == GCUDA_TYPE_F32));
+           rope_set_takes_steps(args->k_steps, args->rope.x) && (args->v.data == nullptr || rope_set_takes_values(*args)) &&
+           (args->q.data == nullptr || (args->q.type == GCUDA_TYPE_F32 && args->q_y.type == GCUDA_TYPE_F32 && rope_set_takes_steps(args->q_steps, args->q)));
 }
 
 gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_stream stream) {
@@ -7443,11 +7574,14 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
     d_rope_share share = {};
     share.n_once = rope_set_once(*args);
     share.unit = (int) gcuda_blck_size(args->y.type);
-    const int64_t n_heads = x.ne[1] + (args->q.data != nullptr ? args->q.ne[1] : 0), n_pieces = (n_heads + share.n_once - 1) / share.n_once * x.ne[2];
+    const int64_t n_queries = args->q.data != nullptr ? args->q.ne[1] : 0, n_values = args->v.data != nullptr ? args->v.ne[1] : 0;
+    const int64_t n_pieces = (x.ne[1] + n_queries + n_values + share.n_once - 1) / share.n_once * x.ne[2];
     const int64_t fitting = n_pieces / enough(2048), most = share.n_once < ROPE_HEADS ? ROPE_HEADS / share.n_once : 1;
     share.n_each = share.n_once * (int) (fitting < 1 ? 1 : fitting < most ? fitting : most);
-    share.n_keys = (x.ne[1] + share.n_each - 1) / share.n_each;
-    share.n_groups = share.n_keys + (n_heads - x.ne[1] + share.n_each - 1) / share.n_each;
+    const auto groups = [&](int64_t n_heads) { return (n_heads + share.n_each - 1) / share.n_each; };
+    share.n_keys = groups(x.ne[1]);
+    share.n_queries = groups(n_queries);
+    share.n_groups = share.n_keys + share.n_queries + groups(n_values);
     return launch_in_turn(k_rope_set, share.n_groups * x.ne[2], dim3(ROPE_SET_THREADS), stream, *args, rope_plan(args->rope), share);
 }
 #endif // part 10
@@ -19964,7 +20098,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //
 //   kernel          grid                              job
 //   k_attn_halves   heads x tiles of 64 positions     writes k and v as F16 for ROWS and WGMMA; other types than F16 and BF16
-//   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
+//   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks, nor
+//                                                     where the caller has found them for several launches (mask_classes)
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
@@ -22298,11 +22433,9 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 }
 
 // ---- conversion of k and v ----
-// A block writes a tile of 64 positions of a head of k or v as F16, a thread 8 elements at a time; tiles that no query sees are not read.
-// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or no number, which becomes the nearest number of F16; and a
-// row of F32 whose largest element is below 2^-13, where F16 loses digits. Blocks of rows of q that see such a position are computed again
-// by the plain path (d_attn_sees_large), so that the result of a query depends on what this query sees alone.
-//   floor   k and v read once, and written as F16
+// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or NaN, which is clamped; and a row of F32 whose largest element
+// is below 2^-13, where F16 loses digits. The plain path computes blocks of queries that see such a position again (d_attn_sees_large). So
+// the result of a query depends on what this query sees alone.
 #define ATTN_LEAST_HALF 1.220703125e-4f // 2^-13
 
 struct d_attn_codes { // of a block of 32 elements, which begins with its scale: bytes before its least value, fifth bits (0: it has none) and codes
@@ -22352,6 +22485,11 @@ static inline __device__ void d_attn_octet_of_floats(float (&v)[8], const char *
 }
 static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); } // NaN: a number too
 
+// k and v of some heads as F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time. Tiles that no query sees are not
+// read.
+//   floor   k and v read once, and written as F16
+//   shared  256 bytes
+//   needs   rows of whole blocks of 32 elements at multiples of 2 bytes (Q4_1, Q5_1: 4), or of F32 at multiples of 16; DK and DV a multiple of 8
 static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTANT d_attn_halves a) {
     __shared__ uint32_t most[ATTN_TILE]; // bits of the largest element of a row, where it matters: they are ordered as numbers are, NaN last
     const int thread = (int) threadIdx.x;
@@ -22397,8 +22535,6 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
 }
 
 // ---- gathered positions ----
-// A block finds the positions that a token sees, in their order: a warp has a part of them, 256 at a time, a lane 8. Their biases become a
-// mask of their own, in which a position more is -inf.
 #define ATTN_LIST_THREADS 1024
 struct d_attn_gather {
     gcuda_array k, v, mask; // from the first token on
@@ -22429,6 +22565,10 @@ static inline __device__ void d_attn_put_bias(const gcuda_array & mask, char * t
         *(uint16_t *) to = from != nullptr ? *(const uint16_t *) from : mask.type == GCUDA_TYPE_F16 ? 0xfc00u : 0xff80u;
     }
 }
+// The positions that a token sees, in their order, and a mask of their biases, -inf after the last. A block has a row of the mask, a warp a
+// contiguous part of it, a lane 8 positions at a time; a first pass counts, so that each warp knows where its entries begin.
+//   floor   the mask read once (the second pass finds it in a cache); 6 bytes written for an entry
+//   shared  128 bytes
 static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_GRID_CONSTANT d_attn_gather a) {
     constexpr int n_warps = ATTN_LIST_THREADS / 32;
     __shared__ int counts[n_warps];
@@ -22478,7 +22618,8 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
     }
 }
 
-// Rows of k and v of the listed positions, a warp each.
+// Rows of k and v of the listed positions, packed. A warp has a row.
+//   floor   these rows read and written once
 static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
     const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
     d_take_turn();
@@ -22934,7 +23075,8 @@ static void attn_set_halves(const gcuda_flash_attn_ext_args & p, attn_plan & x, 
         x.large_bytes[i] = attn_rounded_bytes(sides[i]->ne[2] * sides[i]->ne[3] * x.a.n_tiles * (int64_t) sizeof(uint2));
         extra += (int64_t) x.large_bytes[i];
     }
-    const int64_t most = extra < ATTN_HALF_BYTES ? 1 + (ATTN_HALF_BYTES - extra) / (unit_bytes > 0 ? unit_bytes : 1) : 1; // units
+    if (!x.has_halves()) { return; }
+    const int64_t most = extra < ATTN_HALF_BYTES ? 1 + (ATTN_HALF_BYTES - extra) / unit_bytes : 1; // units
     const int64_t n_launches = (n_units + most - 1) / most;
     x.n_seqs = n_units * p.q.ne[3] <= most ? p.q.ne[3] : 1;
     x.n_heads = (n_units + n_launches - 1) / n_launches * unit;

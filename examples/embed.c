@@ -24,7 +24,7 @@ struct hit { // one of the best lines so far
     char * text; // malloc'ed
 };
 
-// The vector of a text, [n_embd]. Of a text with more tokens than the session takes, the first ones and the last, which ends it.
+// The vector of a text, [n_embd]. A text with more tokens than the session takes is cut: the first tokens and the last, which ends it.
 static gcuda_status embed(struct llm_session * session, const struct llm_model * model, const char * text, int32_t most, float * vector) {
     const size_t n_bytes = strlen(text);
     size_t n = 0;

@@ -1,9 +1,9 @@
-// How an engine embeds the library: its own allocator, log and job system, a private copy of the code, weights in memory it
-// owns, and a graph that is built anew each frame without a single allocation. The program fails if a frame allocates.
+// How an engine embeds the library: with its own allocator, log and job system, a private copy of the code, and weights in its own
+// memory. A graph is built anew each frame without a single allocation; the program fails if a frame allocates.
 //
 // A large engine has two kinds of files: one with GCUDA_IMPLEMENTATION and nothing else, and those that include gcuda.h
-// for the declarations. A small library that is linked into unknown programs does as this file: GCUDA_STATIC keeps its
-// copy to itself, whatever version somebody else brings (or GCUDA_PREFIX, if several files need it).
+// for the declarations. A small library that is linked into unknown programs uses GCUDA_STATIC like this file: its copy is
+// private, whatever version another library has. If several files need it, use GCUDA_PREFIX.
 //
 //   cc -O2 -I. examples/embed_engine.c -o embed_engine -pthread -lm -ldl && ./embed_engine
 #define GCUDA_STATIC
@@ -164,7 +164,7 @@ static gcuda_status brain_init(struct brain * b, struct job_system * js, void * 
     const size_t frame_bytes = 16 * gcuda_tensor_overhead() + gcuda_graph_overhead_custom(32, false);
     const struct gcuda_init_params frame = { frame_bytes, NULL, true };
     struct gcuda_threadpool_params threads = gcuda_threadpool_params_default(N_WORKERS + 1); // jobs at a time: the caller helps
-    threads.parallel_for = parallel_for; // gcuda starts no threads of its own
+    threads.parallel_for = parallel_for; // gcuda starts no threads
     threads.parallel_for_data = js;
     TRY(made(b->pool = gcuda_threadpool_new(&threads)));
     TRY(made(b->backend = gcuda_backend_cpu_init()));

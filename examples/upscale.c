@@ -1,6 +1,6 @@
-// Makes a picture 4 times as wide and high with a small convolutional network, on the CPU or a GPU, and prints how long a frame takes:
-// what a game or a tool around it would do. Large pictures are cut into tiles that overlap by what the network sees, so that the result
-// is the same; how large a tile may be follows from the memory that the device has free.
+// Makes a picture 4 times as wide and high with a small convolutional network, on the CPU or a GPU, and prints the time of a frame. A
+// game or a tool would do the same. Large pictures are cut into tiles that overlap by the network's receptive field, so that the result is
+// the same. The tile size follows from the free memory of the device.
 //
 //   cc -O2 -I. examples/upscale.c -o upscale -pthread -lm -ldl
 //   ./upscale upscaler.gguf in.ppm out.ppm

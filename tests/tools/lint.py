@@ -149,11 +149,12 @@ PHRASES = [
 PLAIN = ("LICENSE beside this one", "hides behind", "hide behind", "test-warp-groups.c")
 MAX_SENTENCE = 30  # words
 
-# Sections whose comments are not rewritten yet, by name. A file that is not named is not checked.
+# Sections whose comments are not rewritten yet, by name. Checked are these files and examples/*.c.
 UNWRITTEN = {
     "README.md": "",
+    "CHANGELOG.md": "",
     "gcuda_kernels.cu": "k-sm90 k-attention",
-    "gcuda.h": "ops cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
+    "gcuda.h": "cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
 }
 NO_CONTRACTS = ("k-sm90", "k-attention")  # sections whose kernels have none yet
 
@@ -227,8 +228,9 @@ def code_and_comment(line):
     return re.sub(r'"(?:\\.|[^"\\])*"', lambda m: " " * len(m.group()), line)
 
 
-def check_phrases(path, text):
-    exempt, where_is = UNWRITTEN[path].split(), sections(text)
+def find_phrases(path, text):
+    """Refused phrases and long sentences of the sections that are not exempt."""
+    exempt, where_is = UNWRITTEN.get(path, "").split(), sections(text)
     phrases, long_ones = [], []
     for n, comment in prose(text) if path.endswith(".md") else comments(text):
         if where_is[n - 1] in exempt:
@@ -244,9 +246,15 @@ def check_phrases(path, text):
             words = [w for w in sentence.split() if re.search(r"[A-Za-z]", w)]
             if len(words) > MAX_SENTENCE:
                 long_ones.append(f"{path}:{n}: {len(words)} words: {sentence[:90]}")
+    return phrases, long_ones
+
+
+def check_phrases(name, paths):
+    exempt = " ".join(UNWRITTEN.get(path, "") for path in paths).split()
     note = "" if not exempt else ", but " + (" ".join(exempt) if len(exempt) < 4 else f"{len(exempt)} sections")
-    check(f"{path}: uses the field's terms{note}", phrases)
-    check(f"{path}: no sentence has more than {MAX_SENTENCE} words{note}", long_ones)
+    found = [find_phrases(path, read(path)) for path in paths]
+    check(f"{name}: uses the field's terms{note}", [bad for phrases, _ in found for bad in phrases])
+    check(f"{name}: no sentence has more than {MAX_SENTENCE} words{note}", [bad for _, long_ones in found for bad in long_ones])
 
 
 def check_contracts(text):
@@ -328,7 +336,10 @@ def main():
             check_layout(path, read(path))
     for path in UNWRITTEN:
         if os.path.exists(os.path.join(ROOT, path)):
-            check_phrases(path, read(path))
+            check_phrases(path, [path])
+    folder = os.path.join(ROOT, "examples")
+    examples = sorted("examples/" + name for name in os.listdir(folder) if name.endswith(".c")) if os.path.isdir(folder) else []
+    check_phrases(f"{len(examples)} examples", examples)
     if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
         check_kernel_contents(read("gcuda_kernels.cu"))
         check_contracts(read("gcuda_kernels.cu"))
