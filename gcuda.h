@@ -631,6 +631,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
 #define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
+#define gcuda_flash_attn_ext_mask_classes_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_mask_classes_bytes)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
 #define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
@@ -865,6 +866,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
 #define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
+#define gcuda_launch_flash_attn_ext_mask_classes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_mask_classes)
 #define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
@@ -2703,6 +2705,8 @@ struct gcuda_flash_attn_ext_args {
     int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
     void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
+    void * mask_classes; // launchers: what gcuda_launch_flash_attn_ext_mask_classes has made of this mask for as many tokens and
+                         // positions; NULL: the launcher does it in scratch. The same bits either way
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
@@ -4516,6 +4520,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 // Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
+// Which parts of the mask hide everything or nothing, found once for several launches with the same mask and as many tokens and positions.
+// Writes gcuda_flash_attn_ext_mask_classes_bytes to args->mask_classes, device memory that those launches take in theirs; of args it reads
+// shapes, types and the mask. 0 bytes: that launch needs no classes, and nothing is done.
+GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_mask_classes_bytes(const struct gcuda_flash_attn_ext_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_mask_classes(
+    const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 // The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
 // block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
@@ -32960,6 +32970,8 @@ struct gcudai_cuda_step {
     int32_t event;   // recorded behind it, for steps on other lanes; -1: none waits
     int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
     enum gcuda_overlap overlap;      // with the step before
+    int mask;             // of the plan's, whose classes it reads; -1: none
+    bool makes_classes;   // it is the first to read them
     bool is_rounded, was_rounded;    // its products take their columns as bytes; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
     cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
@@ -32969,6 +32981,16 @@ struct gcudai_cuda_step {
 
 // Which steps a capture runs, and in which of their places it notes their nodes.
 enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUDA_NOTE_NOTHING };
+
+// A mask whose classes several steps of attention share: found once in each run.
+enum { GCUDAI_CUDA_MASKS = 8 }; // further ones are classified by each step
+struct gcudai_cuda_mask {
+    struct gcuda_array mask;
+    int64_t n_tokens;
+    size_t n_bytes;
+    void * classes; // scratch of a run, from its first step to its last
+    int checked;    // place in the plan's order up to which nobody writes to the mask after its classes were found
+};
 
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
@@ -32991,6 +33013,8 @@ struct gcudai_cuda_plan {
     bool no_patch;       // nodes could not be found or changed one by one
     cudaGraph_t graph;   // that exec was made of, with the nodes of its steps; NULL: not kept
     uint64_t generation; // of the scratch whose addresses exec remembers
+    struct gcudai_cuda_mask masks[GCUDAI_CUDA_MASKS];
+    int n_masks, n_taken;
 };
 
 // ---- steps ----
@@ -33028,6 +33052,7 @@ static void gcudai_cuda_step_make(
     int n_taken = 1;
     GCUDAI_ZERO(*s);
     GCUDAI_ZERO(w);
+    s->mask = -1;
     w.cu = cu;
     w.is_strict = cu->params.strict;
     if (cu->plans.use_fusion && !plan->look.no_fusion) {
@@ -33472,6 +33497,105 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
     }
 }
 
+// ---- classes of masks ----
+
+#if GCUDAI_KERNEL_HAS(ATTENTION)
+// Whether a node writes to the memory of a mask.
+static bool gcudai_cuda_node_writes(const struct gcuda_tensor * y, const struct gcuda_array * mask) {
+    const uintptr_t low = (uintptr_t) mask->data, high = low + mask->nb[3] * (size_t) mask->ne[3];
+    const struct gcuda_tensor * written[1 + GCUDA_MAX_SRC] = { y };
+    int n = 1;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (y->src[k] != NULL && gcudai_writes_source(y, k)) { written[n++] = y->src[k]; }
+    }
+    for (int i = 0; i < n; ++i) {
+        const uintptr_t at = (uintptr_t) written[i]->data;
+        if (at < high && low < at + gcuda_nbytes(written[i])) { return true; }
+    }
+    return false;
+}
+
+static bool gcudai_cuda_is_mask(const struct gcudai_cuda_mask * m, const struct gcuda_flash_attn_ext_args * p, size_t n_bytes) {
+    bool is_same = m->n_tokens == p->q.ne[1] && m->n_bytes == n_bytes && m->mask.data == p->mask.data && m->mask.type == p->mask.type;
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { is_same = is_same && m->mask.ne[d] == p->mask.ne[d] && m->mask.nb[d] == p->mask.nb[d]; }
+    return is_same;
+}
+
+// The plan's mask that a step reads, after those before it have been found; -1: there are too many.
+static int gcudai_cuda_mask_of(struct gcudai_cuda_plan * plan, const struct gcuda_flash_attn_ext_args * p, size_t n_bytes, int place, bool * is_new) {
+    int i = 0;
+    while (i < plan->n_masks && !gcudai_cuda_is_mask(&plan->masks[i], p, n_bytes)) { ++i; }
+    if (i == GCUDAI_CUDA_MASKS) { return -1; }
+    struct gcudai_cuda_mask * m = &plan->masks[i];
+    *is_new = i == plan->n_masks;
+    for (; !*is_new && m->checked < place; ++m->checked) {
+        const struct gcuda_tensor * y = gcudai_cuda_nth(plan, m->checked)->tensor;
+        *is_new = !gcudai_is_skipped(y) && gcudai_cuda_node_writes(y, &m->mask);
+    }
+    plan->n_masks = GCUDAI_MAX(plan->n_masks, i + 1);
+    m->mask = p->mask;
+    m->n_tokens = p->q.ne[1];
+    m->n_bytes = n_bytes;
+    m->checked = place;
+    return i;
+}
+
+// Which steps share the classes of a mask. Not on several streams, where the first step is not before the others.
+static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
+    size_t had[GCUDAI_CUDA_MASKS];
+    const int n_had = plan->n_masks;
+    for (int i = 0; i < n_had; ++i) { had[i] = plan->masks[i].n_bytes; }
+    plan->n_masks = 0;
+    for (int i = 0; i < plan->n_steps; ++i) {
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        if (s->node->op != GCUDA_OP_FLASH_ATTN_EXT || s->op == NULL) { continue; }
+        struct gcuda_flash_attn_ext_args * p = &s->args.op.flash_attn_ext;
+        int mask = -1;
+        bool is_first = false;
+        p->mask_classes = NULL;
+        const size_t n_bytes = plan->n_lanes == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
+        if (n_bytes > 0 && n_bytes != SIZE_MAX) { mask = gcudai_cuda_mask_of(plan, p, n_bytes, s->first, &is_first); }
+        const bool is_other = s->mask != mask || s->makes_classes != is_first || (mask >= 0 && (mask >= n_had || had[mask] != n_bytes));
+        plan->is_relinked = plan->is_relinked || is_other;
+        s->is_new = s->is_new || is_other;
+        s->mask = mask;
+        s->makes_classes = is_first;
+    }
+}
+
+// Memory for a run. Steps that are not captured anew remember where it was.
+static gcuda_status gcudai_cuda_masks_take(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
+    for (int i = 0; i < plan->n_masks; ++i) {
+        struct gcudai_cuda_mask * m = &plan->masks[i];
+        void * const before = m->classes;
+        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
+        plan->n_taken = i + 1;
+        if (noting == GCUDAI_CUDA_NOTE_NEW && m->classes != before) { return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved"); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+static void gcudai_cuda_masks_give(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    while (plan->n_taken > 0) { gcudai_cuda_pool_give(&cu->pool, plan->masks[--plan->n_taken].classes); }
+}
+
+static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
+    if (s->mask < 0) { return GCUDA_STATUS_SUCCESS; }
+    s->args.op.flash_attn_ext.mask_classes = plan->masks[s->mask].classes;
+    return s->makes_classes ? gcuda_launch_flash_attn_ext_mask_classes(&s->args.op.flash_attn_ext, cu->stream) : GCUDA_STATUS_SUCCESS;
+}
+#else
+static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) { (void) plan; }
+static gcuda_status gcudai_cuda_masks_take(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
+    (void) cu, (void) plan, (void) noting;
+    return GCUDA_STATUS_SUCCESS;
+}
+static void gcudai_cuda_masks_give(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) { (void) cu, (void) plan; }
+static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
+    (void) cu, (void) plan, (void) s;
+    return GCUDA_STATUS_SUCCESS;
+}
+#endif
+
 // What the plan is about, beside its steps. Weights that are split now and were not want a first run of their own.
 static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     const bool was_split = plan->has_split;
@@ -33543,6 +33667,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
     }
     gcudai_cuda_plan_columns(cu, plan);
     gcudai_cuda_plan_lanes(cu, plan);
+    gcudai_cuda_plan_masks(plan);
     gcudai_cuda_plan_overlap(cu, plan);
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
@@ -33568,8 +33693,12 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
     const enum gcuda_overlap overlap = s->overlap;
+    const int mask = s->mask;
+    const bool makes_classes = s->makes_classes;
     gcudai_cuda_step_make(cu, plan, s->first, s);
     s->is_new = true;
+    s->mask = mask;
+    s->makes_classes = makes_classes;
     s->last[GCUDAI_CUDA_NOTE_ALL] = last;
     s->overlap = overlap;
 }
@@ -33609,6 +33738,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         gcudai_cuda_plan_note(plan);
         gcudai_cuda_plan_columns(cu, plan);
         gcudai_cuda_plan_lanes(cu, plan);
+        gcudai_cuda_plan_masks(plan);
         gcudai_cuda_plan_overlap(cu, plan);
     } else {
         gcudai_cuda_plan_steps(cu, plan);
@@ -33708,7 +33838,7 @@ static bool gcudai_cuda_captured_last(cudaStream_t stream, cudaGraphNode_t * las
 // All steps, or those that are new alone, one after the other.
 static gcuda_status gcudai_cuda_plan_in_line(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcuda_status st = gcudai_cuda_masks_take(cu, plan, noting);
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const struct gcuda_launch_series callers = *series;
     series->has_begun = false;
@@ -33716,11 +33846,13 @@ static gcuda_status gcudai_cuda_plan_in_line(
         struct gcudai_cuda_step * s = &plan->steps[i];
         if (noting == GCUDAI_CUDA_NOTE_NEW && !s->is_new) { continue; }
         series->overlap = s->overlap;
-        st = gcudai_cuda_step_run(cu, s);
+        st = gcudai_cuda_step_classes(cu, plan, s);
+        st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_step_run(cu, s) : gcudai_cuda_fail_node(cu, st, s->node);
         if (noting != GCUDAI_CUDA_NOTE_NOTHING && st == GCUDA_STATUS_SUCCESS && !plan->no_patch) {
             plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[noting]);
         }
     }
+    gcudai_cuda_masks_give(cu, plan);
     *series = callers;
     return st;
 }

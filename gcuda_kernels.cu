@@ -20211,7 +20211,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //
 //   kernel          grid                              job
 //   k_attn_halves   heads x tiles of 64 positions     writes k and v as F16 for ROWS and WGMMA; other types than F16 and BF16
-//   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
+//   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks, nor
+//                                                     where the caller has found them for several launches (mask_classes)
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
@@ -20262,7 +20263,8 @@ struct d_attn_mma {
     int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
     int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
     int n_steps;           // of 16 elements of a row of k
-    int n_section;         // WGMMA: units of row blocks that are worked on together
+    int n_section;         // WGMMA: units of row blocks that are worked on together,
+    divisor n_rounds;      // in so many items of each block
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
     float scale, cap;      // cap 0: none
 };
@@ -21938,76 +21940,166 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 };
 
 // ---- many rows on warpgroup matrix instructions (9.0a) ----
-// A block has 64 rows for each of its consumer warpgroups, and one warp that brings in k and v (>>k-sm90): a stage is TILES tiles of 64
-// positions, k and v with a full and an empty barrier of their own. A warpgroup starts the scores of the next stage and the values of
-// this one together, and makes the softmax of the next while its values are summed.
+// A block has 64 rows for each of its two consumer warpgroups and goes from item to item. The warps of its third warpgroup bring in what
+// these need (>>k-sm90), already of the next item while the last one is computed:
+//
+//   warp  job                                                                                barriers
+//   0     TMA: k and v of a stage, which is TILES tiles of 64 positions, and its codes       k_full, k_empty, v_full, v_empty
+//   1     in tiles that are not full zeros for rows of v that no query of the block sees     waits for v_full, arrives at v_clean
+//   2, 3  the part of the mask that belongs to a stage with such tiles                       bias_full, bias_empty
+//
+// A consumer warpgroup starts the scores of the next stage and the values of this one together, and makes the softmax of the next while its
+// values are summed.
 //   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
-//   shared  q, and two stages of k and v
+//   shared  q, two stages of k and v, one or two of the mask
 template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
     static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = 2;
     static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
-    static constexpr size_t shared_bytes = 1024 + (size_t) (PARTS * q_bytes + stages * (k_bytes + v_bytes)); // 1024: to align
+    static constexpr int bias_tile_bytes = rows * 128, bias_bytes = tiles * bias_tile_bytes;
+    static constexpr int bias_at = PARTS * q_bytes + stages * (k_bytes + v_bytes);
+    static constexpr int bias_stages = bias_at + 2 * bias_bytes <= 224 * 1024 ? 2 : 1; // of 227 KiB; the rest: d_attn_wg_shared
+    static constexpr size_t shared_bytes = 1024 + (size_t) (bias_at + bias_stages * bias_bytes); // 1024: to align
+    // of a thread; the block has what it was launched with, and who wants more waits for ever
+    static constexpr int launched_registers = 65536 / threads / 8 * 8, helper_registers = 56, consumer_registers = 224;
+    static_assert(128 * (helper_registers + consumers * consumer_registers) <= threads * launched_registers, "registers of all warpgroups");
 };
 
 #if D_SM90
 enum { ATTN_WG_FULL = 1, ATTN_WG_LAST = 2 }; // all rows see all of a tile; the item has no stage after this one
-template <int STAGES> struct d_attn_wg_ring { // shared memory: addresses
-    uint32_t q, k, v, k_full, k_empty, v_full, v_empty;
-    int * codes; // [stage][2]: of each tile its position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+template <typename S> struct d_attn_wg_shared {
+    int k_codes[S::stages][2], v_codes[S::stages][2]; // of each tile its position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+    float unit[S::rows], slope[S::rows];              // what a product of q and k is multiplied with, and a bias
+    int mask_row[S::rows];
+};
+template <typename S> struct d_attn_wg_ring { // addresses in shared memory
+    uint32_t q, k, v, k_full, k_empty, v_full, v_empty, v_clean, bias_full, bias_empty;
+    char * q_rows, * v_rows, * bias_rows; // for threads
+    d_attn_wg_shared<S> * all;
 };
 
-// Item number n. Where rows see different numbers of tiles the longest come first, over all heads of a section at once, so that blocks end
-// together; the k and v of a section stay in the L2 cache.
-static inline __device__ int d_attn_wg_item(const d_attn_mma & a, int n, int n_items) {
-    const int n_rows = (int) a.n_row_blocks.n, section = n / (a.n_section * n_rows), first = section * a.n_section * n_rows;
-    const int n_units = a.n_section * n_rows < n_items - first ? a.n_section : (n_items - first) / n_rows, row = (n - first) / n_units;
-    return first + (n - first - row * n_units) * n_rows + row;
+// The block's next item; -1: none. Where rows see different numbers of tiles the longest come first, over all heads of a section at once,
+// whose k and v stay in the L2 cache. A section is as many rounds of all blocks, of which every second one goes backwards: where a row block
+// sees so much less than the one before, blocks have the same to do.
+static inline __device__ int d_attn_wg_next(const d_attn_mma & a, int & round) {
+    const int n_rows = (int) a.n_row_blocks.n, n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n) * n_rows;
+    const int n_blocks = (int) gridDim.x, block = (int) blockIdx.x, most = a.n_section * n_rows;
+    NO_UNROLL while (true) {
+        const int section = d_divide(round, a.n_rounds), first = section * most, k = round - section * (int) a.n_rounds.n;
+        const int n = k * n_blocks + (k % 2 == 0 ? block : n_blocks - 1 - block), in_section = n_items - first < most ? n_items - first : most;
+        ++round;
+        if (first >= n_items) { return -1; }
+        if (n < in_section) {
+            if (a.classes == nullptr) { return first + n; }
+            const int n_units = in_section == most ? a.n_section : d_divide(in_section, a.n_row_blocks), row = n / n_units;
+            return first + (n - row * n_units) * n_rows + row;
+        }
+    }
 }
 
-// The warp that brings in k and v.
+// Classes of 32 tiles for all rows of a block.
+static inline __device__ uint2 d_attn_wg_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+    if (a.classes == nullptr) { return d_attn_word_without_classes(a, word); }
+    uint2 all = { 0, 0xffffffffu };
+    const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    NO_UNROLL for (int i = 0; i < b.n_planes; ++i) {
+        const uint2 * plane = a.classes + (int64_t) (plane0 + d_remainder(a.first_head + b.head0 + i, a.n_mask_heads)) * a.n_class_blocks * a.n_words + word;
+        NO_UNROLL for (int c = b.class0; c <= b.class1; c += 4) {
+            uint2 one[4];
+            UNROLL for (int k = 0; k < 4; ++k) { one[k] = plane[(int64_t) (c + k < b.class1 ? c + k : b.class1) * a.n_words]; }
+            UNROLL for (int k = 0; k < 4; ++k) { all.x |= one[k].x, all.y &= one[k].y; }
+        }
+    }
+    return all;
+}
+// Goes over the visible tiles of a block, in order. A lane has the classes of 32 tiles, of which those that are still to come are seen.
+struct d_attn_wg_walk {
+    int base; // word of lane 0
+    uint2 own;
+
+    inline __device__ void load(const d_attn_mma & a, const d_attn_block & b, int word0) {
+        const uint2 none = { 0, 0 };
+        base = word0;
+        own = word0 + (int) threadIdx.x % 32 < a.n_words ? d_attn_wg_word(a, b, word0 + (int) threadIdx.x % 32) : none;
+    }
+    // Goes before the first tile of a split; returns their number.
+    inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
+        const int lane = (int) threadIdx.x % 32;
+        int total = 0;
+        NO_UNROLL for (int word = 0; word < a.n_words; word += 32) {
+            load(a, b, word);
+            total += __popc(own.x);
+        }
+        total = d_warp_reduce<d_sum_op>(total);
+        int skipped = d_attn_walk::first_of(total, a, split);
+        const int n = d_attn_walk::first_of(total, a, split + 1) - skipped;
+        if (a.n_words > 32) { load(a, b, 0); }
+        NO_UNROLL while (n > 0 && skipped > 0) {
+            int upto = __popc(own.x); // and all lanes before
+            NO_UNROLL for (int k = 1; k < 32; k *= 2) {
+                const int v = __shfl_up_sync(0xffffffffu, upto, k);
+                upto += lane >= k ? v : 0;
+            }
+            const int here = __shfl_sync(0xffffffffu, upto, 31);
+            NO_UNROLL for (int k = upto - __popc(own.x); k < skipped && own.x != 0; ++k) { own.x &= own.x - 1; }
+            skipped = skipped > here ? skipped - here : 0;
+            if (skipped > 0) { load(a, b, base + 32); }
+        }
+        return n;
+    }
+    // The next tile: its first position times four, and ATTN_WG_FULL.
+    inline __device__ int next(const d_attn_mma & a, const d_attn_block & b) {
+        uint32_t lanes;
+        NO_UNROLL while ((lanes = __ballot_sync(0xffffffffu, own.x != 0)) == 0) { load(a, b, base + 32); }
+        const int from = __ffs((int) lanes) - 1, bit = __ffs((int) own.x) - 1;
+        const int code = 4 * ATTN_TILE * (32 * (base + from) + bit) + (own.y >> (bit & 31) & 1u ? ATTN_WG_FULL : 0);
+        if ((int) threadIdx.x % 32 == from) { own.x &= own.x - 1; }
+        return __shfl_sync(0xffffffffu, code, from);
+    }
+};
+
+// ---- the warps that bring in ----
 template <typename S>
-static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S::stages> & ring) {
-    const int lane = (int) threadIdx.x % 32, n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S> & ring) {
+    const int lane = (int) threadIdx.x % 32;
     d_pipeline_state<S::stages> at = { 0, 1 };
-    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+    for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
         int split = 0;
-        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
         const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
-        d_attn_walk_of<false> walk;
-        const int n_tiles = walk.begin(a, b, split), first = walk.rank;
+        NO_UNROLL for (int row = lane; row < b.n_rows; row += 32) { d_prefetch_l2(d_attn_q_row(a, b, row), (int) a.p.q.ne[0] * 4); }
+        d_attn_wg_walk walk;
+        const int n_tiles = walk.begin(a, b, split);
         for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
-            int j0[S::tiles];
-            bool is_full[S::tiles];
-            UNROLL for (int i = 0; i < S::tiles; ++i) {
-                j0[i] = a.n_tiles * ATTN_TILE; // after the last position: zeros
-                is_full[i] = false;
-                if (n + i < n_tiles) {
-                    walk.go_to(a, b, first + n + i);
-                    j0[i] = walk.tile() * ATTN_TILE;
-                    is_full[i] = walk.is_full();
-                }
+            int code[2] = { 0, 0 };
+            NO_UNROLL for (int i = 0; i < S::tiles; ++i) {
+                const int tile = n + i < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
+                const int one = tile + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
+                code[0] = i == 0 ? one : code[0];
+                code[1] = i == 1 ? one : code[1];
             }
             const uint32_t k_full = ring.k_full + 8 * at.index, v_full = ring.v_full + 8 * at.index;
             d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
+            __syncwarp(); // no lane falls a phase behind
             if (lane == 0) {
-                UNROLL for (int i = 0; i < S::tiles; ++i) {
-                    ring.codes[2 * at.index + i] = 4 * j0[i] + (is_full[i] ? ATTN_WG_FULL : 0) + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
-                }
+                UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->k_codes[at.index][i] = code[i]; }
                 d_mbarrier_arrive_expect(k_full, S::k_bytes);
                 UNROLL for (int i = 0; i < S::tiles; ++i) {
                     UNROLL for (int panel = 0; panel < S::k_bytes / S::panel_bytes; ++panel) {
-                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, j0[i], k_head, b.s, k_full);
+                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, code[i] / 4, k_head, b.s, k_full);
                     }
                 }
             }
             d_mbarrier_wait(ring.v_empty + 8 * at.index, at.phase);
+            d_mbarrier_wait(ring.v_clean + 8 * at.index, at.phase);
+            __syncwarp();
             if (lane == 0) {
+                UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->v_codes[at.index][i] = code[i]; }
                 d_mbarrier_arrive_expect(v_full, S::v_bytes);
                 UNROLL for (int i = 0; i < S::tiles; ++i) {
                     UNROLL for (int panel = 0; panel < S::v_bytes / S::panel_bytes; ++panel) {
-                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, j0[i], v_head, b.s, v_full);
+                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, code[i] / 4, v_head, b.s, v_full);
                     }
                 }
             }
@@ -22015,42 +22107,175 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
     }
 }
 
-// The 16 rows of q of a warp, as T in panels of 64 elements of all rows with 128-byte swizzle, and the exponents that were taken out. Up to
-// 2048 elements of them arrive together. q is F32, its rows at multiples of 16 bytes.
+// Whether a query with rows in this block sees position j of this lane. The mask is F16.
+static inline __device__ bool d_attn_wg_sees(const d_attn_mma & a, const d_attn_block & b, int j) {
+    const int token0 = d_divide(b.row0, a.group), n = d_divide(b.row0 + b.n_rows - 1, a.group) - token0 + 1;
+    bool sees = false;
+    NO_UNROLL for (int i = 0; i < b.n_planes; ++i) {
+        const char * x = d_at(a.p.mask, j, token0, d_remainder(a.first_head + b.head0 + i, a.n_mask_heads), d_remainder(b.s, a.n_mask_seqs));
+        UNROLL_4 for (int k = 0; k < n; ++k) { sees = sees || *(const uint16_t *) (x + k * (int64_t) a.p.mask.nb[1]) != 0xfc00u; }
+    }
+    return sees;
+}
+// Positions that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite, or makes what it is. So a row of v
+// that no query of the block sees, and that is not finite, becomes zeros. A lane has a row.
+template <typename S, int DV> static inline __device__ void d_attn_wg_clean_rows(const d_attn_mma & a, const d_attn_block & b, char * v, int row, int j) {
+    typedef typename S::pair pair;
+    char * x = v + row * 128;
+    pair nans = S::pair_of(0.0f); // 0 * x is 0, or NaN
+    UNROLL_4 for (int i = 0; i < DV / 8; ++i) {
+        const uint4 piece = *(const uint4 *) (x + i / 8 * S::panel_bytes + (i % 8 ^ row % 8) * 16);
+        const uint32_t w[4] = { piece.x, piece.y, piece.z, piece.w };
+        UNROLL for (int k = 0; k < 4; ++k) {
+            pair p;
+            memcpy(&p, w + k, 4);
+            nans = __hfma2(p, S::pair_of(0.0f), nans);
+        }
+    }
+    const bool is_bad = j < a.n_kv && (__low2float(nans) != 0.0f || __high2float(nans) != 0.0f); // also of NaN
+    if (!is_bad || d_attn_wg_sees(a, b, j)) { return; }
+    NO_UNROLL for (int i = 0; i < DV / 8; ++i) { *(uint4 *) (x + i / 8 * S::panel_bytes + (i % 8 ^ row % 8) * 16) = make_uint4(0, 0, 0, 0); }
+}
+template <typename S, int DV> static inline __device__ void d_attn_wg_clean(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
+    const int lane = (int) threadIdx.x % 32;
+    d_pipeline_state<S::stages> at = { 0, 0 };
+    for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
+        int split = 0, last = 0;
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        NO_UNROLL for (; last == 0; at.next()) {
+            d_mbarrier_wait(ring.v_full + 8 * at.index, at.phase);
+            const int * codes = ring.all->v_codes[at.index];
+            last = codes[0] & ATTN_WG_LAST;
+            NO_UNROLL for (int i = 0; i < 2 * S::tiles && a.p.mask.data != nullptr; ++i) {
+                const int code = codes[i / 2], row = i * 32 + lane;
+                if ((code & ATTN_WG_FULL) == 0) { d_attn_wg_clean_rows<S, DV>(a, b, ring.v_rows + at.index * S::v_bytes, row, code / 4 + row % ATTN_TILE); }
+            }
+            d_fence_async();
+            __syncwarp(); // lane 0 arrives for all
+            if (lane == 0) { d_mbarrier_arrive(ring.v_clean + 8 * at.index); }
+        }
+    }
+}
+
+// Eight biases of a row from position j on; of positions that are not there -inf.
+static inline __device__ uint4 d_attn_wg_bias_words(const char * row, int j, int n_kv) {
+    uint32_t w[4];
+    UNROLL for (int e = 0; e < 4; ++e) { // a mask has an even number of positions
+        const int n = n_kv - j - 2 * e;
+        w[e] = n < 1 ? 0xfc00fc00u : row != nullptr ? *(const uint32_t *) (row + 2 * (int64_t) (j + 2 * e)) : n == 1 ? 0xfc000000u : 0;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+// Half of the block's rows of the mask, which is F16 or absent: 64 positions of each tile are 128 bytes, swizzled like k. Rows that do not
+// exist repeat the last one.
+template <typename S> static inline __device__ void d_attn_wg_biases(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 - 4 * S::consumers - 2, row0 = warp * (S::rows / 2);
+    const gcuda_array & mask = a.p.mask;
+    const bool is_even = mask.data != nullptr && ((uintptr_t) mask.data | mask.nb[1]) % 16 == 0;
+    d_pipeline_state<S::stages> at = { 0, 0 };
+    d_pipeline_state<S::bias_stages> to = { 0, 1 };
+    for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
+        int split = 0, last = 0;
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+        __syncwarp(); // rows have been read
+        NO_UNROLL for (int i = row0 + lane; i < row0 + S::rows / 2; i += 32) {
+            const int row = i < b.n_rows ? i : b.n_rows - 1;
+            ring.all->mask_row[i] = (plane0 + d_remainder(d_attn_head(a, b, row), a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
+        }
+        NO_UNROLL for (; last == 0; at.next()) {
+            int code[2], full = ATTN_WG_FULL;
+            d_mbarrier_wait(ring.k_full + 8 * at.index, at.phase);
+            UNROLL for (int i = 0; i < S::tiles; ++i) { code[i] = ring.all->k_codes[at.index][i], full &= code[i]; }
+            last = code[0] & ATTN_WG_LAST;
+            __syncwarp(); // also mask_row
+            if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * at.index); }
+            if (full != 0) { continue; }
+            d_mbarrier_wait(ring.bias_empty + 8 * to.index, to.phase);
+            NO_UNROLL for (int i = 0; i < S::tiles; ++i) {
+                const int one = i == 0 ? code[0] : code[S::tiles - 1], j = one / 4 + lane % 8 * 8;
+                if ((one & ATTN_WG_FULL) != 0) { continue; }
+                char * tile = ring.bias_rows + to.index * S::bias_bytes + i * S::bias_tile_bytes;
+                char * const place = tile + lane / 8 * 128;
+                const int n_rows = S::rows / 2, swizzled[2] = { (lane % 8 ^ lane / 8) * 16, (lane % 8 ^ (lane / 8 + 4)) * 16 };
+                const int * const rows = ring.all->mask_row + row0 + lane / 8;
+                if (is_even && j + 8 <= a.n_kv) {
+                    UNROLL_4 for (int k = 0; k < n_rows; k += 4) {
+                        d_copy_16(place + (row0 + k) * 128 + swizzled[k / 4 % 2], (const char *) mask.data + rows[k] * (int64_t) mask.nb[1] + 2 * (int64_t) j, 16);
+                    }
+                } else {
+                    NO_UNROLL for (int k = 0; k < n_rows; k += 4) {
+                        const char * const from = mask.data == nullptr ? nullptr : (const char *) mask.data + rows[k] * (int64_t) mask.nb[1];
+                        *(uint4 *) (place + (row0 + k) * 128 + (k % 8 == 0 ? swizzled[0] : swizzled[1])) = d_attn_wg_bias_words(from, j, a.n_kv);
+                    }
+                }
+            }
+            d_copies_commit();
+            d_copies_wait<0>();
+            __syncwarp();
+            if (lane == 0) { d_mbarrier_arrive(ring.bias_full + 8 * to.index); }
+            to.next();
+        }
+    }
+}
+
+// ---- consumers ----
+#ifndef ATTN_WG_TURNS
+#define ATTN_WG_TURNS 1
+#endif
+#define ATTN_WG_LEAST_SLOPE 1e-18f // scores are divided by it; biases of less than 1e-13 are none
+
+// d_half_exponent of a number's bits, but at least -120, so that 2 to it is a float.
+static inline __device__ int d_attn_wg_exponent(uint32_t bits) {
+    const int exponent = (int) (bits >> 23) - 126 - 14;
+    const bool is_far = (bits < 0x3c800000u && bits > 0) || (bits > 0x47000000u && bits < 0x7f800000u); // 2^-6, 2^15, infinity
+    return !is_far ? 0 : exponent > -120 ? exponent : -120;
+}
+
+// The 16 rows of q of a warp, as T in panels of 64 elements of all rows with 128-byte swizzle, and what their products are multiplied with.
+// Up to 2048 elements arrive together; rows that do not exist repeat the last one. q is F32, its rows at multiples of 16 bytes.
 template <typename S, int DK, int PARTS>
-static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, char * q, int * exponents, int row0) {
+static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_wg_ring<S> & ring, int row0) {
     constexpr int quads = (DK + 127) / 128, n = 16 / quads; // of a lane and row; rows at a time
-    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
-    UNROLL for (int first = row0; first < row0 + 16; first += n) {
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], own = row0 + lane % 16 < b.n_rows ? row0 + lane % 16 : b.n_rows - 1;
+    const uint64_t own_row = (uint64_t) d_attn_q_row(a, b, own); // of lane % 16
+    int own_exponent = 0;
+    UNROLL for (int first = 0; first < 16; first += n) {
         float4 v[n][quads];
         UNROLL for (int i = 0; i < n; ++i) {
-            const char * x = first + i < b.n_rows ? d_attn_q_row(a, b, first + i) : nullptr;
+            const char * x = (const char *) __shfl_sync(0xffffffffu, (unsigned long long) own_row, first + i);
             UNROLL for (int k = 0; k < quads; ++k) {
                 const int d = 4 * lane + 128 * k;
-                v[i][k] = x != nullptr && d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[i][k] = d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
         }
         UNROLL for (int i = 0; i < n; ++i) {
-            const int row = first + i;
-            float max = 0.0f;
-            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
-            const int exponent = S::is_bf16 ? 0 : d_half_exponent(d_warp_reduce<d_max_op>(max));
-            if (lane == 0) { exponents[row] = exponent; }
+            const int row = row0 + first + i;
+            float factor = 1.0f;
+            if (!S::is_bf16) {
+                float max = 0.0f;
+                UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+                const int exponent = d_attn_wg_exponent(__reduce_max_sync(0xffffffffu, __float_as_uint(max)));
+                own_exponent = lane % 16 == first + i ? exponent : own_exponent;
+                factor = __uint_as_float((uint32_t) (127 - exponent) << 23);
+            }
             UNROLL for (int k = 0; k < quads; ++k) {
                 const int d = 4 * lane + 128 * k;
-                float x[4] = { v[i][k].x, v[i][k].y, v[i][k].z, v[i][k].w };
-                if (exponent != 0) {
-                    UNROLL for (int e = 0; e < 4; ++e) { x[e] = ldexpf(x[e], -exponent); }
-                }
+                float x[4] = { v[i][k].x * factor, v[i][k].y * factor, v[i][k].z * factor, v[i][k].w * factor };
                 UNROLL for (int part = 0; part < PARTS; ++part) {
                     if (d < (DK + 63) / 64 * 64) {
-                        *(uint2 *) (q + part * S::q_bytes + d / 64 * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
+                        *(uint2 *) (ring.q_rows + part * S::q_bytes + d / 64 * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ (first + i) % 8) * 16 + d % 8 * 2) =
                             make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
                     }
                     UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
                 }
             }
         }
+    }
+    if (lane < 16) {
+        const float slope = d_slope(a.p.max_bias, a.y_heads, d_attn_head(a, b, own));
+        ring.all->unit[row0 + lane] = a.scale * __uint_as_float((uint32_t) (127 + own_exponent) << 23);
+        ring.all->slope[row0 + lane] = ATTN_LOG2E * fmaxf(slope, ATTN_WG_LEAST_SLOPE);
     }
 }
 
@@ -22074,249 +22299,246 @@ static inline __device__ void d_attn_wg_values(float (&o)[DV / 2], const uint32_
     UNROLL for (int i = 0; i < S::positions / 16; ++i) { d_wgmma_rs<true>(T(), o, w + 4 * i, b + 128 * i, 1); }
 }
 
-// Biases of this lane's positions of a tile with some of which not every row sees, as pairs of F16: word 2 i + r of the columns 8 i + 2 t and
-// the next (t = lane % 4), row 8 r + lane / 4.
-static inline __device__ void d_attn_wg_biases(uint32_t (&bias)[16], const char * const (&mask)[2], int j0, int n_kv) {
-    j0 += (int) threadIdx.x % 4 * 2;
-    if (j0 + 58 <= n_kv) {
-        UNROLL for (int i = 0; i < 8; ++i) {
-            UNROLL for (int r = 0; r < 2; ++r) { bias[2 * i + r] = mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0; }
-        }
-        return;
-    }
-    UNROLL for (int i = 0; i < 8; ++i) {
-        UNROLL for (int r = 0; r < 2; ++r) {
-            const int n = n_kv - j0 - 8 * i; // a mask has an even number of positions
-            bias[2 * i + r] = n < 2 ? (n < 1 ? 0xfc00fc00u : 0xfc000000u) : mask[r] != nullptr ? *(const uint32_t *) (mask[r] + 2 * (int64_t) j0 + 16 * i) : 0;
-        }
-    }
-}
-// Scores of a tile that is not full.
-template <int DT> static inline __device__ void d_attn_wg_mask(float * s, const d_attn_state<DT, 1> & st, const uint32_t (&bias)[16]) {
-    UNROLL for (int i = 0; i < 32; ++i) {
-        const float x = d_low(bias[i / 4 * 2 + i / 2 % 2] >> 16 * (i % 2));
-        s[i] = x == -INFINITY ? -INFINITY : s[i] + st.slope[0][i / 2 % 2] * x;
-    }
-}
-
-// Positions of a tile that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite. So a row of v that
-// no row of this warp sees, and that is not finite, becomes zeros: a warp looks at 16 of the 64 positions, two lanes at one. The other
-// warpgroup may do the same at the same time: both write zeros, and take NaN and zeros alike (compute-sanitizer calls that a race).
-template <typename S, int DV, int DT>
-static inline __device__ void d_attn_wg_clean(char * v, const d_attn_state<DT, 1> & st, int j0, int n_kv) {
-    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 % 4 * 16, row = row0 + lane / 2;
-    typedef typename S::pair pair;
-    pair nans = S::pair_of(0.0f); // 0 * x is 0, or NaN
-    UNROLL for (int i = lane % 2; i < DV / 8; i += 2) {
-        const uint4 x = *(const uint4 *) (v + i / 8 * S::panel_bytes + row * 128 + (i % 8 ^ row % 8) * 16);
-        const uint32_t w[4] = { x.x, x.y, x.z, x.w };
-        UNROLL for (int k = 0; k < 4; ++k) {
-            pair p;
-            memcpy(&p, w + k, 4);
-            nans = __hfma2(p, S::pair_of(0.0f), nans);
-        }
-    }
-    const bool is_bad = __low2float(nans) != 0.0f || __high2float(nans) != 0.0f; // also of NaN
-    uint32_t bad = __ballot_sync(0xffffffffu, is_bad);
-    NO_UNROLL for (bad = (bad | bad >> 1) & 0x55555555u; bad != 0; bad &= bad - 1) { // rare
-        const int k = (__ffs((int) bad) - 1) / 2, j = j0 + row0 + k;
-        bool sees = false;
-        UNROLL for (int r = 0; r < 2; ++r) {
-            const uint32_t bias = st.mask[0][r] != nullptr && j < n_kv ? *(const uint16_t *) (st.mask[0][r] + 2 * (int64_t) j) : 0;
-            sees = sees || (st.is_row[0][r] && j < n_kv && bias != 0xfc00u);
-        }
-        if (__any_sync(0xffffffffu, sees)) { continue; }
-        for (int i = lane; i < DV / 8; i += 32) {
-            *(uint4 *) (v + i / 8 * S::panel_bytes + (row0 + k) * 128 + (i % 8 ^ (row0 + k) % 8) * 16) = make_uint4(0, 0, 0, 0);
-        }
-    }
-}
+// What a lane keeps of its rows lane / 4 and lane / 4 + 8 of a warp.
+struct d_attn_wg_rows {
+    float max[2], sum[2], unit[2], slope[2]; // as in d_attn_state
+};
 
 // Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with.
-template <int H, int DT>
-static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_state<DT, 1> & st, const float (&unit)[2], float (&factor)[2]) {
+template <int H>
+static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & st, const float (&unit)[2], float (&factor)[2]) {
     UNROLL for (int r = 0; r < 2; ++r) {
         float max = -INFINITY, sum = 0.0f;
         UNROLL for (int i = 0; i < H; i += 4) { max = fmaxf(max, fmaxf(s[i + 2 * r], s[i + 2 * r + 1])); }
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-        max = fmaxf(st.max[0][r], max * unit[r]);
+        max = fmaxf(st.max[r], max * unit[r]);
         const float base = max == -INFINITY ? 0.0f : max;
-        factor[r] = d_exp2(st.max[0][r] - base);
-        st.max[0][r] = max;
+        factor[r] = d_exp2(st.max[r] - base);
+        st.max[r] = max;
         UNROLL for (int i = 2 * r; i < H; i += 4) {
             s[i] = d_exp2(s[i] * unit[r] - base);
             s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
             sum += s[i] + s[i + 1];
         }
-        st.sum[0][r] = st.sum[0][r] * factor[r] + sum;
+        st.sum[r] = st.sum[r] * factor[r] + sum;
     }
 }
-
-template <int DT> static inline __device__ float (&d_attn_wg_out(d_attn_state<DT, 1> & st))[4 * DT] { return *(float (*)[4 * DT]) st.o; }
 
 // Within 2e-7; without a call, which would move registers that wgmma uses.
 static inline __device__ float d_attn_wg_tanh(float x) { return 1.0f - __fdividef(2.0f, d_exp2(2.0f * ATTN_LOG2E * x) + 1.0f); }
 
-// The stage whose values are summed next.
-template <typename S> struct d_attn_wg_step {
-    int code[S::tiles];
-};
+// Scores of a tile become such in units of a bias, to which it is added. bias: of this lane's first position, without its swizzle; NULL: 0.
+static inline __device__ void d_attn_wg_mask(float * s, const float (&ratio)[2], const char * bias, int swizzle) {
+    UNROLL for (int i = 0; i < 8; ++i) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const uint32_t w = *(const uint32_t *) (bias + ((i ^ swizzle) * 16) + r * 1024);
+            UNROLL for (int e = 0; e < 2; ++e) {
+                const float x = d_low(w >> 16 * e);
+                float & y = s[4 * i + 2 * r + e];
+                y = x == -INFINITY ? -INFINITY : y * ratio[r] + x; // k may be anything there
+            }
+        }
+    }
+}
 
-// Scores of a stage, which are on their way, to weights.
-template <typename S, int DT>
-static inline __device__ void d_attn_wg_finish(float (&s)[S::positions / 2], d_attn_wg_step<S> & step, const d_attn_mma & a, d_attn_state<DT, 1> & st,
-    const uint32_t (&bias)[S::tiles][16], float (&factor)[2]) {
-    int all = step.code[0];
-    UNROLL for (int i = 1; i < S::tiles; ++i) { all &= step.code[i]; }
-    float unit[2] = { st.unit[0][0], st.unit[0][1] };
-    if ((all & ATTN_WG_FULL) == 0 || a.cap != 0.0f || a.scale < 0.0f) { // the largest score is not that of the largest product
-        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] *= unit[i / 2 % 2]; }
-        unit[0] = unit[1] = 1.0f;
+// Writes this lane's rows of the result, or of a partial one with its sums.
+template <int DV>
+static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_attn_wg_rows & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
+    const int lane = (int) threadIdx.x % 32, t = lane % 4, dv = a.dv, own = row0 + lane / 4 + 8 * (t % 2); // a lane finds the scale of one row
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    const float own_max = t % 2 == 0 ? st.max[0] : st.max[1], own_sum = t % 2 == 0 ? st.sum[0] : st.sum[1];
+    const int64_t own_out = d_attn_out_row(a, b, own < b.n_rows ? own : b.n_rows - 1);
+    float own_scale = 1.0f;
+    if (a.parts == nullptr) {
+        own_scale = d_attn_final_scale(a.p, d_attn_head(a, b, own < b.n_rows ? own : b.n_rows - 1), own_max, own_sum);
+    } else if (own < b.n_rows && t < 2) {
+        ((float2 *) a.part_sums)[split * n_rows + own_out] = make_float2(own_max, own_sum);
     }
-    if (a.cap != 0.0f) {
-        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i]); }
+    __syncwarp();
+    UNROLL for (int r = 0; r < 2; ++r) {
+        const float scale = __shfl_sync(0xffffffffu, own_scale, lane / 4 * 4 + r);
+        const int64_t out = (int64_t) __shfl_sync(0xffffffffu, (long long) own_out, lane / 4 * 4 + r);
+        if (row0 + 8 * r + lane / 4 >= b.n_rows) { continue; }
+        float * y = (a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv) + 2 * t;
+        UNROLL for (int j = 0; j < DV / 8; ++j) {
+            if (8 * j < dv) { *(float2 *) (y + 8 * j) = make_float2(o[4 * j + 2 * r] * scale, o[4 * j + 2 * r + 1] * scale); }
+        }
     }
-    UNROLL for (int i = 0; i < S::tiles; ++i) {
-        if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_mask(s + 32 * i, st, bias[i]); }
-    }
-    d_attn_wg_soften(s, st, unit, factor);
 }
 
 // A consumer warpgroup: 64 rows of each item.
 template <typename S, typename T, int DK, int DV, int PARTS>
-static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S::stages> & ring, char * q_rows, char * v_rows, int * exponents) {
+static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
     constexpr bool is_bf16 = S::is_bf16;
     const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, row0 = (int) threadIdx.x / 32 * 16;
-    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     d_pipeline_state<S::stages> k_at = { 0, 0 }, v_at = { 0, 0 };
-    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+    d_pipeline_state<S::bias_stages> bias_at = { 0, 0 };
+    if (ATTN_WG_TURNS && group == 1) { d_named_arrive(3, 256); }
+    for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
         int split = 0;
-        const d_attn_block b = d_attn_block_of(a, d_attn_wg_item(a, item, n_items), S::rows, split);
-        d_attn_wg_put_q<S, DK, PARTS>(a, b, q_rows, exponents, row0);
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        d_attn_wg_put_q<S, DK, PARTS>(a, b, ring, row0);
         d_fence_async();
         d_named_sync(1 + group, 128);
-        d_attn_state<DV / 8, 1> st;
-        d_attn_begin(st, a, b, row0, exponents);
-        float (&o)[DV / 2] = d_attn_wg_out(st);
-        float s[S::positions / 2], factor[2];
-        uint32_t w[S::positions / 4], bias[S::tiles][16];
-        d_attn_wg_step<S> step;
+        d_attn_wg_rows st;
+        float o[DV / 2], s[S::positions / 2], factor[2];
+        uint32_t w[S::positions / 4];
+        int code[S::tiles]; // of the stage whose scores are computed
+        UNROLL for (int r = 0; r < 2; ++r) {
+            st.max[r] = -INFINITY;
+            st.sum[r] = 0.0f;
+            st.unit[r] = ring.all->unit[row0 + 8 * r + lane / 4];
+            st.slope[r] = ring.all->slope[row0 + 8 * r + lane / 4];
+        }
+        UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] = 0.0f; }
+        auto is_full = [&]() {
+            int all = code[0];
+            UNROLL for (int i = 1; i < S::tiles; ++i) { all &= code[i]; }
+            return (all & ATTN_WG_FULL) != 0;
+        };
         // scores of the next stage begin
         auto begin = [&]() {
-            d_mbarrier_wait(ring.k_full + 8 * k_at.index, k_at.phase);
-            UNROLL for (int i = 0; i < S::tiles; ++i) { step.code[i] = ring.codes[2 * k_at.index + i]; }
+            UNROLL for (int i = 0; i < S::tiles; ++i) { code[i] = ring.all->k_codes[k_at.index][i]; }
             d_wgmma_fence();
             d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
             d_wgmma_commit();
         };
-        auto fetch_biases = [&]() {
-            UNROLL for (int i = 0; i < S::tiles; ++i) {
-                if ((step.code[i] & ATTN_WG_FULL) == 0) { d_attn_wg_biases(bias[i], st.mask[0], step.code[i] / 4, a.n_kv); }
-            }
-        };
-        auto free_k = [&]() {
-            __syncwarp(); // lane 0 arrives for all
-            if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
-            k_at.next();
-        };
-        auto round = [&]() {
-            UNROLL for (int i = 0; i < S::positions / 4; ++i) { w[i] = d_attn_pair<is_bf16>(s[2 * i], s[2 * i + 1]); }
-        };
         // values of the stage whose weights are in w begin
-        auto add_values = [&](const d_attn_wg_step<S> & at) {
+        auto add_values = [&](bool is_clean) {
             d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
-            bool is_mixed = false;
-            UNROLL for (int i = 0; i < S::tiles; ++i) {
-                if ((at.code[i] & ATTN_WG_FULL) == 0) {
-                    d_attn_wg_clean<S, DV>(v_rows + v_at.index * S::v_bytes + i * (ATTN_TILE * 128), st, at.code[i] / 4, a.n_kv);
-                    is_mixed = true;
-                }
-            }
-            if (is_mixed) {
-                d_fence_async();
-                d_named_sync(1 + group, 128);
-            }
+            if (!is_clean) { d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase); }
             d_wgmma_fence();
             d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
-            d_wgmma_commit();
+        };
+        auto finish = [&]() { // scores to weights
+            float unit[2] = { st.unit[0], st.unit[1] };
+            if (a.cap != 0.0f) {
+                UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i] * unit[i / 2 % 2]); }
+                unit[0] = unit[1] = 1.0f;
+            }
+            const bool is_mixed = !is_full();
+            if (is_mixed || a.scale < 0.0f) { // the largest score is not that of the largest product
+                const float ratio[2] = { __fdividef(unit[0], st.slope[0]), __fdividef(unit[1], st.slope[1]) };
+                if (is_mixed) { d_mbarrier_wait(ring.bias_full + 8 * bias_at.index, bias_at.phase); }
+                UNROLL for (int i = 0; i < S::tiles; ++i) {
+                    if ((code[i] & ATTN_WG_FULL) == 0) {
+                        const char * bias = ring.bias_rows + bias_at.index * S::bias_bytes + i * S::bias_tile_bytes + (row0 + lane / 4) * 128 + lane % 4 * 4;
+                        d_attn_wg_mask(s + 32 * i, ratio, bias, lane / 4);
+                    } else {
+                        UNROLL for (int k = 32 * i; k < 32 * i + 32; ++k) { s[k] *= ratio[k / 2 % 2]; }
+                    }
+                }
+                if (is_mixed) {
+                    __syncwarp(); // lane 0 arrives for all
+                    if (lane == 0) { d_mbarrier_arrive(ring.bias_empty + 8 * bias_at.index); }
+                    bias_at.next();
+                }
+                unit[0] = st.slope[0], unit[1] = st.slope[1];
+            }
+            d_attn_wg_soften(s, st, unit, factor);
         };
         auto free_v = [&]() {
             __syncwarp();
             if (lane == 0) { d_mbarrier_arrive(ring.v_empty + 8 * v_at.index); }
             v_at.next();
         };
-        begin();
-        fetch_biases();
-        d_wgmma_wait<0>();
-        d_wgmma_read(s);
-        free_k();
-        d_attn_wg_finish<S>(s, step, a, st, bias, factor);
-        round();
-        NO_UNROLL while ((step.code[0] & ATTN_WG_LAST) == 0) {
-            const d_attn_wg_step<S> last = step;
+        auto wait_k = [&]() { d_mbarrier_wait(ring.k_full + 8 * k_at.index, k_at.phase); };
+        bool has_values = false, is_clean = true, is_last = false;
+        wait_k();
+        NO_UNROLL while (!is_last) {
+            if (ATTN_WG_TURNS) { d_named_sync(3 + group, 256); }
             begin();
-            add_values(last);
-            fetch_biases();
+            if (has_values) {
+                add_values(is_clean);
+                d_wgmma_commit();
+            } else {
+                d_wgmma_commit(); // in place of the values of a stage before
+            }
+            if (ATTN_WG_TURNS) { d_named_arrive(4 - group, 256); }
             d_wgmma_wait<1>();
             d_wgmma_read(s);
-            free_k();
-            d_attn_wg_finish<S>(s, step, a, st, bias, factor);
+            __syncwarp();
+            if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
+            k_at.next();
+            finish();
+            is_clean = is_full();
+            is_last = (code[0] & ATTN_WG_LAST) != 0;
+            if (!is_last) { wait_k(); } // here, so that compilers do not wait for the values before they compute weights
             d_wgmma_wait<0>();
             d_wgmma_read(o);
-            free_v();
+            if (has_values) { free_v(); }
             UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] *= factor[i / 2 % 2]; }
-            round();
+            UNROLL for (int i = 0; i < S::positions / 4; ++i) { w[i] = d_attn_pair<is_bf16>(s[2 * i], s[2 * i + 1]); }
+            has_values = true;
         }
-        add_values(step);
+        add_values(is_clean);
+        d_wgmma_commit();
         d_wgmma_wait<0>();
         d_wgmma_read(o);
         free_v();
         UNROLL for (int r = 0; r < 2; ++r) {
-            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 1);
-            st.sum[0][r] += __shfl_xor_sync(0xffffffffu, st.sum[0][r], 2);
+            st.sum[r] += __shfl_xor_sync(0xffffffffu, st.sum[r], 1);
+            st.sum[r] += __shfl_xor_sync(0xffffffffu, st.sum[r], 2);
         }
-        d_attn_store<DV / 8, 1>(st, a, b, row0, split);
+        d_attn_wg_store<DV>(o, st, a, b, row0, split);
     }
+    if (ATTN_WG_TURNS && group == 0) { d_named_sync(3, 256); }
 }
 #endif // D_SM90
 
-// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_has_wg)
+// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
 template <typename T, int DK, int DV, int PARTS>
 static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
 #if D_SM90
     typedef d_attn_wg_shape<T, DK, DV, PARTS> S;
     DYNAMIC_SHARED(char, shared);
-    D_SHARED_MBARRIERS(barriers, 4 * S::stages);
-    __shared__ int codes[2 * S::stages], exponents[S::rows];
-    char * const q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
-    char * const v_rows = q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
-    d_attn_wg_ring<S::stages> ring;
-    ring.q = d_shared_address(q_rows);
+    D_SHARED_MBARRIERS(barriers, 5 * S::stages + 2 * S::bias_stages);
+    __shared__ d_attn_wg_shared<S> all;
+    d_attn_wg_ring<S> ring;
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.v_rows = ring.q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
+    ring.bias_rows = ring.q_rows + S::bias_at;
+    ring.all = &all;
+    ring.q = d_shared_address(ring.q_rows);
     ring.k = ring.q + PARTS * S::q_bytes;
     ring.v = ring.k + S::stages * S::k_bytes;
     ring.k_full = d_shared_address(barriers);
     ring.k_empty = ring.k_full + 8 * S::stages;
     ring.v_full = ring.k_empty + 8 * S::stages;
     ring.v_empty = ring.v_full + 8 * S::stages;
-    ring.codes = codes;
+    ring.v_clean = ring.v_empty + 8 * S::stages;
+    ring.bias_full = ring.v_clean + 8 * S::stages;
+    ring.bias_empty = ring.bias_full + 8 * S::bias_stages;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::stages; ++i) {
             d_mbarrier_init(ring.k_full + 8 * i, 1);
             d_mbarrier_init(ring.v_full + 8 * i, 1);
-            d_mbarrier_init(ring.k_empty + 8 * i, 4 * S::consumers); // a lane of each consumer warp
+            d_mbarrier_init(ring.k_empty + 8 * i, 4 * S::consumers + 2); // a lane of each consumer warp and of those that fetch biases
             d_mbarrier_init(ring.v_empty + 8 * i, 4 * S::consumers);
+            d_mbarrier_init(ring.v_clean + 8 * i, 1);
+        }
+        for (int i = 0; i < S::bias_stages; ++i) {
+            d_mbarrier_init(ring.bias_full + 8 * i, 2);
+            d_mbarrier_init(ring.bias_empty + 8 * i, 4 * S::consumers);
         }
         d_mbarrier_fence_init();
     }
     d_take_turn();
     __syncthreads();
     if ((int) threadIdx.x >= 128 * S::consumers) {
-        d_give_registers<40>();
-        if ((int) threadIdx.x / 32 == 4 * S::consumers) { d_attn_wg_fetch<S>(a, k_map, v_map, ring); }
+        d_give_registers<S::helper_registers>();
+        const int warp = (int) threadIdx.x / 32 - 4 * S::consumers;
+        if (warp == 0) {
+            d_attn_wg_fetch<S>(a, k_map, v_map, ring);
+        } else if (warp == 1) {
+            d_attn_wg_clean<S, DV>(a, ring);
+        } else {
+            d_attn_wg_biases<S>(a, ring);
+        }
     } else {
-        d_take_registers<232>();
-        d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring, q_rows, v_rows, exponents);
+        d_take_registers<S::consumer_registers>();
+        d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring);
     }
 #else
     (void) a, (void) k_map, (void) v_map;
@@ -22832,10 +23054,12 @@ static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
 
-// How many units of row blocks, of n, are worked on together; with a mask, or all take equally long.
-static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n) {
-    const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * (p.k.ne[1] > 0 ? p.k.ne[1] : 1));
-    return p.mask.data == nullptr || most < 1 ? 1 : (int) (n < most ? n : most);
+// How many units of row blocks, of n, are worked on together: an even number of rounds of all multiprocessors (d_attn_wg_next), of more than
+// two only as far as k and v stay in the L2 cache; all without classes, where all items take equally long.
+static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n, int64_t n_row_blocks, bool has_classes) {
+    const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1]), two_rounds = 2 * n_multiprocessors();
+    const int64_t n_times = (most < n ? most : n) * n_row_blocks / two_rounds, fitting = (n_times > 1 ? n_times : 1) * two_rounds / n_row_blocks;
+    return (int) (!has_classes || fitting > n ? n : fitting > 1 ? fitting : 1);
 }
 
 static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w) {
@@ -22867,7 +23091,8 @@ struct attn_plan {
     int64_t n_rows, n_splits; // rows of a launch
     bool converts[2];         // k, v
     int64_t n_heads, n_seqs;  // of q, of a launch: all, but where k and v of all do not fit into ATTN_HALF_BYTES as F16
-    size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2];
+    bool has_classes;         // of the mask
+    size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2]; // class_bytes: 0 where the caller has them
 
     bool has_halves() const { return converts[0] || converts[1]; }
     size_t large_at() const { return class_bytes + part_bytes; }
@@ -22974,6 +23199,10 @@ static void attn_set_halves(const gcuda_flash_attn_ext_args & p, attn_plan & x, 
     }
 }
 
+static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
+    return attn_rounded_bytes(mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
+}
+
 // Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
 // fill half of the device are not split by rows.
 static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
@@ -22983,9 +23212,8 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     a.n_row_blocks = divisor_of(n_row_blocks);
     x.n_heads = p.q.ne[2];
     x.n_seqs = p.q.ne[3];
-    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
-        x.class_bytes = attn_rounded_bytes(p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
-    }
+    x.has_classes = p.mask.data != nullptr && a.n_tiles > enough(8);
+    x.class_bytes = x.has_classes && p.mask_classes == nullptr ? attn_class_bytes(p.mask, a) : 0;
     if (x.path == GCUDA_FLASH_ATTN_ROWS || x.path == GCUDA_FLASH_ATTN_WGMMA) { attn_set_halves(p, x, room); }
     const int64_t groups = x.n_heads / a.group.n * x.n_seqs, units = n_row_blocks * groups;
     const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
@@ -22993,7 +23221,10 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
     a.n_splits = divisor_of(x.n_splits);
-    a.n_section = attn_wg_section(p, groups * x.n_splits);
+    if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
+        a.n_section = attn_wg_section(p, groups * x.n_splits, n_row_blocks, x.has_classes);
+        a.n_rounds = divisor_of(((int64_t) a.n_section * n_row_blocks + n_multiprocessors() - 1) / n_multiprocessors());
+    }
     x.n_rows = p.q.ne[1] * x.n_heads * x.n_seqs;
     if (x.n_splits > 1) { x.part_bytes = attn_rounded_bytes(x.n_splits * x.n_rows * (p.v.ne[0] + 2) * (int64_t) sizeof(float)); }
 }
@@ -23112,6 +23343,7 @@ static gcuda_flash_attn_ext_args attn_of_tokens(const gcuda_flash_attn_ext_args 
     g.mask.data = (char *) p.mask.data + seq % p.mask.ne[3] * (int64_t) p.mask.nb[3] + token * (int64_t) p.mask.nb[1];
     g.n_tokens = g.n_rows = (int) n;
     t.n_kv_max = 0;
+    t.mask_classes = nullptr;
     t.k = attn_packed(p.k, g.k_to, p.k.nb[0], (size_t) g.k_stride, g.n_listed, p.k.ne[2], n);
     t.v = is_v_in_k ? t.k : attn_packed(p.v, g.v_to, p.v.nb[0], (size_t) g.v_stride, g.n_listed, p.v.ne[2], n);
     t.v.ne[0] = p.v.ne[0];
@@ -23151,8 +23383,8 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
 template <typename... P, typename... A> static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
     const int64_t n_items = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
-    const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
+    // WGMMA: blocks go on to the next item, whose k and v arrive meanwhile
+    const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
     return x.class_bytes > 0 || x.has_halves() ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
                                                : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
 }
@@ -23226,11 +23458,6 @@ static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const
     return x.has_halves() ? launch_behind(kernel, n, dim3(256), 0, 0, stream, p, a) : launch(kernel, n, 256, stream, p, a);
 }
 
-static gcuda_status attn_launch_classes(const gcuda_flash_attn_ext_args & p, const attn_plan & x, gcuda_stream stream) {
-    const int64_t n = p.mask.ne[2] * p.mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
-    return launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, p.mask, (uint2 *) p.scratch, p.q.ne[1], x.a.n_words, x.a.n_class_blocks);
-}
-
 // The path, and the sum of its splits.
 static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
@@ -23271,7 +23498,7 @@ static gcuda_array attn_some_heads(const gcuda_flash_attn_ext_args & p, const at
 static gcuda_status attn_launch_halves(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int64_t head0, int64_t n_heads, int64_t seq0, gcuda_stream stream) {
     d_attn_halves c;
     memset(&c, 0, sizeof(c));
-    c.classes = x.class_bytes > 0 ? (const uint2 *) p.scratch : nullptr;
+    c.classes = !x.has_classes ? nullptr : (const uint2 *) (x.class_bytes > 0 ? p.scratch : p.mask_classes);
     c.n_kv = x.a.n_kv;
     c.n_tiles = x.a.n_tiles;
     c.n_words = x.a.n_words;
@@ -23364,6 +23591,26 @@ static gcuda_status attn_launch_count(const gcuda_flash_attn_ext_args & p, gcuda
     return launch_overlapped(k_attn_list, g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, g);
 }
 
+static gcuda_status attn_launch_classes(const attn_plan & x, uint2 * classes, gcuda_stream stream) {
+    const gcuda_array & mask = x.a.p.mask;
+    const int64_t n = mask.ne[2] * mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
+    return launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, mask, classes, (int64_t) x.a.n_tokens, x.a.n_words, x.a.n_class_blocks);
+}
+
+size_t gcuda_flash_attn_ext_mask_classes_bytes(const gcuda_flash_attn_ext_args * args) {
+    if (n_elements(args->y) == 0) { return 0; }
+    if (attn_is_gathered(*args)) { return 0; } // which has masks of its own
+    const attn_plan x = attn_plan_of(*args);
+    return asked_bytes(x.path != GCUDA_FLASH_ATTN_PLAIN && x.has_classes ? attn_class_bytes(args->mask, x.a) : 0);
+}
+
+gcuda_status gcuda_launch_flash_attn_ext_mask_classes(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
+    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (attn_is_gathered(*args)) { return GCUDA_STATUS_SUCCESS; }
+    const attn_plan x = attn_plan_of(*args);
+    return x.path == GCUDA_FLASH_ATTN_PLAIN || !x.has_classes ? GCUDA_STATUS_SUCCESS : attn_launch_classes(x, (uint2 *) args->mask_classes, stream);
+}
+
 gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
     if (attn_is_gathered(*args)) { return attn_launch_gathered(*args, stream); }
@@ -23374,10 +23621,10 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     attn_plan x = attn_plan_of(*args);
     const uint2 * const none[2] = { nullptr, nullptr };
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x, none, stream); }
+    if (x.has_classes) { x.a.classes = (const uint2 *) (x.class_bytes > 0 ? args->scratch : args->mask_classes); }
     if (x.class_bytes > 0) {
-        const gcuda_status st = attn_launch_classes(*args, x, stream);
+        const gcuda_status st = attn_launch_classes(x, (uint2 *) args->scratch, stream);
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
-        x.a.classes = (const uint2 *) args->scratch;
         x.a.is_after_classes = 1;
     }
     if (x.n_splits > 1) {

@@ -151,7 +151,7 @@ struct run {
     void launch() {
         if (gcuda_launch_flash_attn_ext(&args, stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "flash_attn_ext"); }
     }
-    double microseconds(int n, bool is_rotated) {
+    double microseconds(int n, bool is_rotated, bool is_classes = false) {
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         gcuda_thread_launches()->overlap = GCUDA_OVERLAP_LAUNCH;
@@ -159,7 +159,11 @@ struct run {
         CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
         for (int i = 0; i < n; ++i) {
             take_copy(is_rotated ? i : 0);
-            launch();
+            if (is_classes) {
+                if (gcuda_launch_flash_attn_ext_mask_classes(&args, stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "mask_classes"); }
+            } else {
+                launch();
+            }
         }
         CHECK(cudaStreamEndCapture(stream, &graph));
         CHECK(cudaGraphInstantiate(&exec, graph, 0));
@@ -244,8 +248,15 @@ static void measure(const shape & s, const options & o) {
         s.dk, s.dv, s.k_heads, s.group, s.n_kv, s.n_tokens, gcuda_type_name(s.type), s.mask, plan.path, plan.n_splits, us, same, bytes / us * 1e-3,
         bytes / us * 0.1 / o.read_gbs, flop / us * 1e-6);
     printf(nmse >= 0.0 ? "  nmse %.1e\n" : "\n", nmse);
+    const size_t n_classes = gcuda_flash_attn_ext_mask_classes_bytes(&r.args);
+    if (n_classes > 0 && s.n_tokens >= 4096) { // as a plan runs several layers with one mask
+        CHECK(cudaMalloc(&r.args.mask_classes, n_classes));
+        const double classes = r.microseconds(10, false, true), given = r.microseconds(n, true);
+        printf("        classes of the mask %6.1f us %5.0f GB/s; with them %9.1f us %6.1f TFLOP/s\n", classes, (double) n_mask * 2.0 / classes * 1e-3, given,
+            flop / given * 1e-6);
+    }
     fflush(stdout);
-    void * const all[] = { r.kv, q, y, want, mask, scratch };
+    void * const all[] = { r.kv, q, y, want, mask, scratch, r.args.mask_classes };
     for (void * p : all) { CHECK(cudaFree(p)); }
     CHECK(cudaStreamDestroy(r.stream));
 }
@@ -382,6 +393,7 @@ static const shape prefill[] = {
     { 128, 128, 8, 4, 16384, 512, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 16384, 512, F16, MASK_BIAS, 0 }, { 128, 128, 8, 4, 16384, 512, F16, MASK_CAUSAL, 0 },
     { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 16384, 16384, F16, MASK_CAUSAL, 0 }, { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
     { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 4096, 4096, BF16, MASK_CAUSAL, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_BIAS, 0 }, { 128, 128, 8, 4, 2048, 2048, F16, MASK_CAUSAL, 0 },
     { 256, 256, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 72, 72, 16, 1, 5776, 5776, F16, MASK_NONE, 0 }, { 80, 80, 16, 1, 4096, 4096, F16, MASK_NONE, 0 },
 };
 static const shape caches[] = { // what becomes F16 for many queries, and F16

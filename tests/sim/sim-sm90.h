@@ -627,8 +627,17 @@ void sim_named_barrier(int id, int n_threads, bool waits) {
     }
 }
 
+// A block has the registers that it was launched with, here as many as __launch_bounds__ with one block on a multiprocessor allow. What
+// warpgroups take beyond what others give never comes.
 void sim_set_registers(int n, bool) {
+    enum { OF_MULTIPROCESSOR = 65536, OF_THREAD = 256 };
+    block_of_cluster & block = *b.here->block;
+    const int fair = OF_MULTIPROCESSOR / b.n_threads / 8 * 8, launched = fair < OF_THREAD ? fair : OF_THREAD;
     if (n < 24 || n > 256 || n % 8 != 0) { fail_here("setmaxnreg of %d", n); }
+    block.n_extra += n - launched;
+    if (++block.n_set == b.n_threads && block.n_extra > 0) {
+        fail_here("deadlock: %d registers are wanted by setmaxnreg and %d were launched", block.n_extra + launched * b.n_threads, launched * b.n_threads);
+    }
 }
 
 // ---- wgmma: operands ----

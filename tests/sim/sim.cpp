@@ -574,6 +574,7 @@ struct block_of_cluster { // of 1, as a rule
     int barrier_what, n_at_barrier;
     long n_nonzero;
     named_barrier named[16];
+    int n_set, n_extra; // threads that have set their registers; registers beyond those of the launch that they have then
     std::map<uint32_t, mbarrier> mbarriers;
     async_view view;
     std::vector<uint64_t> issued[(MAX_THREADS + 127) / 128]; // by the warpgroups: what they multiply
@@ -1263,6 +1264,7 @@ static void begin_block_of_cluster(block_of_cluster & block, uint3 index, int ra
         n.n_wanted = n.n_here = 0;
         n.waiting.clear();
     }
+    block.n_set = block.n_extra = 0;
     for (std::vector<uint64_t> & i : block.issued) { i.clear(); }
     memset(block.n_issued, 0, sizeof(block.n_issued));
     for (int i = 0; i < b.n_threads; ++i) {

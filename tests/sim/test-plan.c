@@ -616,6 +616,124 @@ TEST(a_cache_that_grows_needs_no_new_plan) {
     clean();
 }
 
+// Four layers of attention with masks 0, 0, 1, 0 of n positions, which have classes from 5 tiles of 64 on; `is_written`: mask 0 becomes mask 1
+// before the third layer.
+enum { MASK_TOKENS = 5, MASK_MOST = 700, MASK_LAYERS = 4 };
+struct masked {
+    struct place weights;
+    struct gcuda_tensor *q, *k, *v, *masks[2], *y;
+    struct gcuda_context * ctx;
+    struct gcuda_cgraph * graph;
+    gcuda_gallocr_t alloc;
+};
+
+static bool masked_begin(struct masked * m, gcuda_backend_t backend) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    static uint16_t halfs[MASK_MOST * HEAD];
+    memset(m, 0, sizeof *m);
+    m->weights = place_begin();
+    m->q = gcuda_new_tensor_3d(m->weights.ctx, GCUDA_TYPE_F32, HEAD, MASK_TOKENS, 1);
+    m->k = gcuda_new_tensor_3d(m->weights.ctx, GCUDA_TYPE_F16, HEAD, MASK_MOST, 1);
+    m->v = gcuda_new_tensor_3d(m->weights.ctx, GCUDA_TYPE_F16, HEAD, MASK_MOST, 1);
+    m->ctx = gcuda_init(params);
+    m->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
+    if (m->ctx == NULL || m->alloc == NULL || !place_alloc(&m->weights, backend)) { return false; }
+    fill_floats(m->q, 3);
+    for (int i = 0; i < 2; ++i) {
+        for (int k = 0; k < MASK_MOST * HEAD; ++k) { halfs[k] = (uint16_t) (0x3000 + (k * 37 + 11 * i) % 0x800 + (k % 3 == 0) * 0x8000); }
+        CHECK_OK(gcuda_backend_tensor_set(i == 0 ? m->k : m->v, halfs, 0, sizeof halfs));
+    }
+    return true;
+}
+
+static void masked_build(struct masked * m, int64_t n, bool is_written) {
+    gcuda_reset(m->ctx);
+    struct gcuda_context * ctx = m->ctx;
+    struct gcuda_tensor * k = gcuda_view_3d(ctx, m->k, HEAD, n, 1, m->k->nb[1], m->k->nb[2], 0);
+    struct gcuda_tensor * v = gcuda_view_3d(ctx, m->v, HEAD, n, 1, m->v->nb[1], m->v->nb[2], 0);
+    struct gcuda_tensor * q = m->q, * mask[MASK_LAYERS];
+    gcuda_set_dynamic(k);
+    gcuda_set_dynamic(v);
+    for (int i = 0; i < 2; ++i) {
+        m->masks[i] = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, n, MASK_TOKENS);
+        gcuda_set_input(m->masks[i]);
+        gcuda_set_output(m->masks[i]); // stays as it is
+        gcuda_set_dynamic(m->masks[i]);
+    }
+    for (int i = 0; i < MASK_LAYERS; ++i) { mask[i] = m->masks[i == 2]; }
+    for (int i = 0; i < MASK_LAYERS; ++i) {
+        if (is_written && i == 2) { mask[2] = mask[3] = gcuda_cpy(ctx, m->masks[1], m->masks[0]); }
+        struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, q, k, v, mask[i], 0.25f + 0.1f * (float) i, 0.0f, 0.0f); // HEAD, 1, MASK_TOKENS
+        q = gcuda_add(ctx, q, gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 2, 1, 3)));
+    }
+    m->y = q;
+    gcuda_set_output(m->y);
+    m->graph = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(m->graph, m->y));
+}
+
+// Masks that hide other tiles with every seed.
+static void masked_compute(struct masked * m, gcuda_backend_t by, gcuda_backend_graph_plan_t plan, int seed, float * y) {
+    static uint16_t mask[MASK_MOST * MASK_TOKENS];
+    const int64_t n = m->masks[0]->ne[0];
+    CHECK_OK(gcuda_gallocr_alloc_graph(m->alloc, m->graph));
+    for (int i = 0; i < 2; ++i) {
+        for (int64_t k = 0; k < n * MASK_TOKENS; ++k) {
+            const int64_t j = k % n, token = k / n;
+            mask[k] = (j / 64 + seed + i) % 3 == 0 || j > n - 30 + 5 * token + seed ? 0xfc00 : (j / 64 + seed) % 4 == 1 ? (uint16_t) (0x3800 + j + i) : 0;
+        }
+        CHECK_OK(gcuda_backend_tensor_set(m->masks[i], mask, 0, (size_t) (n * MASK_TOKENS) * 2));
+    }
+    if (plan != NULL) {
+        CHECK_OK(gcuda_backend_graph_plan_update(by, plan, m->graph));
+        CHECK_OK(gcuda_backend_graph_plan_compute(by, plan));
+        CHECK_OK(gcuda_backend_synchronize(by));
+    } else {
+        CHECK_OK(gcuda_backend_graph_compute(by, m->graph));
+    }
+    CHECK_OK(gcuda_backend_tensor_get(m->y, y, 0, gcuda_nbytes(m->y)));
+}
+
+static int classifying_steps(gcuda_backend_graph_plan_t plan) {
+    const struct gcudai_cuda_plan * p = (const struct gcudai_cuda_plan *) plan;
+    int n = 0;
+    for (int i = 0; i < p->n_steps; ++i) { n += p->steps[i].makes_classes; }
+    return n;
+}
+
+TEST(classes_of_a_mask_are_found_once_in_each_run) {
+    static const int64_t masked_lengths[] = { 400, 400, 400, 402, 700, 330, 330, 64, 400, 400 };
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF);
+    for (int is_written = 0; is_written < 2; ++is_written) {
+        for (int graphs = 0; graphs < 2; ++graphs) {
+            gcuda_backend_t planned = backend_with(0, graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
+            struct masked m;
+            REQUIRE(plain != NULL && planned != NULL && masked_begin(&m, plain));
+            masked_build(&m, MASK_MOST, is_written != 0);
+            CHECK_OK(gcuda_gallocr_alloc_graph(m.alloc, m.graph));
+            gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(planned, m.graph);
+            REQUIRE(plan != NULL);
+            for (int run = 0; run < (int) (sizeof masked_lengths / sizeof *masked_lengths); ++run) {
+                float want[HEAD * MASK_TOKENS], got[HEAD * MASK_TOKENS];
+                const int64_t n = masked_lengths[run];
+                masked_build(&m, n, is_written != 0);
+                masked_compute(&m, plain, NULL, run, want);
+                masked_compute(&m, planned, plan, run, got);
+                CHECK_MSG(memcmp(want, got, sizeof got) == 0, "run %d, %d positions", run, (int) n);
+                // written: mask 0, and again after it has changed; n 64: no classes
+                CHECK_EQ_I(classifying_steps(plan), n < 300 || GCUDA_SIM_CC < 750 ? 0 : 2);
+            }
+            gcuda_backend_graph_plan_free(planned, plan);
+            gcuda_gallocr_free(m.alloc);
+            gcuda_free(m.ctx);
+            place_end(&m.weights);
+            gcuda_backend_free(planned);
+        }
+    }
+    gcuda_backend_free(plain);
+    clean();
+}
+
 // A plan has no room for launches of nodes that were empty when it was made.
 TEST(what_is_empty_and_what_is_not_are_plans_apart) {
     gcuda_backend_t backend = backend_with(0, GCUDA_CUDA_ON);

@@ -192,6 +192,32 @@ TEST(planted_faults) {
     clean();
 }
 
+// Registers for two warpgroups, which a third one gives, or not enough of them: on hardware the second of the two waits for ever.
+template <int GIVEN, int TAKEN> static __global__ void __launch_bounds__(384, 1) k_registers(int * y) {
+#if D_SM90
+    if (threadIdx.x >= 256) {
+        d_give_registers<GIVEN>();
+    } else {
+        d_take_registers<TAKEN>();
+    }
+#endif
+    if (threadIdx.x == 0) { *y = 1; }
+}
+TEST(registers_beyond_those_of_the_launch) {
+    for (int is_wrong = 0; is_wrong < 2; ++is_wrong) {
+        sim_reset(1, 64 * MB, 1);
+        int * y = on_device<int>(1);
+        const cudaError_t launched = launch(is_wrong ? k_registers<64, 224> : k_registers<56, 224>, dim3(3), dim3(384), 0, nullptr, y);
+        const bool has_failed = cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess;
+        const std::string message = sim_last_violation();
+        CHECK_MSG(has_failed == (is_wrong != 0), "%s", message.c_str());
+        CHECK_MSG(!is_wrong || message.find("deadlock: 65536 registers are wanted by setmaxnreg and 64512 were launched") != std::string::npos, "%s", message.c_str());
+        sim_reset(1, 64 * MB, 1);
+        CHECK(cudaFree(y) == cudaSuccess);
+    }
+    clean();
+}
+
 TEST(deadlocks_say_who_waits_for_what) {
     const outcome o = run_example(all_examples(std::make_integer_sequence<int, N_FAULTS>())[NEVER_RELEASED], NEVER_RELEASED, 0);
     const char * parts[] = { "k_example<7>: deadlock; block ", "thread 128 waits for mbarrier at 40, parity 0 (0 phases over, 4 of 4 arrivals and 0 bytes missing)",

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What gcuda costs: `make size`. Lines of the source, bytes of the host object, and of the kernels, if `make cuda` has
-built them: processor seconds that nvcc took for each part, bytes of the object, bytes of machine code per architecture.
+built them: processor seconds that nvcc took for each part, bytes of the object, bytes of machine code per architecture. Built for
+90a alone they are compared with the limits of that architecture, and its machine code is listed by families of kernels.
 
     size.py BUILD PART...
 """
@@ -11,6 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+
+MB = 10**6
+LIMITS_90A = {"object": 16 * MB, "machine code": 45 * MB, "CPU seconds": 700}
 
 
 def output(*command, **kw):
@@ -24,14 +29,25 @@ def cpu_seconds(path):
     return sum(60 * int(m) + float(s) for m, s in parts)
 
 
-def section(path, pattern):
-    """Bytes of the sections whose name matches; readelf knows cubins too."""
+def sections(path):
+    """[(name, bytes)]; readelf knows cubins too."""
     rows = re.findall(r"^\s*\[\s*\d+\]\s+(\S+)\s+\S+\s+[0-9a-f]+\s+[0-9a-f]+\s+([0-9a-f]+)", output("readelf", "-SW", path), re.M)
-    return sum(int(size, 16) for name, size in rows if re.match(pattern, name))
+    return [(name, int(size, 16)) for name, size in rows]
+
+
+def section(path, pattern):
+    """Bytes of the sections whose name matches."""
+    return sum(size for name, size in sections(path) if re.match(pattern, name))
+
+
+def family(name):
+    """k_NAME of a kernel's section .text._Z...LENGTHk_NAME..., the part up to its second underscore: k_mul_mat_vec is of k_mul."""
+    found = re.search(r"\d(k_[a-z0-9]+(?:_[a-z0-9]+)?)", name)
+    return found[1] if found else "other"
 
 
 def machine_code(path):
-    """{architecture: bytes of kernels}; empty without cuobjdump."""
+    """{architecture: {family: bytes of kernels}}; empty without cuobjdump."""
     found = {}
     tool = shutil.which("cuobjdump") or "/usr/local/cuda/bin/cuobjdump"
     if os.path.exists(tool):
@@ -39,8 +55,30 @@ def machine_code(path):
             output(tool, "-xelf", "all", os.path.abspath(path), cwd=folder)
             for cubin in glob.glob(folder + "/*.cubin"):
                 arch = re.search(r"sm_\d+[a-z]?", cubin)
-                found[arch[0] if arch else "?"] = found.get(arch[0] if arch else "?", 0) + section(cubin, r"\.text\.")
+                own = found.setdefault(arch[0] if arch else "?", {})
+                for name, size in sections(cubin):
+                    if name.startswith(".text."):
+                        own[family(name)] = own.get(family(name), 0) + size
     return found
+
+
+def families(code):
+    """The families of one architecture, the largest first; those below 1 % in one line."""
+    total = sum(code.values())
+    small = 0
+    for name, size in sorted(code.items(), key=lambda x: -x[1]):
+        if size * 100 >= total:
+            print(f"      {name:<24} {size / MB:6.1f} MB {100 * size / total:5.1f} %")
+        else:
+            small += size
+    print(f"      {'others':<24} {small / MB:6.1f} MB {100 * small / max(total, 1):5.1f} %")
+
+
+def limits(measured):
+    for name, limit in LIMITS_90A.items():
+        value, unit = (measured[name] / MB, " MB") if limit >= MB else (measured[name], "")
+        most = limit / MB if limit >= MB else limit
+        print(f"    limit for 90a: {name:<13} {value:7.1f}{unit} of {most}{unit}" + ("" if value <= most else "  EXCEEDED"))
 
 
 def kernels(folder, numbers):
@@ -55,13 +93,19 @@ def kernels(folder, numbers):
     for path in parts:
         own = machine_code(path)
         s, n = cpu_seconds(path + ".times"), os.path.getsize(path)
-        listed = "".join(f"  {arch} {size:>10}" for arch, size in sorted(own.items()))
+        listed = "".join(f"  {arch} {sum(own[arch].values()):>10}" for arch in sorted(own))
         print(f"    {os.path.basename(path):<22} {s:7.1f} CPU s {n:>10} bytes" + listed)
         seconds, bytes_ = seconds + s, bytes_ + n
-        for arch, size in own.items():
-            code[arch] = code.get(arch, 0) + size
-    listed = "".join(f"  {arch} {size:>10}" for arch, size in sorted(code.items()))
+        for arch, parts_of in own.items():
+            for name, size in parts_of.items():
+                code.setdefault(arch, {})[name] = code.setdefault(arch, {}).get(name, 0) + size
+    listed = "".join(f"  {arch} {sum(code[arch].values()):>10}" for arch in sorted(code))
     print(f"    {'together':<22} {seconds:7.1f} CPU s {bytes_:>10} bytes" + (listed or "  (no cuobjdump: machine code not counted)"))
+    for arch in sorted(code):
+        print(f"    machine code of {arch} by family")
+        families(code[arch])
+    if list(code) == ["sm_90a"]:
+        limits({"object": bytes_, "machine code": sum(code["sm_90a"].values()), "CPU seconds": seconds})
 
 
 def main():
