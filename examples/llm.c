@@ -701,7 +701,7 @@ static gcuda_status bench_generation(struct app * a, const int32_t * tokens, int
 
 enum { PROFILE_TOKENS = 16, PROFILE_ROWS = 48 };
 
-// Time in the calls that sample and start a token's work, and until its result is there.
+// Time in the calls that sample and start a token's work, and until its result is available.
 static gcuda_status profile_host(struct app * a, double * host_us, double * all_us) {
     int32_t token = 0, seq = 0;
     const struct llm_batch batch = { &token, &seq, NULL, 1 };
@@ -917,7 +917,7 @@ static gcuda_status command_perplexity(struct app * a) {
 
 struct line { const char * text; size_t n; float * vector; double likeness; };
 
-// Of a text longer than the context only the beginning counts, with the token that ends texts.
+// A text longer than the context is cut to its beginning, with the token that ends texts.
 static gcuda_status embed_text(struct app * a, const char * text, size_t n, float * vector) {
     struct tokens t = { NULL, 0 };
     gcuda_status st = tokens_of(a, text, n, LLM_ADD_SPECIAL, &t);

@@ -3069,6 +3069,7 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
     a.q = llmi_turn(b, llmi_now(b, llmi_rotate(b, layer, a.q)));
     a.k = llmi_turn(b, llmi_rotate(b, layer, a.k));
+    (void) gcuda_build_forward_expand(b->graph, a.q); // before memory of keys and values is used again: one launch writes all three
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
     llmi_store(b, b->v_cache[layer], llmi_turn(b, a.v), b->in.cells[cache]);
     struct gcuda_tensor * y = llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),

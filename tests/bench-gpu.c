@@ -1727,7 +1727,7 @@ static void decoder_inputs(const struct llmi_build * g, int context) {
 // ---- families of kernels ----
 
 enum family { ATTENTION, PRODUCTS, ELEMENTS, HEAD, N_FAMILIES }; // HEAD: from the output matrix on
-static const char * const family_names[N_FAMILIES] = { "attention", "products", "norms, rope, elements", "head" };
+static const char * const family_names[N_FAMILIES] = { "attention", "products and routing", "norms, rope, elements", "head" };
 
 struct families {
     double us[N_FAMILIES];
@@ -1743,7 +1743,7 @@ static enum family family_of(const char * kernel) {
         enum family family;
     } parts[] = {
         { "k_attn", ATTENTION }, { "k_flash_attn", ATTENTION }, { "mul_mat", PRODUCTS }, { "k_wg_", PRODUCTS }, { "gemm", PRODUCTS },
-        { "k_gather", PRODUCTS }, { "k_dequantize", PRODUCTS }, { "k_half_rows", PRODUCTS }, { "cublas", PRODUCTS }, { "cutlass", PRODUCTS },
+        { "k_route", PRODUCTS }, { "k_gather", PRODUCTS }, { "k_dequantize", PRODUCTS }, { "k_half_rows", PRODUCTS }, { "cublas", PRODUCTS }, { "cutlass", PRODUCTS },
         { "xmma", PRODUCTS }, { "nvjet", PRODUCTS }, { "splitK", PRODUCTS },
     };
     for (int i = 0; i < COUNT(parts); ++i) {
@@ -1752,66 +1752,85 @@ static enum family family_of(const char * kernel) {
     return ELEMENTS;
 }
 
-// A CUDA graph of the kernels of one family, one after another, and its time.
-static double family_us(struct bench * b, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
+static cudaError_t add_edge(cudaGraph_t graph, cudaGraphNode_t from, cudaGraphNode_t to) {
+#if CUDART_VERSION >= 13000
+    return cudaGraphAddDependencies(graph, &from, &to, NULL, 1);
+#else
+    return cudaGraphAddDependencies(graph, &from, &to, 1);
+#endif
+}
+
+// The graph without the nodes of other families; those that were apart follow each other.
+static cudaError_t keep_family(cudaGraph_t graph, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
+    static cudaGraphNode_t own[MAX_KERNELS];
+    cudaError_t err = cudaSuccess;
+    size_t last = n;
+    for (size_t i = 0; i < n && err == cudaSuccess; ++i) {
+        err = cudaGraphNodeFindInClone(&own[i], nodes[i], graph);
+        if (err != cudaSuccess || of[i] != which) { continue; }
+        if (last < n && last + 1 != i) { err = add_edge(graph, own[last], own[i]); }
+        last = i;
+    }
+    for (size_t i = 0; i < n && err == cudaSuccess; ++i) { err = of[i] != which ? cudaGraphDestroyNode(own[i]) : err; }
+    return err;
+}
+
+// The time of one family's kernels, one after another; -1: CUDA refused, and says why.
+static double family_us(struct bench * b, cudaGraph_t captured, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
     enum { REPLAYS = 7 };
     float samples[REPLAYS];
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    cudaGraphNode_t last = NULL;
-    CUDA(cudaGraphCreate(&graph, 0));
-    for (size_t i = 0; i < n; ++i) {
-        struct cudaKernelNodeParams params;
-        cudaGraphNode_t node = NULL;
-        if (of[i] != which) { continue; }
-        CUDA(cudaGraphKernelNodeGetParams(nodes[i], &params));
-        CUDA(cudaGraphAddKernelNode(&node, graph, last != NULL ? &last : NULL, last != NULL, &params));
-        CUDA(cudaGraphKernelNodeCopyAttributes(node, nodes[i]));
-        last = node;
-    }
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    for (int i = -2; i < REPLAYS; ++i) {
+    CUDA(cudaGraphClone(&graph, captured));
+    cudaError_t err = keep_family(graph, nodes, of, n, which);
+    err = err == cudaSuccess ? cudaGraphInstantiate(&exec, graph, 0) : err;
+    for (int i = -2; i < REPLAYS && err == cudaSuccess; ++i) {
         CUDA(cudaEventRecord(b->begin, b->stream));
         CUDA(cudaGraphLaunch(exec, b->stream));
         CUDA(cudaEventRecord(b->end, b->stream));
         const double us = elapsed_us(b);
         if (i >= 0) { samples[i] = (float) us; }
     }
-    CUDA(cudaGraphExecDestroy(exec));
+    if (exec != NULL) { CUDA(cudaGraphExecDestroy(exec)); }
     CUDA(cudaGraphDestroy(graph));
+    if (err != cudaSuccess) {
+        printf("    %s by itself: %s\n", family_names[which], cudaGetErrorString(err));
+        (void) cudaGetLastError();
+        return -1.0;
+    }
     qsort(samples, REPLAYS, sizeof samples[0], by_value);
     return (double) samples[REPLAYS / 2];
 }
 
-// What a computation launches, as a capture has it. Copies and memsets are left out.
+// What a computation launches, as a capture has it: all on one stream. Kernels of one family find other numbers where those of another
+// would have written; routing is with the products, so that these get experts that exist.
 static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
     static cudaGraphNode_t nodes[MAX_KERNELS];
     static enum family of[MAX_KERNELS];
     cudaGraph_t captured = NULL;
-    size_t n_all = MAX_KERNELS, n = 0, last_product = 0;
+    size_t n = MAX_KERNELS, last_product = 0;
     memset(f, 0, sizeof *f);
     CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
     decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "a capture");
     CUDA(cudaStreamEndCapture(b->stream, &captured));
-    CUDA(cudaGraphGetNodes(captured, nodes, &n_all));
-    for (size_t i = 0; i < n_all; ++i) {
+    CUDA(cudaGraphGetNodes(captured, nodes, &n));
+    for (size_t i = 0; i < n; ++i) {
         enum cudaGraphNodeType type;
         struct cudaKernelNodeParams params;
         const char * name = NULL;
         CUDA(cudaGraphNodeGetType(nodes[i], &type));
-        if (type != cudaGraphNodeTypeKernel) { continue; }
-        CUDA(cudaGraphKernelNodeGetParams(nodes[i], &params));
-        if (cudaFuncGetName(&name, params.func) != cudaSuccess || name == NULL) { name = ""; }
+        if (type == cudaGraphNodeTypeKernel && cudaGraphKernelNodeGetParams(nodes[i], &params) == cudaSuccess) {
+            (void) cudaFuncGetName(&name, params.func);
+        }
         (void) cudaGetLastError();
-        nodes[n] = nodes[i];
-        of[n] = family_of(name);
-        if (of[n] == PRODUCTS) { last_product = n; }
-        ++n;
+        of[i] = family_of(name != NULL ? name : "");
+        if (of[i] == PRODUCTS && strstr(name, "k_route") == NULL) { last_product = i; }
     }
     for (size_t i = last_product; i < n; ++i) { of[i] = HEAD; }
     for (size_t i = 0; i < n; ++i) { f->n[of[i]]++; }
-    for (int k = 0; k < N_FAMILIES; ++k) { f->us[k] = f->n[k] > 0 ? family_us(b, nodes, of, n, (enum family) k) : 0.0; }
+    for (int k = 0; k < N_FAMILIES; ++k) { f->us[k] = f->n[k] > 0 ? family_us(b, captured, nodes, of, n, (enum family) k) : 0.0; }
     CUDA(cudaGraphDestroy(captured));
+    (void) gcuda_backend_synchronize(backend); // what it says about indices is about numbers that the other families would have made
 }
 #else
 static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
@@ -1827,24 +1846,27 @@ struct decoder_run {
     int n_tokens, context; // tokens are the last ones of the context
 };
 
+// Two computations in a row, of which the second is timed: it waits for no work of the host.
 static double decoder_us(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     float samples[DECODER_RUNS];
     int n = 0;
     double total = 0.0;
-    for (int i = -3; n < 3 || (n < DECODER_RUNS && total < DECODER_MAX_US); ++i) { // the first ones make scratch and the CUDA graph
+    for (int i = -2; n < 3 || (n < DECODER_RUNS && total < DECODER_MAX_US); ++i) { // the first ones make scratch and the CUDA graph
+        decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
         CUDA(cudaEventRecord(b->begin, b->stream));
         decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
         CUDA(cudaEventRecord(b->end, b->stream));
         const double us = elapsed_us(b);
         if (i < 0) { continue; }
         samples[n++] = (float) us;
-        total += us;
+        total += 2.0 * us;
     }
+    decoder_ok(gcuda_backend_synchronize(backend) == GCUDA_STATUS_SUCCESS, "indices");
     qsort(samples, (size_t) n, sizeof samples[0], by_value);
     return (double) samples[n / 2];
 }
 
-// Median time of looking up and launching the graph, while the device is busy or not: what a token costs the host.
+// Median time of looking up and launching the graph: what a token costs the host.
 static double decoder_host_us(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     enum { RUNS = 15 };
     float samples[RUNS];

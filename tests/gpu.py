@@ -14,8 +14,8 @@ they are of the same sources and machine.
     build      kernels and programs for this GPU
     ops        every operation against its float64 reference, on the device; the same with 48 KiB of shared memory; a tenth node by node
     capture    every case twice more as a CUDA graph that is replayed on changed data: captured here, and the backend's own of a plan
-    programs   generation with random weights, against the CPU; the digits; tests/hw/test-*.c, of these test-lifetimes (graphs that come and go) for a minute; libraries that the programs
-               need
+    programs   generation with random weights, against the CPU; the digits; small examples; tests/hw/test-*.c, of these test-lifetimes
+               (graphs that come and go) for a minute; libraries that the programs need
     shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
@@ -206,8 +206,22 @@ def hardware_tests(stage, names):
 
 
 def not_built():
-    names = ["digits", "digits-no-cublas", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
+    names = ["digits", "digits-no-cublas", "decode", "mlp", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
     return [name for name in names if not os.path.exists(os.path.join(ROOT, "build", "cuda", name))]
+
+
+def small_examples(stage):
+    """Examples that take a GPU if there is one, against plain Python."""
+    sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
+    import example_oracles
+    for name in ("mlp", "decode"):
+        code, out = run([f"build/cuda/{name}"], f"example-{name}", stage.left())
+        try:
+            example_oracles.ORACLES[name](out)
+            why = ""
+        except AssertionError as e:
+            why = str(e)[:300]
+        stage.result(f"example {name}", code == 0 and not why, why or "as plain Python has it")
 
 
 def generation(stage):
@@ -244,6 +258,7 @@ def stage_programs(stage, args):
     stage.result("digits on the CPU", code == 0 and len(cpu) == 1, cpu[0] if cpu else out[-300:])
     share = [float(line.split(" %")[0]) for line in gpu + cpu]
     stage.result("digits on both", len(share) == 2 and abs(share[0] - share[1]) <= 1.0, "within 1 % of each other wanted")
+    small_examples(stage)
     for program in ("digits", "test-ops", "bench-gpu"):
         code, out = run(["ldd", f"build/cuda/{program}"])
         ok = code == 0 and "libcuda" not in out and "libcublas" not in out

@@ -1611,6 +1611,44 @@ TEST(the_first_of_two_failures_is_told) {
     clean();
 }
 
+TEST(a_broken_promise_about_a_mask_is_a_status) { // the same on the CPU; and nothing is reported where it is kept, or with fewer positions
+    for (int i = 0; i < 6; ++i) {
+        const bool is_cpu = i % 2 == 1;
+        const int64_t n_kv = i < 4 ? 4096 + i : 4095;
+        gcuda_backend_t backend = is_cpu ? gcuda_backend_cpu_init() : gcuda_backend_cuda_init(0);
+        struct place p = place_begin();
+        struct gcuda_tensor *q = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 32, 3, 2), *k = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 32, n_kv, 1),
+                            *mask = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n_kv, 3);
+        struct gcuda_tensor * y = gcuda_flash_attn_ext(p.ctx, q, k, k, mask, 0.5f, 0.0f, 0.0f);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 3));
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        float * rows = (float *) malloc((size_t) (3 * n_kv) * sizeof(float)), * ones = (float *) malloc((size_t) (32 * n_kv) * sizeof(float)), out[32 * 6];
+        for (int64_t j = 0; j < 32 * n_kv; ++j) { ones[j] = 1.0f; }
+        for (int64_t j = 0; j < 3 * n_kv; ++j) { rows[j] = j % n_kv % 1000 == 7 && j % n_kv < 3000 ? 0.0f : -HUGE_VALF; }
+        CHECK_OK(gcuda_backend_tensor_set(q, ones, 0, 4 * 32 * 6));
+        CHECK_OK(gcuda_backend_tensor_set(k, ones, 0, (size_t) (4 * 32 * n_kv)));
+        for (int breaks = 0; breaks < 3; ++breaks) { // the last: kept again, and forgotten
+            rows[2 * n_kv + 4000] = breaks == 1 ? 0.0f : -HUGE_VALF;
+            CHECK_OK(gcuda_backend_tensor_set(mask, rows, 0, (size_t) (12 * n_kv)));
+            const gcuda_status st = gcuda_backend_graph_compute(backend, graph);
+            CHECK_EQ_I(st, breaks == 1 && n_kv >= 4096 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS);
+            if (st != GCUDA_STATUS_SUCCESS) {
+                CHECK_HAS(gcuda_last_error(), is_cpu ? "row 2 of the mask has 4 entries, n_kv_max is 3" : "CUDA0: a row of the mask of flash_attn_ext had more entries than its n_kv_max");
+            } else {
+                CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+                for (int j = 0; j < 32 * 6; ++j) { CHECK(fabsf(out[j] - 1.0f) < 1e-3f); }
+            }
+        }
+        free(rows);
+        free(ones);
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 static bool always(void * data) {
     (void) data;
     return true;

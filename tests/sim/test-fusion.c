@@ -701,7 +701,7 @@ TEST(keys_and_values_stay_apart) {
 static void build_layer(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t head = 64, width = 256, tokens = v == 4 ? 20 : 1;
+    const int64_t head = 64, width = 256, tokens = v == 4 ? 10 : 1;
     const enum gcuda_type type = v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0;
     struct gcuda_tensor * x = f32(b, width, tokens, 1), * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * heads[3];
     for (int i = 0; i < 3; ++i) {
