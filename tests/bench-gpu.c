@@ -1717,7 +1717,7 @@ static void decoder_inputs(const struct llmi_build * g, int context) {
     const bool is_ok = gcuda_backend_tensor_set(g->in.tokens, ints, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
                        gcuda_backend_tensor_set(g->in.positions, ints + n, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
                        gcuda_backend_tensor_set(g->in.cells[0], ints + n, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
-                       gcuda_backend_tensor_set(g->in.outputs, &last, 0, sizeof last) == GCUDA_STATUS_SUCCESS &&
+                       (n == 1 || gcuda_backend_tensor_set(g->in.outputs, &last, 0, sizeof last) == GCUDA_STATUS_SUCCESS) && // of one token: not read
                        gcuda_backend_tensor_set(g->in.mask[0], mask, 0, (size_t) n * (size_t) n_kv * sizeof *mask) == GCUDA_STATUS_SUCCESS;
     decoder_ok(is_ok, "inputs");
     free(ints);

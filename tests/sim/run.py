@@ -344,7 +344,10 @@ def small_examples(total):
 
 
 def language_models(total, level):
-    """Small models of every architecture against numpy (tests/llm/check.py), with the Python that has the packages of the tests."""
+    """Sessions on the device (tests/test-llm.c); small models of every architecture against numpy (tests/llm/check.py), with the Python that
+    has the packages of the tests."""
+    if total.build(["build/sim/test-llm"]):
+        total.test(["build/sim/test-llm"], {"GCUDA_TEST_BACKEND": "CUDA0"}, 900)
     pythons = [p for p in (sys.executable, os.path.join(ROOT, "build/venv/bin/python")) if os.path.exists(p) and
                subprocess.run([p, "-c", "import gguf, sentencepiece, tokenizers"], stderr=subprocess.DEVNULL).returncode == 0]
     if not pythons:
