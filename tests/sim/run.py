@@ -6,7 +6,7 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: small examples; half of all cases of the operations, by --seed; small language models of every architecture against numpy; 20 orders of threads and
+    ci     and: half of all cases of the operations, by --seed; small examples; small language models of every architecture against numpy; 20 orders of threads and
            streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
