@@ -3937,8 +3937,11 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // sizes too, with the graph that has them; where these are declared (gcuda_set_dynamic) the plan is not made anew.
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
-// IQ4_NL) with the same rope of queries (up to GCUDA_ROPE_SET_QUERIES elements) before, between or behind them, ssm_conv of F32 with SiLU
+// addition before or behind, or of one row with a sum of parts of one tensor before that addition (results of experts), scale and
+// soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
+// IQ4_NL) with the same rope of queries and the set_rows of values (each up to GCUDA_ROPE_SET_QUERIES elements; the cache of keys and that of
+// values of one type) in any order, and for each its bias, rms_norm and mul of aligned heads (up to 512 elements), Hadamard transform
+// (gcuda_mul_mat_set_hint) and reshapes, ssm_conv of F32 with SiLU
 // behind it or behind a bias of its channels, up to eight element-wise operations (the first may be an
 // add_cast of 16 bits to F32); the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
@@ -3953,6 +3956,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
 // which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
 // it, as these would round it.
+// Products of the same activations, of which rope, norms, cache writes or attention read the results, run one after another wherever they
+// stand within 24 nodes, if no node in between touches their memory (biases of up to 8 tokens then go with rope).
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
 // the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
 // of many columns on warp groups, which add up in another order; gcuda_cuda_params.strict forbids that.
@@ -4267,6 +4272,8 @@ struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
     int form; // 0: y is floats, else what gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form says
+    int n_parts;    // of one row of more than 512 elements, all arrays at multiples of 16 bytes: x is the sum of so many rows, added in
+    size_t part_nb; // order; the bytes from one to the next. 0 or 1: x is one row
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
 // y may be left as bytes with their scales, in its first 3072 bytes for each 2048 elements or part of them, for products that would
@@ -31241,6 +31248,50 @@ static int gcudai_cuda_match_add_rms_norm_mul(const struct gcudai_cuda_window * 
                : 0;
 }
 
+// Views of one tensor, added one after another, as experts' results are: nodes taken, from the window's first on; 0: it is no such sum.
+static int gcudai_cuda_sum_of_parts(const struct gcudai_cuda_window * w, struct gcuda_norm_mul_args * p) {
+    const struct gcuda_tensor * first = w->node[0], * a = first->src[0], * b = first->src[1];
+    if (first->op != GCUDA_OP_ADD || a->op != GCUDA_OP_VIEW || b->op != GCUDA_OP_VIEW || a->view_src != b->view_src || b->view_offs <= a->view_offs ||
+        a->type != GCUDA_TYPE_F32 || gcuda_nrows(a) != 1 || !gcudai_cuda_is_wide(a) || !gcudai_cuda_is_wide(b)) {
+        return 0;
+    }
+    const size_t step = b->view_offs - a->view_offs;
+    int n = 1;
+    for (; gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) && gcudai_cuda_is_inner(w, n - 1) && w->node[n]->src[0] == w->node[n - 1]; ++n) {
+        const struct gcuda_tensor * v = w->node[n]->src[1];
+        if (v->op != GCUDA_OP_VIEW || v->view_src != a->view_src || v->view_offs != a->view_offs + (size_t) (n + 1) * step ||
+            !gcuda_are_same_shape(v, a)) {
+            break;
+        }
+    }
+    p->x = gcudai_array(a);
+    p->n_parts = n + 1;
+    p->part_nb = step;
+    return gcuda_are_same_shape(a, b) && gcuda_are_same_shape(first, a) ? n : 0;
+}
+
+// One block computes it, which has read all but the weights when it begins to write y.
+static int gcudai_cuda_match_parts_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_norm_mul_args * p = &args->norm_mul;
+    const int n = gcudai_cuda_sum_of_parts(w, p);
+    if (n == 0 || !gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) || !gcudai_cuda_is_op(w, n + 1, GCUDA_OP_RMS_NORM) || !gcudai_cuda_is_inner(w, n - 1)) { return 0; }
+    const struct gcuda_tensor * sum = w->node[n], * norm = w->node[n + 1], * weight = gcudai_cuda_row_operand(w, n + 2, GCUDA_OP_MUL);
+    const struct gcuda_tensor * residual = gcudai_cuda_other(sum, w->node[n - 1]), * y = weight != NULL ? w->node[n + 2] : NULL;
+    const bool has_sum = !gcudai_cuda_is_inner(w, n);
+    if (y == NULL || norm->src[0] != sum || residual == NULL || residual->type != GCUDA_TYPE_F32 || norm->type != GCUDA_TYPE_F32 ||
+        !gcuda_are_same_shape(residual, sum) || !gcuda_are_same_shape(sum, w->node[n - 1]) || gcuda_nrows(weight) != 1 ||
+        !gcudai_cuda_is_wide(sum) || !gcudai_cuda_is_wide(norm)) {
+        return 0;
+    }
+    p->add = gcudai_array(residual);
+    p->sum = gcudai_array(has_sum ? sum : NULL);
+    p->w = gcudai_array(weight);
+    p->y = gcudai_array(y);
+    p->eps = gcudai_param_f32(norm, 0);
+    const bool may_sum = !has_sum || (gcudai_cuda_may_write(w, n + 3, sum, true) && !gcudai_cuda_overlap(sum, y));
+    return may_sum && !gcudai_cuda_overlap(y, weight) && gcuda_norm_mul_takes_form(p) ? n + 3 : 0;
+}
+
 static gcuda_status gcudai_cuda_run_norm_mul(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_norm_mul(&args->norm_mul, stream);
 }
@@ -32308,6 +32359,7 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
+    { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
