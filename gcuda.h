@@ -4272,7 +4272,7 @@ struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
     int form; // 0: y is floats, else what gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form says
-    int n_parts;    // of one row of more than 512 elements, all arrays at multiples of 16 bytes: x is the sum of so many rows, added in
+    int n_parts;    // of one row of 513 to 8192 elements, all arrays at multiples of 16 bytes: x is the sum of so many rows, added in
     size_t part_nb; // order; the bytes from one to the next. 0 or 1: x is one row
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);

@@ -6027,7 +6027,8 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 or 32 registers of a thread
+#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
+#define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
 // One row, as a decoder has of each token: what it takes from the end of the kernel before to its own counts. So nothing is left to
 // be looked up, and w and b are asked for before that end. The result may be a column of bytes: it has the place of what was read,
 // all of which has come when the block meets for its sum.
@@ -6042,7 +6043,7 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
     if (is_early) { d_wait_before(); }
     x.load((const char *) p.x.data, n);
-    for (int i = 1; i < p.n_parts; i += NORM_PARTS_AHEAD) {
+    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
         row parts[NORM_PARTS_AHEAD];
         UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
             parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
@@ -6084,7 +6085,7 @@ static bool is_norm_mul_wide(const gcuda_norm_mul_args & p) {
 
 bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
     const int64_t n = args->x.ne[0];
-    const bool is_row = is_norm_mul_row(*args) && can_hold(n) && n % 4 == 0 && args->part_nb % 16 == 0;
+    const bool is_row = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
     if (args->n_parts > 1 && (!is_row || (args->form != 0 && args->form % 2 == 0))) { return false; }
     if (args->form % 2 == 0) {
         return args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && can_hold(n) && is_norm_mul_wide(*args));

@@ -247,7 +247,7 @@ TEST(rms_norm_and_mul_of_one_row_are_one_launch) {
 static void build_parts_norm(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 1 ? 516 : v == 2 ? 5000 : v == 4 ? 512 : 2048, used = v == 1 ? 2 : v == 3 ? 5 : 8, rows = v == 5 ? 2 : 1;
+    const int64_t n = v == 1 ? 516 : v == 2 ? 5000 : v == 4 ? 512 : v == 8 ? 8196 : 2048, used = v == 1 ? 2 : v == 3 ? 5 : 8, rows = v == 5 ? 2 : 1;
     struct gcuda_tensor * y = f32(b, n, used, rows), * x = f32(b, n, rows, 1), * sum = NULL;
     for (int64_t i = 0; i < used; ++i) {
         struct gcuda_tensor * one = gcuda_view_2d(c, y, n, rows, y->nb[2], (size_t) (v == 6 && i == 3 ? 4 : i) * y->nb[1]);
@@ -268,6 +268,7 @@ TEST(a_sum_of_parts_goes_into_the_norm) {
     stops(build_parts_norm, 5, "chain, rms_norm + mul");
     stops(build_parts_norm, 6, "chain, rms_norm + mul");
     stops(build_parts_norm, 7, "chain, chain, rms_norm + mul");
+    stops(build_parts_norm, 8, "chain, rms_norm + mul");
     clean();
 }
 
