@@ -1,10 +1,10 @@
 /*
 gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header                      version 0.1.0, MIT
 
-A program describes a computation as a graph of tensor operations, gives the tensors memory, and has a backend compute
-it: inference, training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those
-of ggml with the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on
-NVIDIA GPUs; a graph with a node that the device cannot run is refused by name.
+A program builds a graph of tensor operations, allocates the tensors, and computes the graph on a backend: inference,
+training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those of ggml with
+the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on NVIDIA GPUs. A
+graph with a node that the device cannot run is refused with the node's name.
 
 BUILD
     cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
@@ -12,16 +12,16 @@ BUILD
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
     #include "gcuda.h"
 
-    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is there):
+    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is installed):
 
     nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
     cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
        -lstdc++ -lrt -ldl -lm -lpthread
 
-    For an H100 or H200 write -arch=sm_90a: native leaves out its warp-group matrix instructions. The program starts on
-    machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by
-    side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed. For a shared library add -Xcompiler -fPIC to the
-    nvcc line and -fPIC -shared to the other; make's objects have it.
+    For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
+    driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...
+    (see >>config) leaves out kernels. For a shared library add -Xcompiler -fPIC to the nvcc line and -fPIC -shared to the
+    other; make's objects are compiled so.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
@@ -44,77 +44,88 @@ QUICK START
         return st;
     }
 
-  With backends, which is what programs that should also run on a GPU do: make the context with no_alloc = true, place
-  the weights with gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr, move data with
-  gcuda_backend_tensor_set and _get, compute with gcuda_backend_graph_compute. examples/digits.c trains a model that way.
+  Programs that should also run on a GPU use backends. Make the context with no_alloc = true. Allocate the weights with
+  gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr. Transfer data with
+  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. Example: examples/digits.c.
 
 SHAPES
     ne[0..3] counts elements, ne[0] innermost; nb[0..3] are strides in bytes. [a, b] in comments means ne[0] = a,
-    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: both have the summed dimension first.
+    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: the contracted dimension is the first.
     Quantized types are blocks of 32 or 256 elements along ne[0]; nb[0] is the size of a block.
 
 MEMORY
-    Who makes it frees it. A context (gcuda_init) is an arena of tensor and graph descriptions, and of data unless
-    no_alloc; gcuda_free ends all of them. Backend buffers, allocators, backends, thread pools, graph copies and plans
-    each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
-    use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
-    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
-    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader: set inputs before every run, mark
-    results with gcuda_set_output, and allocate weights, caches and other state first, in a context of their own
-    (gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's without memory is refused unless
-    gcuda_set_input marks it. Nodes run in the order in which they were expanded: expand the node that writes a cache
-    before a node that reads a view of it.
-    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
+    The caller frees every object that it makes. A context (gcuda_init) is an arena of tensor and graph descriptions, and
+    of data unless no_alloc; gcuda_free frees all of them. Backend buffers, allocators, backends, thread pools, graph
+    copies and plans each have a _free function, which accepts NULL. A tensor points to memory and never owns any: buffers
+    must outlive their use, not the tensors. Views share the memory of their owner. Chains of views are flattened:
+    view_src is never a view.
+
+    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail and returns a status.
     Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
-    nothing.
-    On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
+    nothing. On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params.
+
+    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader. So
+      - set inputs before every run, and mark results with gcuda_set_output
+      - allocate weights, caches and other state first, in a separate context (gcuda_backend_alloc_ctx_tensors)
+      - expand the node that writes a cache before a node that reads a view of it: nodes run in the order of expansion
+
+    A leaf without memory of another context than the graph's is refused unless gcuda_set_input marks it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
 
 ERRORS
-    A function that can fail returns a gcuda_status, or a pointer that is then NULL, and leaves a message with names and
-    numbers in gcuda_last_error() (one per thread). Nothing aborts, exits or prints.
-    A context keeps the first error of its constructors. Constructors given NULL return NULL, so a model can be written
-    without a check on each line: gcuda_build_forward_expand returns the status and the message. After
-    gcuda_context_clear_error the context can be used again; a refused node leaves nothing behind.
-    supports_op and compute ask the same rule: a graph with a node that the backend cannot run is refused by name before
-    anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and write nothing; the
-    graph is computed to its end and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
+    A function that can fail returns a gcuda_status, or NULL instead of a pointer, and sets gcuda_last_error() (one per
+    thread): a message with names and numbers. Nothing aborts, exits or prints.
+
+    A context keeps the first error of its constructors. Constructors return NULL for NULL arguments, so a model can be
+    written without a check on each line: gcuda_build_forward_expand returns the status and the message. After
+    gcuda_context_clear_error the context can be used again; a refused node leaves no trace.
+
+    supports_op and compute apply the same rules: a graph with a node that the backend cannot run is refused with the
+    node's name before anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and
+    write nothing. The graph is computed to its end, and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
 
 THREADS
-    Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
-    one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
-    n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
-    for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
-    nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and restores the
-    caller's rounding mode, flush-to-zero mode and traps. If no other thread is inside gcuda at a fork(), the child may use and
-    free its copies of contexts, graphs, CPU buffers and CPU backends. A backend starts new threads there; a pool made before the
-    fork has none (its graphs run on the calling thread) and is freed without a join. CUDA does not survive fork(): the child must
-    neither use nor free anything of it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
-    read need names (gcuda_set_name) before: building a graph names what has none.
+    Different objects (contexts, graphs, backends, buffers) may be used by different threads concurrently; one object by
+    one thread at a time. The registry, the log and the allocator setting have a lock. Weights that graphs of several
+    threads read need names first (gcuda_set_name), because building a graph names unnamed tensors.
+
+    A CPU backend computes with n_threads threads of a pool, including the caller; the others sleep between graphs. An
+    abort callback stops a graph within about 10 ms. Results have the same bits for any number of threads and in every
+    floating-point environment. A graph on the CPU computes in the default one (round to nearest, subnormal numbers kept,
+    no traps) on all threads, including custom operations and the abort callback. It restores the caller's rounding mode,
+    flush-to-zero mode and traps.
+
+    After a fork() with no other thread inside gcuda, the child may use and free its copies of contexts, graphs, CPU
+    buffers and CPU backends. A backend starts new threads there. A pool made before the fork has none: its graphs run on
+    the calling thread, and it is freed without a join. CUDA does not survive fork(): the child must neither use nor free
+    CUDA objects.
 
 EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
                    page-locked memory: gcuda_backend_cuda_set_memory. Limits: gcuda_cuda_params.memory_budget.
     Logging:       gcuda_log_set; silent otherwise.
-    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread.
+    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or with a pool
+                   whose parallel_for hands the work to the program's own job system (examples/embed_engine.c).
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
-    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph. Views
-                   whose length grows, in graphs that are built again: gcuda_set_dynamic.
+    KV cache:      three ways, in examples/decode.c. gcuda_set_rows writes at an input index, with a mask over the whole cache: one
+                   graph, several sequences, rings. gcuda_graph_move_view moves the written view before each run of the same
+                   graph. Graphs that are built again have a view of the cache that grows: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
                    scheduler's, with a progress callback that may stop it. See >>gguf.
-    Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
-                   computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
+    Weights:       gcuda_cuda_upload copies pageable or mapped memory to a device on separate threads while a backend
+                   computes; gcuda_cuda_upload_event_wait makes the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
-    Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights and experts spread over devices by rows; copies between
-                   devices go directly where a probe shows that peer access works. See >>cuda.
+    Several GPUs:  gcuda_backend_cuda_split_buffer_type distributes the rows of weights and experts over devices. Copies
+                   between devices use peer access if a probe shows that it works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
-    Environment:   gcuda_use_environment(false) before anything else: no GCUDA_... variable changes what the program does.
+    Environment:   gcuda_use_environment(false) before any other call: GCUDA_... variables have no effect.
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
-                   memory and semaphores of Vulkan and Direct3D 12; gcuda_backend_cuda_set_abort_callback ends a graph
-                   within about 2 ms of GPU time; gcuda_cuda_selftest says whether a device works. See >>cuda.
+                   memory and semaphores of Vulkan and Direct3D 12. gcuda_backend_cuda_set_abort_callback ends a graph
+                   within about 2 ms of GPU time; gcuda_cuda_selftest tests a device. See >>cuda.
     Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
@@ -132,21 +143,32 @@ ADDING AN OPERATION
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
     7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
-    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut into
-       slices; without a row it is never cut, and the comment after the table lists such operations. If it works element by
-       element and should be fused with its neighbours into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
-       gcuda_kernels.cu d_chain_map or d_chain_binary and is_chain_step, which refuses a step that has no kernel
-    The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
+    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
+       into slices. Without a row it is never cut, and the comment before the table lists such operations
+    9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
+       gcuda_kernels.cu d_chain_map or d_chain_binary. is_chain_step refuses a step without a kernel
+
+    The compiler reports a missing function, `make lint` a missing block or test. `make generate` updates GCUDA_PREFIX's
     list and the README's table.
-    A new kind of GCUDA_OP_UNARY: a line of GCUDA_UNARY_OPS with the next number; its GCUDAI_MAP(ID, f(x)) in >>op:unary of
-    >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu, which the compiler asks for; a derivative in
-    gcudai_unary_slope, until then refused by name; its function in f_unary of tests/ops-elementwise.h, and 7. Chains, cut
-    rules and gcuda_unary take it from the list. A new gate: the same with GCUDA_GLU_OPS, GCUDAI_GLU and d_glus,
-    gcudai_glu_act for its derivative and gcudai_cuda_gate_of if a unary kind times 1 is the same.
+
+    A new kind of GCUDA_OP_UNARY:
+      - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu: the compiler
+        requires them
+      - a derivative in gcudai_unary_slope, until then refused by name
+      - its function in f_unary of tests/ops-elementwise.h, and step 7
+    A new gate needs GCUDA_GLU_OPS, GCUDAI_GLU and d_glus, gcudai_glu_act for its derivative, and gcudai_cuda_gate_of if it
+    equals a unary kind times 1.
+
+    A new path of matrix products on CUDA:
+      - its name in enum gcuda_mul_mat_path
+      - in gcuda_kernels.cu a struct mul_mat_path (takes, scratch_bytes, launch, layout) and its place in mul_mat_path_of, which the
+        compiler asks for
+      - when it pays: rows of gcudai_cuda_mm_rules
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
-    computed with, not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but are no weights of
+    computed with, but not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but cannot be weights of
     mul_mat. SIMD kernels: AVX2, AVX-512, NEON; mingw-gcc builds use the scalar ones.
 
 CONTENTS  (search for the tag; `make map` prints the lines)
@@ -194,7 +216,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-fusion   patterns of nodes that one launch computes
     >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
-    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest does this build work on this device
@@ -244,7 +266,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
 //   GCUDA_NO_CUDA         leave it out whatever else is defined
 //   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
-//   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
+//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend starts, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
@@ -611,6 +633,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
 #define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
+#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
 #define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
 #define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
 #define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
@@ -860,28 +883,6 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
-#define gcuda_launch_mul_mat_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_gemm)
-#define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
-#define gcuda_launch_mul_mat_id_mma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_mma)
-#define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
-#define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
-#define gcuda_launch_mul_mat_id_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float_fused)
-#define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
-#define gcuda_launch_mul_mat_id_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_wg)
-#define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
-#define gcuda_launch_mul_mat_tile_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_fused)
-#define gcuda_launch_mul_mat_tile_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_group)
-#define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
-#define gcuda_launch_mul_mat_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float)
-#define gcuda_launch_mul_mat_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_fused)
-#define gcuda_launch_mul_mat_vec_float_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_group)
-#define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
-#define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
-#define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
-#define gcuda_launch_mul_mat_wg_columns GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_columns)
-#define gcuda_launch_mul_mat_wg_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_fused)
-#define gcuda_launch_mul_mat_wg_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_group)
-#define gcuda_launch_mul_mat_wg_product GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_product)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
@@ -938,29 +939,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
 #define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
-#define gcuda_mul_mat_gemm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_gemm_scratch_bytes)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
-#define gcuda_mul_mat_id_mma_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_mma_scratch_bytes)
-#define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
-#define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
+#define gcuda_mul_mat_layout GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_layout)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_scratch_bytes)
 #define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
-#define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
-#define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
-#define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
-#define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
-#define gcuda_mul_mat_vec_most GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_most)
-#define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
-#define gcuda_mul_mat_vec_takes_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_takes_group)
-#define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
-#define gcuda_mul_mat_wg_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_form)
-#define gcuda_mul_mat_wg_form_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_form_bytes)
-#define gcuda_mul_mat_wg_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_fused_scratch_bytes)
-#define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
-#define gcuda_mul_mat_wg_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts)
-#define gcuda_mul_mat_wg_parts_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts_bytes)
-#define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
+#define gcuda_mul_mat_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_takes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
 #define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
@@ -1216,9 +1201,9 @@ struct gcuda_allocator {
 // For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
-// Whether the GCUDA_... environment variables mean anything; they do unless a program that embeds the library says false,
-// before its first other call, and again after gcuda_shutdown. What they choose can be chosen by a parameter too, which wins
-// over the variable. NVIDIA's own variables (CUDA_VISIBLE_DEVICES) are the driver's business.
+// Whether the library reads the GCUDA_... environment variables; default true. A program that embeds the library passes false
+// before its first other call, and again after gcuda_shutdown. Every choice of a variable is also a parameter, which overrides
+// it. The driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
 // Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, what gcuda_use_environment
@@ -1282,8 +1267,8 @@ enum gcuda_type {
 
 // clang-format off
 // Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
-// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes, byte j of
-// qs holds element j in its low nibble and element j + 16 in its high one; bit j of qh belongs to element j.
+// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes,
+// byte j of qs holds element j in its low nibble and element j + 16 in its high one. Bit j of qh belongs to element j.
 struct gcuda_block_q4_0 { gcuda_fp16_t d; uint8_t qs[16]; };                   // d * (q - 8)
 struct gcuda_block_q4_1 { gcuda_fp16_t d, m; uint8_t qs[16]; };                // d * q + m
 struct gcuda_block_q5_0 { gcuda_fp16_t d; uint8_t qh[4]; uint8_t qs[16]; };    // d * (q - 16), qh: bit 4 of the codes
@@ -1420,16 +1405,16 @@ GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // ""
 GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
 GCUDA_API struct gcuda_tensor * gcuda_format_name(
     struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
-// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its last
-// reader, so a value set once does not survive the first run; weights and caches are allocated before the graph instead.
+// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its
+// last reader, so a value set once does not survive the first run. Allocate weights and caches before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
 // OUTPUT: the program reads the tensor after a run. Its memory is not reused and no fusion skips it; without the flag a tensor
 // that a node reads may have been overwritten by the end of the run.
 GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
-// Declares that sizes and strides of this tensor change from run to run: a view of a KV cache that grows, its mask. Where such a
-// graph is built again with other ones, and with this declared again, a CUDA backend's plan of the graph before follows: it is not made
-// anew, only launches that see another size get new arguments. The same holds for what is computed from the tensor. Empty and not
-// empty are plans apart. Costs nothing otherwise; set before the graph is first computed.
+// Declares that sizes and strides of this tensor change from run to run: a view of a growing KV cache, its mask. If the graph is
+// built again with other sizes and this declaration, a CUDA backend reuses the plan of the previous graph. Only launches that depend
+// on a changed size get new arguments, also those of tensors computed from this one. An empty tensor needs a separate plan. No
+// cost otherwise. Call it before the graph is first computed.
 GCUDA_API void gcuda_set_dynamic(struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
 GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
@@ -1469,8 +1454,8 @@ GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0]
 GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // same as is_contiguous
-GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense behind any nb[1]
-GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense behind any nb[2]
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense, nb[1] arbitrary
+GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense, nb[2] arbitrary
 GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor); // elements of a row adjacent
 GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps, maybe permuted
 GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // memory order C W H N
@@ -1488,7 +1473,7 @@ struct gcuda_array {
     void * data;
     enum gcuda_type type;
     int64_t ne[4]; // elements, ne[0] innermost
-    size_t nb[4];  // strides in bytes; nb[0] is that of a block. Of a dimension of one element: as if it were packed
+    size_t nb[4];  // strides in bytes; nb[0] is that of a block. A dimension of one element has the packed stride
 };
 
 // =====================================================================================================
@@ -1642,8 +1627,8 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
-// What tensor.op_params holds, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. Programs that walk
-// or build graphs of their own read it here; the constructors write it.
+// Layout of tensor.op_params, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. The constructors
+// write it; programs that walk or build graphs can read it.
 //
 //   operation                    slots
 //   VIEW                         0-1 offset into src[0], 64 bits
@@ -1670,7 +1655,7 @@ enum gcuda_op {
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
 //   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec; MUL_MAT: 1 enum gcuda_hint
-//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec; FLASH_ATTN_EXT: 4 n_kv_max
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
 //   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
@@ -1701,7 +1686,7 @@ struct gcuda_tensor {
     struct gcuda_tensor * view_src; // owner of the memory (never itself a view), or NULL
     size_t view_offs;               // bytes into the owner
     void * data;
-    struct gcuda_backend_buffer * buffer; // owner of the memory behind data; NULL: the context's
+    struct gcuda_backend_buffer * buffer; // owner of the memory at data; NULL: the context
     void * extra;                         // the backend's
     char name[GCUDA_MAX_NAME];
 };
@@ -1758,12 +1743,15 @@ typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda
 typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, void * userdata);
 #define GCUDA_N_TASKS_MAX (-1)
 
-// The same on a CUDA device: cuda enqueues the caller's own kernels on stream, where the sources are ready and whoever
-// comes next waits for dst. It runs on the computing thread each time the graph is computed, with the device current and
-// dst->data, dst->src[]->data device memory. It must not wait for the stream, use another one without joining it again,
-// allocate with cudaMalloc, free buffers of gcuda's or change the device: the stream may be recording a CUDA graph, under a
-// lock that freeing may want. Its launches then are nodes of that graph. Another status than SUCCESS ends the computation with
-// it; a CUDA error it leaves is reported.
+// A custom operation on a CUDA device: the callback cuda enqueues the caller's kernels on stream. The sources are ready there, and
+// later work on it waits for dst. The callback runs on the computing thread each time the graph is computed, with the device current.
+// dst->data and dst->src[]->data are device memory. A status other than SUCCESS ends the computation with that status; a CUDA error
+// that it leaves is reported.
+//
+// The stream may be capturing a CUDA graph, whose nodes the launches become, under a lock that freeing may need. So the callback
+// must not
+//   - wait for the stream, or use another one without joining it again
+//   - allocate with cudaMalloc, free gcuda's buffers or change the device
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
 struct gcuda_custom_params { // at least one of fun and cuda
@@ -1880,8 +1868,8 @@ GCUDA_API struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
-// A copy of a with b written over a region of it. Element [i0, i1, i2, i3] of b goes to the byte
-// offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3, with nb0 the type size: strides need not be those of a.
+// A copy of a with b written over a region of it. Strides need not be those of a; nb0 is the type size.
+//     byte of b's element [i0, i1, i2, i3] = offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 //
 //   a        any type, contiguous
 //   b        type of a, any strides, at most as many elements
@@ -1912,7 +1900,7 @@ GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, st
     struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:repeat -----------------------------------------------------------------------------------------
-// a side by side until it fills a larger shape whose extents are multiples of its own.
+// Repeats a to fill a larger shape, whose extents are multiples of those of a.
 //   a        any plain type, any strides
 //   b        only its shape counts
 //   returns  type of a, shape of b or the one given
@@ -1941,7 +1929,7 @@ GCUDA_API struct gcuda_tensor * gcuda_concat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
 
 // >>op:pad --------------------------------------------------------------------------------------------
-// a with lp elements before and rp behind it in each dimension: zeros, or a itself continued around (circular).
+// Pads a by lp elements before and rp after it in each dimension: with zeros, or with a repeated (circular).
 //   a        any plain type, any strides
 //   lp, rp   at least 0, elements; circular may wrap any number of times
 //   returns  type of a, extents ne + lp + rp
@@ -1960,7 +1948,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ct
     int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
 
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
-// Rows continued by their mirror image, p0 elements before and p1 behind, the border element not repeated.
+// Pads rows by reflection, p0 elements before and p1 after; the border element is not repeated.
 //   a        any plain type, any strides
 //   p0, p1   0 to ne0 - 1
 //   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3]
@@ -2000,7 +1988,7 @@ GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-// The same with zero, also over NaN.
+// As gcuda_diag_mask_inf with 0 instead of -inf, also over NaN.
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
@@ -2036,8 +2024,8 @@ struct gcuda_arange_args {
 GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, float stop, float step);
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// Sinusoidal embedding, cosines first: with h = dim / 2 and f = max_period^(-j / h) for j < h,
-// y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f); the last element of an odd dim is 0.
+// Sinusoidal embedding, cosines first. The last element of an odd dim is 0.
+//     y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f)          f = max_period^(-j / h), h = dim / 2, j < h
 //   timesteps   [N]  F32, since BF16 counts to 256 only and F16 to 2048
 //   max_period  at least 1; models use 10000
 //   returns     [dim, N]  F32
@@ -2105,8 +2093,9 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
 
 // >>op:unary ------------------------------------------------------------------------------------------
 // y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
-// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed: models hold them, and a new kind
-// gets the next one: its line here makes the compiler ask for GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
+// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed, because models contain them. A new
+// kind gets the next number. Its line here makes the compiler require GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in
+// gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -2216,7 +2205,7 @@ struct gcuda_glu_args {
     struct gcuda_array x, g, y; // all of y's shape
     enum gcuda_glu_op op;
     float alpha, limit; // SWIGLU_OAI
-    int form; // launchers: 0: y is floats, else what gcuda_mul_mat_wg_form says
+    int form; // launchers: 0: y is floats, else that of gcuda_mul_mat_layout, path WGMMA
 };
 GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
 // of a GLU node, else GCUDA_GLU_OP_COUNT
@@ -2371,8 +2360,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
-// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
-// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
+// An element affects only the sums from its index on. The CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32
+// as a tree, so that the error grows with its depth. The sum of the previous blocks is in double; a block that overflows F32 is too.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2405,9 +2394,9 @@ GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct
 GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as
-// for gcuda_argsort, and the same k as are first in its descending order: of equal ones those with smaller indices, NaN only
-// where fewer than k are numbers. Cheaper than sorting.
+// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as for gcuda_argsort.
+// The set is the first k of its descending order: of equal elements those with smaller indices, NaN only if fewer than k are numbers.
+// Cheaper than sorting.
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
@@ -2459,7 +2448,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
 //   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a; of the parameters below only the mode is checked
 //   mode      which elements are pairs, see below
-//   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
+//   sections  pairs per plane, in order; one of the first three > 0, sum at most D
 //   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
 //   attn_factor  magnitude; n_ctx_orig, beta_fast, beta_slow  where YaRN's ramp lies
 //   returns   type and shape of a, contiguous; inplace: a view of a
@@ -2514,8 +2503,8 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0), so a row of
-// zero labels has loss 0; a logit of -inf with a positive label makes the loss infinite.
+// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0): a row of zero
+// labels has loss 0. A logit of -inf with a positive label makes the loss infinite.
 //
 //   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
 //   returns  F32 [1]; 0 without rows
@@ -2558,12 +2547,12 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 // ---------------- mulmat: matrix products ----------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-// Matrix product: the rows of a with the rows of b, y[m, n] = sum over k of a[k, m] * b[k, n]. Both have the summed
-// dimension first, as weights and activations lie in memory; matrices of dimensions 2 and 3 of b share those of a.
+// Matrix product of the rows of a with the rows of b: y[m, n] = sum over k of a[k, m] * b[k, n]. The contracted dimension is the first
+// of both, the memory layout of weights and activations. Matrices of b in dimensions 2 and 3 share those of a.
 //
 //   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
 //   b        [K, N, B2, B3]  F32, F16, BF16, or blocks of the kind a was made for (Q8_0, Q8_1, Q8_K; see
-//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] meets a[i2 * A2 / B2, i3 * A3 / B3]
+//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
 //   returns  [M, N, B2, B3]  F32
 //   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
@@ -2574,10 +2563,10 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does, for quantized weights it is some times slower. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
-// ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
-// precision that does not exist.
+// Sets the precision of mul_mat, mul_mat_id or out_prod. GCUDA_PREC_F32 requires unrounded operands and sums in F32 on every backend.
+// For float weights the CPU always does so; for quantized weights it is some times slower. Gradients of a mul_mat have its precision
+// if it is set before they are built. NULL is ignored. Fails and changes nothing for a node of another operation (a constructor of
+// several nodes returns the last one) or an unknown precision.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // A promise about a mul_mat. GCUDA_HINT_SRC0_IS_HADAMARD: a is the Hadamard matrix of n = 2, 4, 8 ... rows in Sylvester's order, divided by
@@ -2592,15 +2581,15 @@ GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum g
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
 struct gcuda_mul_mat_args {
-    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16, but for _wg, _gemm, and epilogues in tiles or of float vectors
+    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16 on paths PLAIN, VEC, TILE; with an epilogue VEC of blocks alone
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
+    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
     enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
-// Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
-// step rounded to F32 as nodes of their own would:
+// Launchers only: epilogue applied to the accumulators before the store; zero-filled: none. In this order, every
+// step rounded to F32 as separate nodes would:
 //   y + bias;  glu(y, up b + up_bias), both matrices read at once, or glu(y, 1);  y * factor;  y * scale;  y + residual
 // Arrays are F32; their sizes are 1 or those of y, or of biases of mul_mat_id [M, E]: an expert's. Data NULL: left out.
 struct gcuda_mul_mat_epilogue {
@@ -2644,9 +2633,9 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, str
 struct gcuda_mul_mat_id_args {
     struct gcuda_array as, b, ids, y;
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
-    void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
+    void * scratch;      // set by the launcher, from its job
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    enum gcuda_prec prec; // launchers: gcuda_launch_mul_mat_id applies it; do not ask GCUDA_PREC_F32 of launchers that round
+    enum gcuda_prec prec; // launchers: paths that round refuse GCUDA_PREC_F32
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -2669,7 +2658,7 @@ struct gcuda_out_prod_args {
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// "float" below: F32, F16 or BF16, each source of its own. Sums are in F32 or wider.
+// "float" below: F32, F16 or BF16; sources may differ. Sums are in F32 or wider.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2705,23 +2694,37 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
-    // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
-    // The plain path does so, and is the one that runs then.
-    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
-    bool is_begun, is_open;     // positions were before these; there are more after them
+    // Launchers may compute k, v and mask of some positions at a time, in order, always on the plain path. y and running (the running
+    // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
+    // last has a multiple of 32 positions.
+    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
+    bool is_begun, is_open;     // not the first positions; not the last
+    int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
+    int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
     void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks to F16, of which a power of two is taken out where they lie beyond it;
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
-// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
+// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
+// A backend may round
+//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
+//            of F16 a power of two is factored out, or they stay unrounded
+//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
+// and in flash_attn_ext_back
+//   DEFAULT  all factors of products to BF16
+//   F32      nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
+// Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
+// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// those of one token if they are larger.
+// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+#define GCUDA_FLASH_ATTN_GATHER 4096
+GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
@@ -2758,7 +2761,7 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context *
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
-// Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
+// Convolutions do not flip the kernel; elements outside of the image are zero. Index 0 of stride s, padding p (on
 // either side) and dilation d is the width, 1 the height, 2 the depth:
 //     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
 struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
@@ -2824,7 +2827,7 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx,
 // a precision that does not exist.
 GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
-// The same, and its relatives, through im2col and mul_mat:
+// Convolutions through im2col and mul_mat:
 //   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
 //   conv_2d_sk_p0    stride = kernel size, no padding (patch embedding)
 //   conv_2d_s1_ph    stride 1, padding half the kernel
@@ -2914,14 +2917,14 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// The same for windows of k0 x k1 in dimensions 0 and 1, with means of k0 * k1. Output extents are computed with p0, p1 as given,
-// positions with their integer parts; op_params keep those in slots 5 and 6, and what was cut off (F32) in 7 and 8.
+// As gcuda_pool_1d for windows of k0 x k1 in dimensions 0 and 1; means divide by k0 * k1. Output extents are computed with p0, p1 as
+// given, positions with their integer parts: op_params has these in slots 5 and 6, and the fractions (F32) in 7 and 8.
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
-// first.
+// Gradient of pool_2d with respect to its image. With MAX, the first of equal maxima in the window gets the gradient; in a window of
+// NaN only, the first element.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -2930,9 +2933,9 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 
 // >>op:upscale ----------------------------------------------------------------------------------------
 // Resampling of dimensions 0 and 1 to any extents, larger or smaller; dimensions 2 and 3 repeat or drop whole planes.
-// Pixel centres lie at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
+// Pixel centres are at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
 //   NEAREST   y[i] = a[trunc(i / f)], f = extent of y / extent of a
-//   BILINEAR  the four neighbours; with ANTIALIAS all within the reach of a triangle as wide as the shrinking
+//   BILINEAR  the four neighbours; ANTIALIAS: a triangle filter whose support grows with the reduction
 //   BICUBIC   sixteen neighbours, Keys 1981 with A = -0.75
 //
 //   a        float; any strides
@@ -2964,9 +2967,9 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
-    // Launchers only: what becomes of the sums before they are stored, rounded as nodes of their own would.
+    // Launchers only: epilogue of the sums, rounded after each step as separate nodes are.
     struct gcuda_array bias; // F32, one for each channel, at any stride; data NULL: left out
-    bool is_activated;       // SiLU, behind the bias
+    bool is_activated;       // SiLU, after the bias
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
     struct gcuda_tensor * c);
@@ -3001,8 +3004,9 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struc
 //   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
-// Launchers, for some of the tokens at a time, from the first to the last: inputs and y are [Z, H, T / S, S], nb[3] free; the final
-// states go to last, which is as state is, and is_begun: come from there. last.data NULL: y is as the operation returns it.
+// Launchers may compute some of the tokens at a time, in order. Then inputs and y are [Z, H, T / S, S], with any nb[3]. Final states
+// are written to last, which has the layout of state; with is_begun the initial states are read from it. last.data NULL: y is the
+// operation's result.
 
 // >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
 // RWKV-6 (Peng et al. 2024, arXiv:2404.05892). W[i][j]: i key, j value (adjacent in memory). tf is [Z, H].
@@ -3040,7 +3044,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
     struct gcuda_tensor * b, struct gcuda_tensor * state);
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// Solves A X = B by forward substitution, A lower triangular with a diagonal of its own (what is above is not read):
+// Solves A X = B by forward substitution; A is lower triangular, its diagonal is read, elements above it are not:
 //     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
 //
 //   a        [n, n, ne2, ne3]  float; any strides but the first
@@ -3091,8 +3095,8 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
-// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses still writes
+// every result that a later node of the graph reads. It looks at the nodes when it computes the slice, or makes a plan of it.
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
@@ -3103,10 +3107,10 @@ GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
 // run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
 // A node with the OUTPUT flag (gcuda_set_output) is always computed and written: nothing is fused across it.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
-// Has a view begin `offset` bytes into its owner from now on, and by as much elsewhere the graph's nodes that are the view's memory
-// (what cpy or set_rows into it return, views of it): the place of the next token in a KV cache. Shapes and strides stay. Plans and
-// CUDA graphs follow with their next run, without being made anew. INVALID_ARGUMENT, and nothing has moved, when `view` is no
-// view or one of them would reach beyond the owner.
+// Moves a view to byte `offset` of its owner. Every node of the graph that aliases it moves by the same amount: results of cpy or
+// set_rows into it, views of it. Typical use: the position of the next token in a KV cache. Shapes and strides stay. Plans
+// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved, if `view` is
+// no view or one of them would exceed the owner.
 GCUDA_API gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
@@ -3117,8 +3121,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
     const struct gcuda_cgraph * graph, const char * name); // NULL if none
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
-// A readable dump, line by line, to the log callback (level INFO), or into memory: gcuda_graph_to_text returns the
-// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does).
+// A readable dump, line by line, to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the bytes
+// needed without the terminator, and writes at most size bytes with it (like snprintf).
 GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
 // Graphviz source; the second form writes a file.
@@ -3145,8 +3149,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
     const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
     const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
-// Scales the gradients of all parameters by min(1, max_norm / norm), norm being that of all of them together, and
-// appends the nodes for it; gcuda_graph_get_grad then gives the clipped ones (Pascanu et al. 2013, arXiv:1211.5063).
+// Appends nodes that scale the gradients of all parameters by min(1, max_norm / norm), with the norm over all of them.
+// gcuda_graph_get_grad then returns the clipped gradients (Pascanu et al. 2013, arXiv:1211.5063).
 //   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
 GCUDA_API gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
@@ -3182,24 +3186,24 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
 // reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run; a
+// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run. A
 // result that nodes read survives the run only with gcuda_set_output. Views, those of gcuda_view_tensor too, keep their owner
-// alive until their last reader. INVALID_ARGUMENT names tensors without contents: a leaf of another context than the graph's
-// without memory and without INPUT (weights that never got a buffer), a source that no earlier node computes.
+// alive until their last reader. INVALID_ARGUMENT names tensors without contents, such as a source that no earlier node computes.
+// Another case is a leaf of a different context without memory and without INPUT: weights that never got a buffer.
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
     gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
 GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
-// For backends that compute branches side by side (gcuda_cuda_params.concurrency): a branch is not given memory of another
-// one beside it, for which it would have to wait. Takes more memory. Before the graph is reserved; a scheduler does it by itself.
+// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, since one
+// would have to wait for the other. Takes more memory. Call it before the graph is reserved; a scheduler does so by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
-// Detects reads of memory without contents: an INPUT set once and computed twice, a result read without OUTPUT, a view of a placed
-// cache read before the node that writes it. While it is on, no two tensors share memory (the sum of all sizes is allocated), and
-// a tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
-// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes alone.
-// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with memory of their own (weights, allocated caches),
+// Detects reads of memory without contents. Examples: an INPUT set once and computed twice, a result read without OUTPUT, a view of a
+// placed cache read before the node that writes it. While it is on, no two tensors share memory: the sum of all sizes is allocated.
+// A tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
+// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes only.
+// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with separate memory (weights, allocated caches),
 // plans of the caller. Off unless the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
@@ -3210,8 +3214,8 @@ GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
 // A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
-// Gives every tensor its place. Allocates nothing when the graph has the structure of the reserved one and no tensor
-// is larger; else it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
+// Gives every tensor its address. Allocates nothing when the graph has the structure of the reserved one and no tensor is larger.
+// Otherwise it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
 GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_gallocr_get_buffer_size(
     gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
@@ -3438,15 +3442,15 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * t
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
     const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
-// In order with what the backend has been given before and is given later. data must stay as it is, and must not be looked
-// at, until the backend has been synchronized. A CUDA backend takes tensors in buffers of its own device, not row-split.
+// Runs in order with the backend's other queued work. Until the backend has been synchronized, data must not be changed (set) or
+// read (get). A CUDA backend accepts tensors in buffers of its device, except row-split ones.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
-// After all queued work of the source backend, before what either backend is given later. A backend without copies of
-// its own finishes the queued work of both first. A CUDA backend does not wait for what the destination has queued: who
-// overwrites a tensor that is still being read there records an event and waits for it.
+// Runs after all queued work of the source backend and before later work of either backend. A backend without asynchronous copies
+// finishes the queued work of both first. A CUDA backend does not wait for work queued on the destination. A caller that overwrites
+// a tensor still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
 // Place a tensor at an address inside a buffer; a view at its offset in its owner. The address must be aligned for the type: to
@@ -3565,11 +3569,26 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // >>cpu   CPU backend, thread pool
 // =====================================================================================================
 
-// -- thread pool. The thread that computes a graph works too, as thread 0; the pool adds n_threads - 1 of its own, which
-// sleep between graphs. One graph at a time per pool: a second caller waits for the first. They are named gcuda-1, gcuda-2 ...
-// (Linux, macOS) and block all signals but those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual,
-// THREADS.
+// -- thread pool. The thread that computes a graph is thread 0; the pool adds n_threads - 1 workers, which sleep between graphs. A pool
+// runs one graph at a time: a second caller waits. Workers are named gcuda-1, gcuda-2 ... (Linux, macOS) and block all signals except
+// those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual, THREADS.
 #define GCUDA_MAX_N_THREADS 512
+
+// The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on any threads and in
+// any order, and returns when all jobs have returned. The thread that computes a graph calls it for each phase of a node longer than
+// about 10 us, with at most n_threads jobs. Its return is the barrier before the next phase.
+//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms: a late job finds less or nothing to
+//               do, so that fewer threads than jobs, or the calling thread alone, give the same results later
+//   nesting     no lock is held: graphs may be computed on one such pool by several threads, and inside a job (a custom operation), as far
+//               as the job system allows it
+//   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
+//               that of its thread
+//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), besides what custom operations take
+//   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
+//   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
+//               after it has returned uses memory that is gone
+typedef void (*gcuda_job)(void * job_data, int index);
+typedef void (*gcuda_parallel_for)(void * user, int n_jobs, gcuda_job job, void * job_data);
 
 enum gcuda_sched_priority {
     GCUDA_SCHED_PRIO_LOW = -1,
@@ -3591,6 +3610,9 @@ struct gcuda_threadpool_params {
     // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
+    // Not NULL: the pool has no threads and uses only n_threads of the fields above. UNSUPPORTED with GCUDA_NO_THREADS
+    gcuda_parallel_for parallel_for;
+    void * parallel_for_data; // its `user`
 };
 
 struct gcuda_threadpool; // opaque
@@ -3611,7 +3633,8 @@ GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * poo
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
 
-typedef bool (*gcuda_abort_callback)(void * data); // true: stop the graph; called on the computing thread
+// true: stop the graph. Called on the computing thread, or on one that runs a job of a parallel_for
+typedef bool (*gcuda_abort_callback)(void * data);
 
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
@@ -3619,8 +3642,8 @@ GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
     gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
 GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
     gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
-// Asked at least every 10 ms or so while a graph runs; true ends it with GCUDA_STATUS_ABORTED. What a custom operation's
-// callback does in one of its tasks is not interrupted.
+// Called at least about every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED. A task of a custom operation is not
+// interrupted.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
 // Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
@@ -3632,10 +3655,10 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, s
 
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
 // GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
-// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on
-// all machines of an architecture (x86-64, arm64) and for all of the compiler's -O, -march and -ffp-contract (except clang's
-// -ffp-contract=fast and -ffast-math), provided that expf and the like of the C library are. Set it for tests or for equal
-// results on unequal machines, while no graph runs and before graph_plan; it holds until gcuda_shutdown.
+// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on all
+// machines of an architecture (x86-64, arm64), if expf and the like of the C library are. This holds for all of the compiler's -O,
+// -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math. Set it for tests or for equal results on different
+// machines, while no graph runs and before graph_plan; it is valid until gcuda_shutdown.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
@@ -3663,8 +3686,7 @@ struct gcuda_cplan {
 GCUDA_API struct gcuda_cplan gcuda_graph_plan(
     const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
-// For a computation now and then: each call takes work memory from ctx anew, which keeps it until it is freed, and
-// starts threads of its own.
+// For occasional computations: each call starts threads, and allocates work memory from ctx, which keeps it until ctx is freed.
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads);
 
@@ -3693,10 +3715,9 @@ enum gcuda_cuda_switch {
     GCUDA_CUDA_OFF = 2
 };
 
-// Whom memory is asked from, instead of CUDA. Called from any thread, for device memory with the device current. alloc
-// returns size bytes (never 0) aligned to 256, or NULL, which is a normal answer; free gets the size back, when all work
-// on the memory is done. What an allocator gave goes back to it, whatever is set later, so it must outlive that. Neither
-// may call gcuda.
+// Replaces CUDA's allocator. Called from any thread; for device memory with the device current. alloc returns size bytes (never 0)
+// aligned to 256, or NULL, which is a normal answer. free is called with the same size when all work on the memory is done. Memory is
+// always freed by the allocator that allocated it, whatever is set later: it must outlive that memory. Neither may call gcuda.
 struct gcuda_cuda_allocator {
     void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
     void (*free)(void * user, int device, void * ptr, size_t size);
@@ -3713,7 +3734,7 @@ struct gcuda_cuda_memory_params {
 enum gcuda_cuda_pool { // where a backend's scratch comes from
     GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
     GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed. What comes back,
-                                 // in any order, joins the free space beside it; a request gets the lowest hole that fits
+                                 // in any order, merges with adjacent holes; a request gets the lowest hole that fits
     GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
 };
 
@@ -3726,17 +3747,19 @@ enum gcuda_cuda_peer_mode { // whether copies between devices may go without the
 
 struct gcuda_cuda_params {
     int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
-    // The caller's, which must outlive the backend; NULL: the backend makes its own. The caller may capture it into a CUDA
-    // graph: gcuda_backend_graph_compute_async then only enqueues, nothing waits, and the captured graph may be launched
-    // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
-    // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
-    // and go in other threads meanwhile.
-    // Streams of its own beside it are made when first wanted: up to 3 for branches (see concurrency), and one on each other
-    // device for products with row-split weights. Public calls return with all of them joined to this one.
+    // The caller's stream, which must outlive the backend; NULL: the backend makes one.
+    //
+    // The caller may capture it into a CUDA graph: gcuda_backend_graph_compute_async then only enqueues, and nothing waits. The
+    // captured graph may be launched until the backend or the memory of a tensor is freed. Compute once before the capture: otherwise
+    // scratch and cuBLAS's workspace are allocated during it, which CUDA allows in the relaxed mode only. Other threads may create
+    // and free backends and buffers meanwhile.
+    //
+    // The backend makes more streams when first needed: up to 3 for branches (see concurrency), and one on each other device for
+    // products with row-split weights. Public calls return with all of them joined to this one.
     gcuda_stream stream;
-    int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
+    int priority;         // of the stream that the backend makes, CUDA's numbers: lower runs first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit of its own
+    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
     size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
     struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
@@ -3746,40 +3769,41 @@ struct gcuda_cuda_params {
     // current again after it. It must outlive the backend and its buffers. NULL: that of stream, or the one that the
     // CUDA runtime uses. Memory of another context is refused; gcuda_backend_get_default_buffer_type gives memory of it.
     struct CUctx_st * context;
-    // The caller's cuBLAS handle (a cublasHandle_t of the library that gcuda loads or links), of the same context, used
-    // by nobody else while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode
-    // and pointer mode are put back after each use; a workspace set for it is lost, as with every cublasSetStream. NULL:
-    // the backend makes its own.
+    // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
+    // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
+    // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
     enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
     bool strict;           // only fusion that gives the bits of its nodes one by one
-    // Branches of a graph that do not depend on each other (Q, K and V; parallel towers) run side by side, on streams of the
-    // backend's own, where an estimate says that it pays. What depends on what is seen from the memory that nodes read and
-    // write, so results have the same bits. AUTO: only if GCUDA_CUDA_GRAPH_OPT is 1
+    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate says
+    // that it pays. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
+    // GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
-    // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
-    // (programmatic dependent launch). Not in plans with branches side by side, row-split weights or custom nodes. AUTO: from
-    // 9.0 on, unless GCUDA_CUDA_PDL is 0
+    // Programmatic dependent launch: blocks of a plan's kernel start while the previous kernel ends, and prefetch weights that no node
+    // of the plan writes. Not in plans with concurrent branches, row-split weights or custom nodes. AUTO: from 9.0 on, unless
+    // GCUDA_CUDA_PDL is 0
     enum gcuda_cuda_switch overlap;
-    // Columns of a product with row-split weights (ne[1] * ne[2] of the result) up to which its operand and its result go directly
-    // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
-    // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
+    // Maximum columns (ne[1] * ne[2] of the result) of a product with row-split weights whose operand and result are copied directly
+    // between devices. With more columns they go through page-locked memory, except during a capture. 0: no maximum if NVLink connects
+    // the two devices, otherwise GCUDA_CUDA_PEER_MAX_BATCH_SIZE. Below 0: no maximum.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and all of float weights, mul_mat_id too, are computed as if
-    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
+    // Computes products on cuBLAS and all products of float weights, also of mul_mat_id, as after
+    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32): no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
-    // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
-    // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. The same of
-    // mul_mat_id for "own" (which goes in tiles where it can), "vector", "warp_groups", and "bytes", which is for that alone. NULL: what
-    // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
+    // For experiments: the path of every product that it takes; others, and products with row-split weights, are dispatched as always.
+    //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
+    //                "cublas", "converted", "halves"         cuBLAS: operands in place, packed to F32, packed to 16 bits
+    //                "gemm"                                  packed operands, then WGMMA or GEMM
+    //   mul_mat_id   "own", "vector", "warp_groups", "bytes" PLAIN, VEC, WGMMA, INT8
+    // NULL: GCUDA_CUDA_PRODUCT. "": no path is named. Read when the backend is made.
     const char * product;
-    // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
-    // before, where copies go directly. 0: as an estimate says; below 0: all at once. With 0 and multiples of GCUDA_MUL_MAT_WG_TILE,
-    // large products of weights in blocks get their columns rounded by this device, which halves the bytes.
+    // Columns per copy of mul_mat with row-split weights, if copies are direct: the next ones are copied while the previous ones are
+    // multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, this device rounds the
+    // columns for large products of quantized weights, which halves the bytes.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
@@ -3790,16 +3814,15 @@ struct gcuda_cuda_params {
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
-// Choices of the process about its devices. Those that decide which devices there are count when devices are looked for,
-// which the first call that needs one does; afterwards they have to wait for gcuda_shutdown, which forgets all choices.
+// Process-wide choices for devices. The first call that needs a device enumerates them with these choices. A later change has no
+// effect on the list until gcuda_shutdown, which forgets all choices.
 struct gcuda_cuda_device_params { // zero-filled: the defaults
-    // So many devices are listed, in turn on those that there are, and each says that it has its share of the memory; a
-    // test of programs for several devices on a machine with fewer. A UUID or PCI id then names several. 0: as
-    // GCUDA_CUDA_DEVICES says, or as many as there are. At most GCUDA_CUDA_MAX_DEVICES.
+    // Number of devices listed. More than exist are emulated to test programs for several devices: round robin over the existing ones,
+    // each with a share of the memory. A UUID or PCI id then names several. 0: GCUDA_CUDA_DEVICES, otherwise all existing ones. At
+    // most GCUDA_CUDA_MAX_DEVICES.
     int n_devices;
-    // ON: a device that shares the processor's memory (is_integrated) computes with sources in page-locked host buffers as
-    // they lie, and supports that buffer type. AUTO is OFF: on some chips results were wrong that way. Sources whose rows
-    // would have to be padded are refused all the same.
+    // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
+    // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
     int64_t offload_min_batch; // rows, columns or tokens from which gcuda_backend_dev_offload_op says that copying weights
                                // pays; 0: GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
@@ -3807,7 +3830,7 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
 // From now on; NULL: the defaults. FAILED: there are devices already, and n_devices is not what it was.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
-// What a device is, without a context being made for it. Text ends in 0; sizes are in bytes.
+// Properties of a device; reading them makes no context. Text ends in 0; sizes are in bytes.
 struct gcuda_cuda_device_info {
     char name[256]; // "NVIDIA H200"
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
@@ -3815,7 +3838,7 @@ struct gcuda_cuda_device_info {
     char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
     int ordinal;    // what CUDA calls it: the index, but see gcuda_cuda_device_params.n_devices
     int cc;         // compute capability: 100 * major + 10 * minor
-    int n_sm;       // multiprocessors
+    int n_sm;       // SMs
     int warp_size;
     size_t shared_bytes;       // shared memory that every block may have
     size_t shared_bytes_optin; // that a block may have when its kernel asks
@@ -3824,9 +3847,11 @@ struct gcuda_cuda_device_info {
     bool is_integrated; // shares its memory with the processor
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info);
-// Index of the device that id names: an index ("0", "CUDA0"), a UUID ("GPU-3f1c9a20-...", or so much of it as fits one
-// device alone), a PCI id ("0000:01:00.0"; the domain may be left out), a LUID ("LUID-..."). Letters of either case.
-// -1 when none or more than one fits.
+// Index of the device that id names; -1 if none or more than one matches. Case does not matter.
+//   index    "0", "CUDA0"
+//   UUID     "GPU-3f1c9a20-...", or a prefix that is unique
+//   PCI id   "0000:01:00.0"; the domain may be left out
+//   LUID     "LUID-..."
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
 // In bytes; either may be NULL. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
@@ -3843,9 +3868,12 @@ struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
-// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL; valid until gcuda_shutdown. ARCHS is
-// what gcuda_kernels_archs says, PEER_MAX_BATCH_SIZE a number; "1" for what is there (USE_GRAPHS, FA_ALL_QUANTS) and for what a
-// switch has left out (NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT), and not listed otherwise
+// "gcuda_backend_get_features": how the backend was built. The list ends with a NULL name and is valid until gcuda_shutdown.
+//   ARCHS                       the text of gcuda_kernels_archs
+//   PEER_MAX_BATCH_SIZE         a number
+//   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
+//   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
+//                               "1" if a switch left it out, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -3856,7 +3884,7 @@ typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
 typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
 // Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer. In no statistics and budget.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
-// The same for a backend's context, whatever it is.
+// As above, for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
 GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
@@ -3866,7 +3894,7 @@ GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   /
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
-// Choices of the process, from now on, for buffers and for backends without choices of their own; NULL: the default.
+// Sets the process-wide choices for later buffers, and for backends whose parameters leave them open; NULL: the default.
 // Fails for an allocator with only one of its functions. gcuda_shutdown forgets them.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
@@ -3894,91 +3922,109 @@ struct gcuda_cuda_stats { // bytes of device memory
     struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
-// From now on graphs of this backend can be stopped: they run in chunks of about chunk_ms of GPU time (0: 1), of which two
-// are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
-// GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
-// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut, others no finer
-// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks
-// have been timed their length is a guess, on the short side.
-// Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
-// are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
-// here then, and the callback is set nevertheless.
+// Makes later graphs of this backend stoppable. They run in chunks of about chunk_ms of GPU time (0: 1), two of them in flight. The
+// callback is called before each, on the computing thread. If it returns true, the graph ends with GCUDA_STATUS_ABORTED when the
+// chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
+//
+// Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
+// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+//   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
+//                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
+//                          change shape, from where shapes first differ
+//   a row                  norms, SOFT_MAX_BACK, SUM_ROWS, MEAN, CUMSUM, ARGSORT, TOP_K, GET_ROWS, SET_ROWS, ADD_ID,
+//                          TIMESTEP_EMBEDDING, PAD_REFLECT_1D; of all heads: SOFT_MAX; 1024 rows: ARGMAX
+//   a head                 with all its tokens: ROPE
+//   a plane, an image      DIAG_MASK, TRI, DIAG, UPSCALE, POOL; IM2COL, GROUP_NORM
+//   64 output channels     of an image: convolutions; one: CONV_2D_DW
+//   a sequence             SSM_CONV; 1024 columns: GET_ROWS_BACK; 8192 right-hand sides of a matrix: SOLVE_TRI
+//   1024 rows of weights   by 256 columns: MUL_MAT; by 256 tokens: MUL_MAT_ID
+//   127 positions, tokens  of a query: attention; of a sequence: recurrences
+//
+// The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
+//
+// Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
+// a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
 // Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 
 // ---- products of raw pointers ----
-// What a node of mul_mat or mul_mat_id would do, without tensors or a graph: enqueued on the backend's stream, the way that dispatch
-// takes (or gcuda_cuda_params.product names), with scratch of the backend's, and cuBLAS where it is there. Launchers at the end of
-// this section are the ways one by one.
+// Computes what a node of mul_mat or mul_mat_id would, without tensors or a graph: enqueues it on the backend's stream, on the path that
+// dispatch chooses (or gcuda_cuda_params.product names), with the backend's scratch and cuBLAS. gcuda_launch_mul_mat at the end of this
+// section launches one path.
 //   args     a, b, y, prec; as, b, ids, y: types, sizes and strides as the operations say, y F32 and packed, all in memory
-//            that the backend's device reaches; what is the launchers' does not count
+//            that the backend's device reaches; fields for launchers are ignored
 //   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; else as
 //            computing a graph. Ids outside 0..E-1 are reported by the next gcuda_backend_synchronize
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args);
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args);
 
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
-// A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
-// stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
+// Budget for all memory that gcuda holds on the device: buffers and the memory of backends. 0: none. Memory held already stays; a
+// request is refused with ALLOC_FAILED if it and the reserved bytes exceed the budget.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
 
 // ---- plans: what a graph launches, decided once ----
-// A graph's first run works out its launches and keeps them. From its second run on they are one CUDA graph, captured
-// on the way. A graph that is given again, or built again, finds its plan by operations, types, shapes and strides; where
-// addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated: only in the nodes concerned,
-// where they are half or less and keep their kernels (from a plan's second such change on), else as a whole. So it is where the sizes
-// of tensors differ that gcuda_set_dynamic declares. Graphs of the same shapes with other weights keep plans of their own, those that
-// differ in little else up to four. The plans used last are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
+// A graph's first run computes its launches and keeps them as a plan. The second run captures them into a CUDA graph, which later
+// runs launch. A graph that is computed again, or built again, finds its plan by operations, types, shapes and strides.
 //
-// A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
-// by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update. After other
-// sizes too, with the graph that has them; where these are declared (gcuda_set_dynamic) the plan is not made anew.
+// If addresses, parameters or sizes declared with gcuda_set_dynamic differ, the affected arguments are changed and the CUDA graph is
+// updated. From a plan's second such change on, only the affected nodes are updated, if they are at most half and keep their kernels;
+// otherwise the whole graph is. Graphs of the same shapes with other weights have separate plans, up to four of those that hardly
+// differ otherwise. The most recently used plans are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
 //
-// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
-// addition before or behind, or of one row with a sum of parts of one tensor before that addition (results of experts), scale and
-// soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
-// IQ4_NL) with the same rope of queries and the set_rows of values (each up to GCUDA_ROPE_SET_QUERIES elements; the cache of keys and that of
-// values of one type) in any order, and for each its bias, rms_norm and mul of aligned heads (up to 512 elements), Hadamard transform
-// (gcuda_mul_mat_set_hint) and reshapes, ssm_conv of F32 with SiLU
-// behind it or behind a bias of its channels, up to eight element-wise operations (the first may be an
-// add_cast of 16 bits to F32); the routing of experts
-// (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
-// or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
-// mul_mat_id of few tokens, of floats in such rows too, with what follows it: a bias or add_id, an activation, or a second product of the
-// same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
-// that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
-// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
-// column, of quantized weights of the same 2 columns or more too (2 below compute capability 8.0), one right behind the other (queries,
-// keys, values; gate and up); likewise products of the same columns that all go in tiles, and, where gcuda_has_warp_groups
-// and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
-// which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
-// it, as these would round it.
-// Products of the same activations, of which rope, norms, cache writes or attention read the results, run one after another wherever they
-// stand within 24 nodes, if no node in between touches their memory (biases of up to 8 tokens then go with rope).
-// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
-// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
-// of many columns on warp groups, which add up in another order; gcuda_cuda_params.strict forbids that.
+// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. It reads new data of its tensors. New addresses
+// (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
+// (gcuda_set_dynamic) that does not make the plan anew.
 //
-// Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
-// fails is one line in the log, and the plan does without.
+// Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
+// Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
+// consecutive nodes with the same second operand, such as queries, keys and values, or gate and up.
+//
+//   pattern              nodes and conditions
+//   rms_norm + mul       with an add before or after. A result that only products read, all in one layout, is written prequantized
+//   scale + soft_max
+//   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
+//                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two
+//   ssm_conv             of F32, with a bias of its channels and SiLU
+//   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
+//   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
+//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order; see the next table
+//   two products + glu   of one column and the same activations, then the steps of an epilogue
+//   several products     of the same activations
+//     up to three        of one column; with quantized weights also of 2 columns or more (below 8.0: of 2)
+//     tiles              all of them in tiles
+//     wgmma              quantized weights, many columns, at least one product large
+//   glu + product        a glu that only a wgmma product reads is written prequantized
+//
+//   product              columns for an epilogue
+//   quantized weights    1 to 8; with wgmma (gcuda_has_warp_groups) and rows at multiples of 4 bytes 1 to 16
+//   float weights        F32 columns, both in rows of 16-byte pieces, unless the product goes to cuBLAS
+//   mul_mat_id           few tokens, quantized or such float weights
+//   tiles                9 to 16, but no residual that a norm of rows follows
+//   wgmma with split-K   any number, but no residual that a norm of rows follows
+//
+// Results have the same bits as node by node, with two exceptions, which gcuda_cuda_params.strict forbids. scale and soft_max with a mask
+// or with two factors round less often. Products of many columns with wgmma add in another order.
+//
+// Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
+// is run without a CUDA graph and one line is logged.
 struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
     int n_plans;
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
     uint64_t n_fused; // launches that stand for several nodes, in the plans made
-    uint64_t n_beside; // launches beside those on the backend's own stream, in the plans made
+    uint64_t n_beside; // launches on other streams than the backend's, in the plans made
     uint64_t n_patched; // changes that a CUDA graph took over node by node, without a capture of the whole plan
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
 
-// ---- upload: host memory of any kind into tensors, by threads of its own, while backends compute ----
-// Ordinary and mapped memory copies slowly to a device: the driver stages it on one thread (10 of 55 GB/s, H200 with 16
-// cores). An uploader stages it on several (54 GB/s), through a few page-locked slots and a stream of its own. Uploads
-// and downloads end in the order given. All functions here may be called from any thread.
+// ---- upload: host memory of any kind into tensors, by separate threads, while backends compute ----
+// Pageable and mapped memory copies slowly to a device, because the driver stages it on one thread (10 of 55 GB/s, H200 with 16
+// cores). An uploader stages it on several threads (54 GB/s), through a few page-locked slots and its own stream. Uploads and
+// downloads end in the order of their calls. All functions here may be called from any thread.
 //
 //     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);           // device 0, defaults
 //     gcuda_status st = gcuda_cuda_upload(up, w, file + at, 0, gcuda_nbytes(w), &ticket);   // returns at once
@@ -4019,19 +4065,17 @@ GCUDA_API gcuda_status gcuda_cuda_upload_query(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done);
 GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
 
-// What the backend is given from now on starts after the ticket. The host waits only until the bytes are in page-locked
-// memory (and data is free to go, for an upload), never for the device to take them: a wait for copies that are not yet
-// queued is nothing a stream can do without the danger of a deadlock.
+// Later work of the backend starts after the ticket. The host waits until the bytes are in page-locked memory (an upload's data may
+// then be freed), but not for the device. It has to: a stream that waited for copies not queued yet could deadlock.
 GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend);
-// What is uploaded or downloaded from now on starts after all that the backend has been given, for example readers of
-// a tensor that is to be overwritten, or writers of one that is to be fetched.
+// Later uploads and downloads start after all queued work of the backend: readers of a tensor to overwrite, writers of one to fetch.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
 // ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, it costs one branch a node. On, two events stand around each node (about a microsecond of launching each), and a
-// graph first waits for the one before it. After the first graph of a size no event is made again; room for records is
-// made before a graph's first node.
+// Off, profiling costs one branch per node. On, each node is enclosed in two events (about a microsecond of launch time each), and a
+// graph waits for the previous one first. Events are made in the first graph of a size only; memory for records is allocated before a
+// graph's first node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
 //     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
@@ -4070,19 +4114,19 @@ GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
     gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
 
 // ---- several devices ----
-// How data gets from one device to another. Peer access is a promise of the driver that some machines do not keep: the
-// first copy between two devices that may use it writes a pattern both ways and reads it back, and access stays on only
-// where every byte came through. gcuda_shutdown takes back what was enabled and forgets the findings.
+// Routes of copies between devices. Some machines do not keep the driver's promise of peer access. So the first copy between two
+// devices that may use it copies a test pattern in both directions and compares. Access stays enabled only if every byte is intact.
+// gcuda_shutdown disables it again and forgets the results.
 enum gcuda_cuda_route {
     GCUDA_CUDA_ROUTE_UNKNOWN = 0, // not probed
     GCUDA_CUDA_ROUTE_DIRECT = 1,  // by peer access
-    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies came through
+    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
     GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
     bool is_possible; // the driver says that the device can access the peer's memory
     bool is_probed;
-    bool is_in_use;              // the probe came through and access is on
+    bool is_in_use;              // the test pattern was intact and access is enabled
     enum gcuda_cuda_route route; // of copies from the device to the peer
     char reason[120];            // why access is not in use; "" when it is
     bool is_linked;              // by NVLink: atomics work across it. Known once probed; true for two that are one device
@@ -4093,31 +4137,32 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct 
 // does not come through is a finding, not a failure.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
-// Row-split buffers: the rows of a weight matrix are dealt out to several devices, and gcuda_mul_mat with such a weight
-// on the main device's backend has each of them compute its rows. Of experts [K, M, E] for gcuda_mul_mat_id every device
-// has the same rows of each, so that all of them work on every token whichever experts it chose.
+// Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
+// device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
+// each expert, so that all work on every token, whatever its experts.
 //
 //   main_device   whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
-//   n             entries in tensor_split: all devices there are, or more when the rest is 0. 0 with NULL
+//   n             entries in tensor_split: one per device, more if the rest is 0. 0 with NULL
 //   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
 //                 shares that are negative or no numbers, fewer than devices
 //
-// Tensors in such a buffer: contiguous, no views, set and got as a whole. They are the first operand of gcuda_mul_mat, then
-// one matrix (ne[2] = ne[3] = 1), or of gcuda_mul_mat_id, and the main device has at least one row; all else refuses them. tensor->data
-// points nowhere. Memory is taken per device when a tensor is placed, and device boundaries are multiples of 128 rows
-// (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
-// tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
-// host). Not for use while a backend computes with it: setting, clearing, freeing. Any number of backends may compute
-// with one weight at the same time. What a backend takes on other devices for such products counts for its budget and its
-// statistics, and for those of the device it is on.
+// Tensors in such a buffer are contiguous, are no views, and are set and read as a whole. Only gcuda_mul_mat (one matrix:
+// ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand, and the main device must have at least one row.
+//   tensor->data  points to no data; gcuda_backend_cuda_get_split_data returns the addresses
+//   memory        allocated per device when a tensor is placed; boundaries are multiples of 128 rows (64 if no device with a share
+//                 has compute capability 7.0). A backend's memory on other devices counts for its budget and statistics, and for
+//                 those of that device
+//   clear         gcuda_backend_buffer_clear fills the rows of all tensors placed so far
+//   unsupported   memset and buffer-to-buffer copies; gcuda_backend_tensor_copy goes through the host
+//   concurrency   any number of backends may compute with one weight; none while it is set, cleared or freed
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
 // Rows [low, high) of each matrix of the tensor that a device holds, or will hold; low == high: none.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
-// Where they are on the device, those of one matrix behind those of the one before; NULL: none there, or the tensor is not in a row-split buffer.
+// Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
 // ---- does this build work on this device ----
@@ -4168,32 +4213,50 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 typedef struct gcuda_cuda_semaphore * gcuda_cuda_semaphore_t;
 GCUDA_API gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore);
-// What the backend does from now on comes after the semaphore has reached value; it is set to value when all that the
-// backend has been given so far is done. Both only enqueue. A binary semaphore ignores value.
+// wait: later work of the backend starts when the semaphore has reached value. signal: sets it to value when all queued work of the
+// backend is done. Both only enqueue. A binary semaphore ignores value.
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_wait(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
-// No work with it may be under way. NULL is allowed.
+// No work with it may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
-// They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
-// UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
-// in each operation's >>op: block; shapes, addresses and strides are not checked. Addresses and strides must be aligned for the
-// types: a misaligned access loses the device. Defined in gcuda_kernels.cu.
-// A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
-// aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
-// and CUDA's last error says why.
-// What the kernels were compiled for, as compute capabilities (100 * major + 10 * minor): the code that the current
-// device would run, and its PTX. Returns a cudaError_t.
+// Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
+// for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
+// addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
+// Defined in gcuda_kernels.cu. A program of launchers alone links gcuda_kernels.o, the CUDA runtime, and one file with
+// GCUDA_IMPLEMENTATION (sizes of types).
+//
+//     struct gcuda_norm_args args = { 0 };
+//     args.x.data = x;                                                 // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.type = GCUDA_TYPE_F32;
+//     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
+//     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
+//     args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
+//     args.y = args.x;
+//     args.y.data = y;
+//     args.eps = 1e-6f;
+//     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
+//
+//
+// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
+// until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
+
+// Compute capabilities (100 * major + 10 * minor) of the binary code that the current device would run, and of its PTX. Returns a
+// cudaError_t.
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
-// How launches of one thread follow each other, all on one stream (programmatic dependent launch). With LAUNCH, blocks of a
-// kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
-// that, and gcuda_launch_norm_mul its w and b, so no kernel of the series may write them. The first launch of a series comes behind
-// all that was there before. Only where gcuda_has_overlap says that the current device and what was compiled for it can do that.
-// Where one launcher has two launches over long rows (norms, soft_max, cumsum), three over segments of tokens (ssm_scan), or a product
-// behind the copy of an image (conv_2d), there each always starts as the one before it ends; a captured graph has such edges.
+// Programmatic dependent launch for the launches of one thread, all on one stream. Requires gcuda_has_overlap for the current device.
+//   LAUNCH    blocks of a kernel that supports it may start while the previous kernel ends
+//   WEIGHTS   products also read weights before the previous kernel has ended, and gcuda_launch_norm_mul its w and b: no kernel of
+//             the series may write them
+// The first launch of a series starts after all earlier work. Launchers with several launches always use it between them, also in a
+// captured graph:
+//   norms, soft_max, cumsum   two launches over long rows
+//   ssm_scan                  three over segments of tokens
+//   conv_2d                   the product after the copy of an image
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
@@ -4245,8 +4308,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
     const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
-// y, a matrix, may be left as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes at a multiple of 16 bytes that overlap
-// neither x nor g: F32 rows at such multiples too. UNSUPPORTED otherwise.
+// y, a matrix, may be left in the layout of products on path WGMMA: its bytes begin at a multiple of 16 and overlap neither x nor g,
+// F32 rows of these are at multiples of 16 bytes too. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args); // 0 too
 // Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
 // follow each other would give, bit for bit. x and y are floats of one type and shape, or y is F32 and x another of the floats;
@@ -4271,23 +4334,18 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is floats, else what gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form says
-    int n_parts;    // of one row of 513 to 8192 elements, all arrays at multiples of 16 bytes: x is the sum of so many rows, added in
-    size_t part_nb; // order; the bytes from one to the next. 0 or 1: x is one row
+    int form; // 0: y is floats, else that of gcuda_mul_mat_layout
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// y may be left as bytes with their scales, in its first 3072 bytes for each 2048 elements or part of them, for products that would
-// round it to just those: gcuda_launch_mul_mat_vec, _fused and _group with is_rounded set, whose weights' type has this form. What
-// takes such a form: one row of whole 32 elements that has the room (768 have), all arrays at multiples of 16 bytes.
-// Or, of any number of rows, as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes that overlap nothing that is read:
-// rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
+// y may be left prequantized for products (gcuda_mul_mat_layout), whose is_rounded is then set; UNSUPPORTED otherwise:
+//   form of VEC     8-bit codes and scales, 3072 bytes for each 2048 elements or part of them: one row of whole 32 elements that is as
+//                   long as these bytes (768 are), all arrays at multiples of 16 bytes
+//   form of WGMMA   any number of rows; the layout's bytes overlap nothing that is read; rows of x, y and sum at multiples of 16 bytes
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
-GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Attention's inputs. Token i of rope's result (F32, not written itself), all its heads after each other, becomes row ids[i] of y: of
-// floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole
-// blocks have no more. Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3].
-// q_y may be q. v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type. It reads element by element: graphs leave more than
-// GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers.
+// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
+// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
+// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
+// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_steps { // in this order; rope comes after the norm
     const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
@@ -4394,142 +4452,92 @@ GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args
 GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_top_k_scratch_bytes(const struct gcuda_sort_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, floats and blocks of Q4_K and
-// Q5_K at multiples of 16 bytes; columns of floats; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// The same with an epilogue, for at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix and results in F32, or with NULL. UNSUPPORTED
-// with an epilogue: more columns, a second matrix of weights, or of columns. The scratch does for both.
-#define GCUDA_MUL_MAT_TILE_FUSED 16
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_fused(const struct gcuda_mul_mat_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
-// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a, or from 8.0 on as many as
-// gcuda_mul_mat_vec_most says, 8 or 16, with rows of weights at multiples of 4 bytes less than 2 MiB apart: the weights are read once, as
-// they lie. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column that is done
-// once, in scratch. UNSUPPORTED for what does not fit.
-GCUDA_KERNEL_API int gcuda_mul_mat_vec_most(enum gcuda_type type); // of weights
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Up to three products of the same columns, which are rounded once: one matrix each, of one type, row length and row stride, and with
-// more than one column in rows at multiples of as many bytes (1 to 16); one matrix of columns. scratch: as of the first by itself, NULL
-// with one column. The bits are those of each by itself. UNSUPPORTED, as takes_group says: anything else; more than two columns below 8.0.
-#define GCUDA_MUL_MAT_GROUP 3
-GCUDA_KERNEL_API bool gcuda_mul_mat_vec_takes_group(const struct gcuda_mul_mat_args * args, int n_args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(
-    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
-// gcuda_launch_mul_mat_tile for 1 to GCUDA_MUL_MAT_GROUP products of the same columns, which are rounded once: one matrix of weights each,
-// of one type, row length and row stride, one matrix of columns, results of one type and element stride, at least one of each. The bits
-// are those of each by itself. UNSUPPORTED: anything else. scratch_bytes: 0 for a number of products that is refused.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_group(
-    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
-// gcuda_launch_mul_mat_vec with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
-// The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
-// is F32, columns may be rounded to TF32, and with five or more of them F32 weights as well. Nothing behind the last row is read.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// The same with an epilogue or with NULL, for weights and F32 columns in rows of 16-byte pieces at multiples of 16 bytes, a second
-// matrix included, which is for one column. UNSUPPORTED: anything else.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_fused(
-    const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream);
-// And at most GCUDA_MUL_MAT_GROUP products of the same one column, whose weights are of one type, row length and stride.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_group(
-    const struct gcuda_mul_mat_args * args, int n_args, gcuda_stream stream);
-// For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
-// the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
-// columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
-// sums are in F32.
-// UNSUPPORTED for what does not fit, max_shared included. Floats with columns of the same type, packed rows of both at multiples
-// of 16 bytes, are multiplied as they lie, any number of matrices; scratch is then for the sums of parts of k only.
-GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Into how many parts it cuts k for the current device (1: it does not), whose sums a kernel behind adds up.
-GCUDA_KERNEL_API int gcuda_mul_mat_wg_parts(const struct gcuda_mul_mat_args * args);
-// The same with an epilogue, or with NULL: the bits of nodes of their own. The kernel that adds up parts takes the steps; where there
-// is one part it follows for them alone. UNSUPPORTED with an epilogue: a second matrix; several matrices of floats.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_fused(const struct gcuda_mul_mat_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Several products of the same columns, which are rounded once: at most GCUDA_MUL_MAT_GROUP, weights in blocks of one type, with
-// rows of one length and stride. k is not cut into parts, so bits are those of single products that are not cut either.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_group(
-    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
-// The form in which such a product of weights in blocks (n_args 1: gcuda_launch_mul_mat_wg or _fused), or a group of at least two, takes
-// columns that are rounded already, on the current device: with is_rounded set, b.data is what gcuda_launch_norm_mul or gcuda_launch_glu
-// has left in that form, BF16 in the order in which the products read it, b otherwise as if it were the floats. Bits are those
-// of the floats. b.data may be the beginning of scratch. 0: there is none, k (a's rows) is no multiple of 256, or the products do not fit.
-GCUDA_KERNEL_API int gcuda_mul_mat_wg_form(const struct gcuda_mul_mat_args * args, int n_args);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n_columns); // 0: no such form
-// One product of weights in blocks in two steps, so that others, on other devices too, have its columns rounded already: tiles of
-// GCUDA_MUL_MAT_WG_TILE columns, one right behind the other, the last filled up with zeros. A product of some of the rows, or of
-// columns from a multiple of that on, takes what is there of them. parts: scratch of the second step alone. UNSUPPORTED as above.
-#define GCUDA_MUL_MAT_WG_TILE 256
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_columns(
-    const struct gcuda_mul_mat_args * args, void * columns, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_product(
-    const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_columns_bytes(const struct gcuda_mul_mat_args * args);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_parts_bytes(const struct gcuda_mul_mat_args * args); // 0: none
-// Products of floats on tensor cores from 8.0 on (slow below): a and b of one type, F16, BF16 or F32 (rounded to TF32), packed rows
-// at multiples of 16 bytes; y F32. Sums are in F32. UNSUPPORTED for what does not fit.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_gemm(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_gemm_scratch_bytes(const struct gcuda_mul_mat_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-// As gcuda_launch_mul_mat_vec, a column at a time: for few tokens. Takes no scratch.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcuda_mul_mat_id_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // epilogue NULL: as before
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(const struct gcuda_mul_mat_id_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // with an epilogue as, b: rows of pieces of 16 bytes, b F32
-GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
-// The same for a few tokens of each expert, from 8.0 on: experts in Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, IQ2_XS or MXFP4, with up
-// to eight slots of one as gcuda_launch_mul_mat_vec multiplies eight columns, rounded to bytes. UNSUPPORTED: other experts, rows that do not
-// begin at multiples of 4 bytes (MXFP4: at any), or 2 MiB and more apart.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_mma(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_mma_scratch_bytes
-GCUDA_KERNEL_API size_t gcuda_mul_mat_id_mma_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
-// The same on warp groups (gcuda_has_warp_groups): experts in blocks, at a multiple of 16 bytes, whose rows are at even bytes, of types with
-// blocks of 256 at multiples of 16; results in F32. Rounds as gcuda_launch_mul_mat_wg. UNSUPPORTED for what does not fit, max_shared included.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_wg_scratch_bytes
-GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
+// ---- matrix products: one job, four functions ----
+// A job is a product, a group of products of the same activations, or a product with experts; its path says which kernels compute it.
+//
+//   path    weights, activations (A: at multiples of 16 bytes)   activation columns   rounded to                     capability
+//   PLAIN   any the operation takes, any strides                 any                  nothing                        any
+//   VEC     blocks; floats                                       8 (16: see layout)   blocks: 8 bits; floats: TF32   any
+//   TILE    whole 32 elements; floats, Q4_K, Q5_K: A; floats     any                  BF16, F16 or TF32, as weights  8.0 (slow below)
+//   GEMM    floats of one type, A, packed rows; floats           any                  F32: TF32                      8.0 (slow below)
+//   WGMMA   blocks, A; floats, A; floats                         any                  BF16, F16 or TF32, as weights  9.0a
+//   INT8    experts in nine block formats; floats                any                  8 bits                         8.0
+//
+// Columns count per matrix of weights. VEC keeps floats as they are with GCUDA_PREC_F32 and for experts; a path that rounds refuses
+// GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN takes tensor cores where it can, VEC has a block per expert-token pair.
+enum gcuda_mul_mat_path {
+    GCUDA_MUL_MAT_PLAIN, GCUDA_MUL_MAT_VEC, GCUDA_MUL_MAT_TILE, GCUDA_MUL_MAT_GEMM, GCUDA_MUL_MAT_WGMMA, GCUDA_MUL_MAT_INT8,
+    GCUDA_MUL_MAT_PATHS
+};
+// WGMMA of weights in blocks can be launched in two stages, so that products on other devices reuse the rounded activations: tiles of
+// GCUDA_MUL_MAT_WG_TILE columns, contiguous, the last one zero-filled. PRODUCT takes any rows, and columns from a multiple of that on.
+enum gcuda_mul_mat_stage { GCUDA_MUL_MAT_ALL, GCUDA_MUL_MAT_ACTIVATIONS, GCUDA_MUL_MAT_PRODUCT };
+struct gcuda_mul_mat_device { // a device that need not be current
+    int capability; // 100 * major + 10 * minor
+    bool has_wgmma; // gcuda_has_warp_groups there, and a block may have 227 KiB of shared memory
+};
+#define GCUDA_MUL_MAT_GROUP 3       // products in a group
+#define GCUDA_MUL_MAT_TILE_FUSED 16 // activation columns with an epilogue, TILE
+#define GCUDA_MUL_MAT_WG_TILE 256   // activation columns
+struct gcuda_mul_mat_job { // zero-filled but for args: the plain kernel
+    enum gcuda_mul_mat_path path;
+    const struct gcuda_mul_mat_args * args;         // a product, or n_args of them
+    int n_args;                                     // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
+    const struct gcuda_mul_mat_id_args * experts;   // in place of args; its scratch is ignored
+    const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. VEC, TILE, WGMMA, of one product; VEC, of experts
+    enum gcuda_mul_mat_stage stage;
+    void * activations;                             // of ACTIVATIONS the result, of PRODUCT an operand
+    void * scratch;                                 // gcuda_mul_mat_scratch_bytes of it, at a multiple of 16 bytes
+    const struct gcuda_mul_mat_device * device;     // that takes, scratch_bytes and layout are asked about. NULL: the current one
+};
+// What a path makes of the activations of a job that it takes.
+struct gcuda_activation_layout {
+    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_rounded set; 0: none
+    size_t bytes;           // WGMMA: of them in that form, or of the stage ACTIVATIONS. VEC: 0, they fit in place of one column of floats
+    int n_splits;           // WGMMA: into how many parts k is split; an epilogue is free from two on. 0: of a group
+    int64_t max_columns;    // VEC: most columns; above 8 for rows at multiples of 4 bytes less than 2 MiB apart, from 8.0 on
+    bool is_vectorized;     // VEC of floats: both operands are loaded 16 bytes at a time
+};
+// Group: one matrix of weights and one of activations each, all with the same activations, type, row length and row stride of weights.
+// Results have the bits of single products, WGMMA those of products with one split. VEC of blocks with two columns and more: rows at
+// equal multiples of 1 to 16 bytes; of floats: one column. TILE: results of one type and element stride.
+// Epilogue: a second matrix with VEC alone, for one column (blocks: two). VEC of floats: F32 activations, packed rows at multiples of
+// 16 bytes. TILE: at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix, F32 results. WGMMA: one matrix of floats.
+GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);           // whether a launch would do; asks no device if given one
+GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job); // 0 for a job that is not taken; SIZE_MAX: CUDA failed
+GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job); // zero for a job that is not taken
+// UNSUPPORTED: the path does not take the job, scratch is missing or not aligned, max_shared is too small.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_job * job, gcuda_stream stream);
+GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // kernels for 9.0a are in this build and run on the current device
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
+// Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
 // block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // What the path is chosen by, and the choice:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; rows that are
-//             not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
+//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
+//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
 //             ELEMENTS, with blocks and GCUDA_PREC_F32
 //     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
+//             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
+//             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
 //     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
 //     ELEMENTS  otherwise
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
-    int64_t dk, dv, n_rows;          // n_rows: tokens times heads that share k and v
+    int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
     bool is_precise;                 // GCUDA_PREC_F32
     bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
+                                     // fits_rows: of k and v as F16, where they are converted
     bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
                                      // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
 };
@@ -4542,9 +4550,9 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
 // =====================================================================================================
 //
-// A scheduler computes one graph on several backends: GPUs, the CPU, backends of others. Nodes go where their weights
-// are, then where their neighbours are; runs of nodes on one backend are splits; what a split reads from memory that its
-// backend cannot read is copied when the split begins. The caller's graph is not changed: its tensors only get memory.
+// A scheduler computes one graph on several backends: GPUs, the CPU, third-party backends. Nodes go where their weights are, then
+// where their neighbours are. Consecutive nodes on one backend form a split. Sources in memory that the split's backend cannot read
+// are copied when the split begins. The caller's graph is not changed: its tensors only get memory.
 //
 //     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
 //     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
@@ -4561,14 +4569,14 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 //     reads: a backend before it takes the node if gcuda_backend_offload_op says that copying the weight pays
 //   - to the backend of the nearest node before or after it, those of the last backend coming last
 //   - to the backend that reads most of its sources; to the first that can compute it
-// Tensors that share memory which is written (nodes that work in place) are on one backend. Weights that are copied from
-// host memory to a CUDA device go there by an uploader (see >>cuda), while the split before computes; of experts only those
-// that the ids of mul_mat_id name, which the host waits for.
+// Tensors that share written memory (nodes that work in place) are on one backend. An uploader copies weights from host memory to a
+// CUDA device (see >>cuda) while the previous split computes. Of experts it copies only those that the ids of mul_mat_id name; the
+// host waits for these ids.
 //
 // Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
 // stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
-// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Backends of others: when their
-// graph_compute returns, what is still to be done must not need the descriptions of the graph any more.
+// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Third-party backends: pending work must not
+// need the graph's descriptions after graph_compute has returned.
 struct gcuda_backend_sched;
 typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
 
@@ -4577,7 +4585,7 @@ struct gcuda_backend_sched_params {
     const gcuda_backend_buffer_type_t * bufts; // where each one's results go; NULL: their default types
     int n_backends;
     size_t graph_size; // nodes and leafs that room is made for at once; more is no error
-    int n_copies;      // runs that may be under way at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
+    int n_copies;      // runs that may be in flight at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
     bool no_offload;   // nodes whose weights only the last backend reads stay there
     // 1: who computes what goes to the log for each graph that is allocated (gcuda_backend_sched_print). 0: as
     // GCUDA_SCHED_DEBUG says, a number; below 0: nothing, whatever it says.
@@ -4587,8 +4595,8 @@ struct gcuda_backend_sched_params {
     int debug_realloc;
 };
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
-// The same as most programs want it; parallel: 4 copies. NULL on failure: no backends, one of them NULL or twice there, the
-// last not of type CPU, a buffer type that its backend cannot read, out of memory.
+// gcuda_backend_sched_new_params with the usual choices; parallel: 4 copies. NULL on failure: no backends, one of them NULL or listed
+// twice, the last not of type CPU, a buffer type that its backend cannot read, out of memory.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
     int n_backends, size_t graph_size, bool parallel, bool op_offload);
 // Waits for its backends and frees its memory, so that tensors it has placed must not be used any more. Takes NULL.
@@ -4596,21 +4604,21 @@ GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
 GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph);
-// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one: results, inputs
-// without memory, and copies: one of a weight, of others as many as runs may be under way. Allocates no buffer. Forgets the
-// graph that was allocated. Not in it, because it is taken elsewhere or when it is first wanted:
+// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one. They hold results, inputs
+// without memory, and copies: one per weight, n_copies of other tensors. Allocates no buffer. Forgets the graph that was allocated.
+// Not included, because it is allocated elsewhere or on first use:
 //   - tensors that have memory already, weights among them
-//   - on a CUDA device: scratch of operations, cuBLAS's workspace, what CUDA takes for its context, kernels and graphs
-//   - page-locked: for each device that the CPU gives something to, room for n_copies + 1 runs of it, up to 64 MiB or the
-//     largest one; for each that weights in host memory are uploaded to, 32 MiB
-//   - on the host: work memory of the CPU backend, what is copied between devices by way of it, descriptions, plans
+//   - on a CUDA device: scratch of operations, cuBLAS's workspace, CUDA's context, kernels and graphs
+//   - page-locked: per device that reads results of the CPU n_copies + 1 runs of them, up to 64 MiB or the largest one;
+//     per device that weights in host memory are uploaded to, 32 MiB
+//   - on the host: work memory of the CPU backend, copies between devices staged there, descriptions, plans
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
-// Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
-// it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
+// Divides the graph and gives each tensor without memory its address. The graph may come again, or any other one: then tensors of the
+// earlier one have no memory. Access to tensors placed before the buffers grew is an error with a message.
 // Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
-// After a failure no graph is allocated, and the contents of placed leafs are lost: the smaller buffer is freed before the larger one is
-// allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
+// After a failure no graph is allocated, and the contents of placed leafs are lost. The smaller buffer is freed before the larger one
+// is allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
 // backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
@@ -4618,12 +4626,12 @@ GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sch
 // the next call that succeeds restores their contents, unless gcuda_backend_sched_alloc_graph, _reserve or _reset was called between.
 // Tensors of an earlier graph may be freed before, even if this graph's tensors have their addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
-// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
-// with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
-// so that one backend may begin the next run while another is at this one; and each gcuda_backend_sched_alloc_graph takes
-// other places for tensors with the INPUT flag, and waits when their last run is still under way. Splits wait for each
-// other on the devices; the host waits for what a backend without events (the CPU) reads. What the CPU gives to a device goes
-// through page-locked memory of the scheduler's, up to 64 MiB a device, and the host goes on.
+// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; inputs in device memory with
+// gcuda_backend_tensor_set_async on their backend. With n_copies > 1 runs rotate over that many copies of the inputs: one backend may
+// begin the next run while another works on this one. Each gcuda_backend_sched_alloc_graph then uses the next copy of tensors with
+// the INPUT flag, and waits while that copy's last run is in flight. Splits wait for each other on the devices; the host waits for
+// data that a backend without events (the CPU) reads. Results of the CPU reach a device through page-locked memory of the
+// scheduler, up to 64 MiB per device, without blocking the host.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
 // As gcuda_gallocr_set_check, for tensors that this scheduler places; it resets the scheduler. A tensor that is copied to another
@@ -4639,8 +4647,8 @@ GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
 GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor);
 
-// With ask: is the result of this node wanted? Without: it is there; false ends the run with GCUDA_STATUS_ABORTED. The
-// nodes of a split are computed up to one that is wanted, and waited for. NULL: none.
+// With ask: returns whether the result of this node is wanted. Without: the result is complete; false ends the run with
+// GCUDA_STATUS_ABORTED. The nodes of a split are computed up to a wanted one, and waited for. NULL: none.
 typedef bool (*gcuda_backend_sched_eval_callback)(struct gcuda_tensor * node, bool ask, void * user_data);
 GCUDA_API void gcuda_backend_sched_set_eval_callback(
     gcuda_backend_sched_t sched, gcuda_backend_sched_eval_callback callback, void * user_data);
@@ -4678,19 +4686,19 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
                                       int64_t n_rows, int64_t n_per_row, const float * imatrix);
 
-// The same with a status, from row 0, on n_threads threads (0: as many as there are processors). The bytes do not
-// depend on the number of threads.
+// gcuda_quantize_chunk with a status, from row 0, on n_threads threads (0: one per processor). The bytes do not depend on the
+// number of threads.
 GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
                                            int64_t n_per_row, const float * imatrix, int n_threads);
 
-// True for the formats that nobody quantizes well without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
+// True for the formats that quantize badly without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
 GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
 
 // For data from outside: whether n_bytes are whole blocks without NaN or infinity in a scale (or a value of F32, F16,
 // BF16, F64). Needs no alignment. False sets gcuda_last_error().
 GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
 
-// The same with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
+// gcuda_validate_row_data with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
 GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
                                             int64_t * bad_block);
 
@@ -4769,7 +4777,7 @@ GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_empty(void);
 // path: UTF-8. The first part of a split file (NAME-00001-of-00003.gguf) opens all of them: keys are those of the first part, tensors
 // those of all. Not a regular file (a pipe): use one of the others.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params);
-// GGUF data from the file's position on, which needs not be its start. Of a split file this part alone, as the next two.
+// GGUF data from the file's position on, which need not be its start. Reads only this part of a split file, like the next two.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params);
 // data: aligned to 32 bytes if tensors shall point into it.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(
@@ -4860,7 +4868,7 @@ struct gcuda_gguf_load_params { // zero-filled: everything in host memory
     gcuda_gguf_choose_callback_t choose; // NULL: the rule
     void * choose_data;
     size_t reserve_bytes; // with sched, of each device's free memory, for caches and results; 0: an eighth of it
-    bool copy_host;       // tensors in host memory get memory of their own instead of pointing into the map
+    bool copy_host;       // tensors in host memory are copied instead of pointing into the mapping
     gcuda_gguf_progress_callback_t progress; // NULL: none
     void * progress_data;
 };
@@ -4868,8 +4876,9 @@ struct gcuda_gguf_load_params { // zero-filled: everything in host memory
 // Gives every tensor of ctx (made with no_alloc) that has no memory and is no view its place and its data. Each must be in the file
 // with the same type and shape (INVALID_DATA, by name); tensors of the file that ctx lacks are left out.
 //
-// The rule with sched: tensors are divided in the order of the file, never inside a block ("blk.N."), over the devices before the last
-// backend, each in proportion to its free memory less the reserve. What does not fit stays with the last backend, the CPU: the first ones.
+// The rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus the reserve.
+// Division keeps the order of the file and never splits a block ("blk.N."). The first tensors stay with the last backend, the CPU,
+// if not all fit.
 //
 // Host memory: tensors point into the map or memory of g where it has them, so g must outlive them; copied with copy_host, or for a
 // FILE or callback. CUDA devices: through an uploader for each (page-locked slots, threads). Other backends and row-split buffers: with
@@ -4913,8 +4922,8 @@ GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps
-// (not on Windows, which refuses that: IO).
+// Writes PATH.part and renames it at the end, which replaces an existing file. That may be the file that g maps (except on Windows,
+// which refuses it: IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -5365,8 +5374,8 @@ GCUDAI_SHARED uint32_t gcudai_even_signs(uint32_t s) {
 }
 
 // ---- quantizing: roundings that take any input -----------------------------------------------------
-// Codes are made from values that a hostile or broken model may have turned into NaN or infinity, so every conversion
-// to an integer clamps first; NaN becomes the lower bound.
+// A hostile or broken model may contain NaN or infinity, so every conversion to an integer code clamps first; NaN becomes the
+// lower bound.
 
 #define GCUDAI_TINY_BLOCK 1e-15f // the searches take a smaller extreme element for zero
 
@@ -5386,7 +5395,7 @@ GCUDAI_SHARED int gcudai_nearest(float v, int lo, int hi) {
     return (int) (gcudai_f32_bits(sum) & 0x007fffffu) - 0x00400000;
 }
 
-// The same as a number.
+// gcudai_nearest as a float.
 GCUDAI_SHARED float gcudai_nearest_f32(float v, int lo, int hi) {
 #ifdef GCUDAI_KERNELS // a device converts an integer in the time of eight sums
     return __fadd_rn(__fadd_rn(gcudai_clamp(v, (float) lo, (float) hi), 12582912.0f), -12582912.0f);
@@ -5417,7 +5426,7 @@ GCUDAI_SHARED float gcudai_extreme(const float * x, int n) {
     return v;
 }
 
-// The same of 32 elements.
+// gcudai_extreme for 32 elements.
 GCUDAI_SHARED float gcudai_extreme_32(const float * x) {
 #ifdef GCUDAI_KERNELS // one instruction each, which passes over NaN; who is first matters only where both ends are as far from 0
     float lo = 0.0f, hi = 0.0f;
@@ -5895,14 +5904,14 @@ GCUDAI_SHARED float gcudai_mean_square(const float * x, int64_t n) {
     return sum / (float) n;
 }
 
-// What an error at an element costs: its column's importance, more for large elements.
+// Weight of an element's error: its column's importance, more for large elements.
 GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float variance, int n, float * w) {
     for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + GCUDAI_MUL(x[i], x[i])); }
 }
 
 // ---- blocks of 256 with integer sub-scales --------------------------------------------------------
-// A block in parts, which a kernel gives to lanes: the search in a sub-block, the factor of the sub-scales, the codes of a
-// sub-block, and the packing, of which `first` and `step` are a share.
+// Quantization of a K block in parts that a kernel distributes over lanes: search in a sub-block, factor of the sub-scales, codes of
+// a sub-block, packing. `first` and `step` select a lane's share of the packing.
 struct gcudai_k_block {
     uint32_t q[64];               // codes as they are stored, a byte each: four at once are packed
     uint8_t scales[16], mins[16]; // as they are stored
@@ -5923,7 +5932,7 @@ GCUDAI_SHARED struct gcudai_affine_format gcudai_affine_format_of(enum gcuda_typ
     return type == GCUDA_TYPE_Q2_K ? q2_k : type == GCUDA_TYPE_Q4_K ? q4_k : q5_k;
 }
 
-// What the sub-scales s (all >= 0) are multiplied by to become integers; *d undoes it.
+// Factor that turns the sub-scales s (all >= 0) into integers; *d undoes it.
 GCUDAI_SHARED float gcudai_affine_factor(int n, int max, const float * s, float * d) {
     float top = 0.0f;
     GCUDAI_UNROLL for (int g = 0; g < n; ++g) { top = s[g] > top ? s[g] : top; }
@@ -6118,7 +6127,7 @@ GCUDAI_SHARED void gcudai_pack_q3_k(const struct gcudai_k_block * t, struct gcud
     }
 }
 
-// What the sub-scales are multiplied by to become integers; *d undoes it.
+// Factor that turns the sub-scales into integers; *d undoes it.
 GCUDAI_SHARED float gcudai_q3_k_factor(const float * s, float * d) {
     const float extreme = gcudai_extreme(s, 16), is = extreme != 0.0f ? -32.0f / extreme : 0.0f;
     *d = is != 0.0f ? 1.0f / is : 0.0f;
@@ -6184,7 +6193,7 @@ GCUDAI_SHARED struct gcudai_symmetric_found gcudai_search_q6_k(const float * x, 
     return gcudai_search_symmetric(16, 32, x, w);
 }
 
-// What the sub-scales are multiplied by to become integers. False where the whole block is bytes of 0.
+// Factor that turns the sub-scales into integers. False if the whole block becomes zero bytes.
 GCUDAI_SHARED bool gcudai_q6_k_factor(const float * s, float * is) {
     const float extreme = gcudai_extreme(s, 16);
     *is = -128.0f / extreme;
@@ -7155,10 +7164,10 @@ extern "C" {
 
 static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 
-// Everything the process shares. A lock, and nothing in it that costs anything to leave behind.
+// All process-wide state: a lock, and nothing that needs to be freed at exit.
 struct gcudai_globals {
     gcudai_mutex lock;
-    gcudai_mutex log_lock; // of the next three; held while the callback runs, which may want the other: nobody logs with that held
+    gcudai_mutex log_lock; // of the next three; held during the callback, which may take the other lock: never log with that held
     gcuda_log_callback log;
     enum gcuda_log_level log_level;
     void * log_user;
@@ -7182,8 +7191,8 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #endif
 }
 
-// True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. Threads that find nothing noted all note the same.
-// The processor's features. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
+// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
+// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
 static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
     if (f == 0) {
@@ -7243,7 +7252,7 @@ static char * gcudai_label_text(void) {
     return texts[next];
 }
 
-// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+// Name of a tensor in messages: in quotes, if it has one. The text is one of four buffers of this thread. See gcudai_label.
 static const char * gcudai_quoted(const char * name) {
     if (name[0] == '\0') { return "an unnamed tensor"; }
     char * text = gcudai_label_text();
@@ -7673,8 +7682,8 @@ static void gcudai_dequantize_row_q3_k(const void * x, float * y, int64_t n) {
     }
 }
 
-// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K): four plain pairs whose top bits carry the high bits of
-// the other four, of which the last four bytes hold the low nibbles.
+// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K). Four are plain pairs whose top bits carry the high bits of the other
+// four; the last four bytes hold the low nibbles of those.
 static void gcudai_unpack_k_scales(const uint8_t * p, uint8_t * scales, uint8_t * mins) {
     for (int g = 0; g < 4; ++g) {
         scales[g] = p[g] & 63u;
@@ -8989,7 +8998,7 @@ static char * gcudai_element(
     return (char *) t->data + offset;
 }
 
-// The same for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
+// Round to odd for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
 static double gcudai_f64_odd(int64_t v) {
     const bool is_exact = v >= -((int64_t) 1 << 53) && v <= (int64_t) 1 << 53;
     return (double) (is_exact || (v & 2047) == 0 ? v : (v | 2048) & ~(int64_t) 2047);
@@ -9150,7 +9159,7 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
     if (gcuda_is_contiguously_allocated(tensor)) {
         memset(tensor->data, 0, gcuda_nbytes(tensor));
-    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
+    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
         return NULL;
     }
     return tensor;
@@ -9160,14 +9169,15 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 // >>impl-simd   vectorised CPU kernels
 // =====================================================================================================
 
-// Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
-// one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
-// the bytes meet activations that were rounded to 8 bits, with an F32 scale d and sums per 32 values:
+// Products of quantized weights have two steps, shared by all formats. A run of weights is first expanded into one byte per
+// element plus an F32 scale and minimum per 32 or 16 elements: value = scale * code + minimum. Then the bytes are multiplied
+// with activations rounded to 8 bits, which have an F32 scale d and sums per 32 values:
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
 // Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
 // mean weight of the group, however large. There the difference of the sums is added back, times that mean.
-// The expansion costs a quarter of the work in a matrix-vector product and is shared by all columns otherwise; in
-// exchange 20 formats need one small function each, and the products exist four times per instruction set.
+// All columns share the expansion; in exchange 20 formats need one small function each, and the products exist four
+// times per instruction set. One column alone would spend half of its time on it: there the rows of common formats
+// (GCUDAI_Q_ROWS) are multiplied while they are unpacked, with the same sums in the same order.
 enum gcudai_q_kind {
     GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
     GCUDAI_Q_U16, // the same, scale per 16
@@ -9178,13 +9188,36 @@ enum gcudai_q_kind {
     GCUDAI_Q_KINDS
 };
 
-static int gcudai_q_group(enum gcudai_q_kind kind) {
+static GCUDAI_INLINE int gcudai_q_group(enum gcudai_q_kind kind) {
     return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_S32 ? 32 : 16;
 }
 
-static bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
+static GCUDAI_INLINE bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
 
-static bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+static GCUDAI_INLINE bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+
+static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
+        case GCUDA_TYPE_Q3_K:
+        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
+        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
+        case GCUDA_TYPE_IQ2_XS:
+        case GCUDA_TYPE_IQ2_S:
+        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
+        default: return GCUDAI_Q_S32;
+    }
+}
+
+// the mean code of the formats with a stored minimum
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
+    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+}
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -9653,6 +9686,13 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
         int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
+// out[0..n_rows) = products of rows of k packed weights, nb bytes apart, and one column: each as q_dot gives it, bit for bit.
+#define GCUDAI_Q_ROWS_ARGS const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
+typedef void (*gcudai_q_rows_fn)(GCUDAI_Q_ROWS_ARGS);
+// The formats that have it: elements and bytes of a block.
+#define GCUDAI_Q_ROWS(X)                                                                                               \
+    X(Q4_0, q4_0, 32, 18) X(Q4_1, q4_1, 32, 20) X(Q8_0, q8_0, 32, 34) X(Q4_K, q4_k, 256, 144) X(Q6_K, q6_k, 256, 210)
+
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
     // signed loads: for (int8_t) q[i], gcc 12 with -mavx512vnni emits products of unsigned codes
     const int8_t * s = (const int8_t *) q;
@@ -9692,10 +9732,11 @@ GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
-// Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
-// shape and the instruction set only. Few columns: dot products of rows as they lie in memory. Many: blocks of the
-// weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]), and
-// a micro-kernel keeps MR x 4 n sums in registers.
+// Products of float weights. F32, F16 or BF16 weights are widened exactly; activations are F32. Accumulators are F32, in an order
+// that depends on the shape and the instruction set only.
+//   few columns   dot products of rows in place
+//   many          weights packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]); a
+//                 micro-kernel has MR x 4 n accumulators in registers
 #define GCUDAI_GEMM_KC 256 // depth of a packed block: a panel of weights stays in the first-level cache
 #define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
@@ -9714,7 +9755,7 @@ static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
     return type == GCUDA_TYPE_F16 ? gcudai_fp16_to_fp32(h) : gcudai_bits_f32((uint32_t) h << 16);
 }
 
-// both rows may lie at any address
+// both rows may have any address
 static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const char * x, int64_t n) {
     const enum gcuda_type f32 = GCUDA_TYPE_F32;
     float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
@@ -9822,22 +9863,6 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_fifth_bits(uint32_t qh) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = -8.0f * sc[b];
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 2));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = gcudai_avx2_ldh(w + 2);
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 4));
-    }
-}
-
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
@@ -9851,14 +9876,6 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(GCUDAI_CODES_ARGS) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = gcudai_avx2_ldh(w + 2);
         gcudai_avx2_store(q, _mm256_or_si256(gcudai_avx2_nibbles(w + 8), gcudai_avx2_fifth_bits(gcudai_ld32(w + 4))));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(GCUDAI_CODES_ARGS) {
-    (void) mn;
-    for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        gcudai_avx2_store(q, gcudai_avx2_load(w + 2));
     }
 }
 
@@ -9960,32 +9977,23 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(GCUDAI_CODES_ARGS) {
 }
 #undef GCUDAI_AVX2_Q3_K
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q4_k_floats(const uint8_t * w, __m256 * sc, __m256 * mn) {
     uint32_t packed[4];
     gcudai_q4_k_scales(w + 4, packed);
-    const __m128i s = _mm_loadl_epi64((const __m128i *) (const void *) packed);
-    const __m128i m = _mm_loadl_epi64((const __m128i *) (const void *) (packed + 2));
-    _mm256_storeu_ps(sc, gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w)));
-    _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2)));
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(GCUDAI_CODES_ARGS) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
-        gcudai_avx2_q4_k_floats(w, sc, mn);
-        for (int h = 0; h < 4; ++h) {
-            const __m256i v = gcudai_avx2_load(w + 16 + 32 * h);
-            gcudai_avx2_store(q + 64 * h, _mm256_and_si256(v, low));
-            gcudai_avx2_store(q + 64 * h + 32, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
-        }
-    }
+    const __m128i s = _mm_setr_epi32((int) packed[0], (int) packed[1], 0, 0);
+    const __m128i m = _mm_setr_epi32((int) packed[2], (int) packed[3], 0, 0);
+    *sc = gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w));
+    *mn = gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2));
 }
 
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         __m256i high = gcudai_avx2_load(w + 16); // bit g of byte l belongs to element l of group g
-        gcudai_avx2_q4_k_floats(w, sc, mn);
+        __m256 s, m;
+        gcudai_avx2_q4_k_floats(w, &s, &m);
+        _mm256_storeu_ps(sc, s);
+        _mm256_storeu_ps(mn, m);
         for (int h = 0; h < 4; ++h) {
             const __m256i v = gcudai_avx2_load(w + 48 + 32 * h);
             const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(high, 4), bit4);
@@ -9997,30 +10005,105 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const uint8_t * qh, uint8_t * q) {
-    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
-    const __m256i a = gcudai_avx2_load(ql), b = gcudai_avx2_load(ql + 32), h = gcudai_avx2_load(qh);
-    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask),
-        h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
-    const __m256i h2 = _mm256_and_si256(h, mask), h3 = _mm256_and_si256(_mm256_srli_epi16(h, 2), mask);
-    gcudai_avx2_store(q, _mm256_or_si256(_mm256_and_si256(a, low), h0));
-    gcudai_avx2_store(q + 32, _mm256_or_si256(_mm256_and_si256(b, low), h1));
-    gcudai_avx2_store(q + 64, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), h2));
-    gcudai_avx2_store(q + 96, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), h3));
+// A run: 256 elements of a row, of which the last one of a row has only n < 8 groups of 32.
+// step(g), with constant g, for its n groups
+#define GCUDAI_RUN(n, step)                                                                                            \
+    if ((n) > 0) { step(0) } if ((n) > 1) { step(1) } if ((n) > 2) { step(2) } if ((n) > 3) { step(3) }                \
+    if ((n) > 4) { step(4) } if ((n) > 5) { step(5) } if ((n) > 6) { step(6) } if ((n) > 7) { step(7) }
+
+struct gcudai_avx2_floats { // its scales and minima, 8 or (per 16 elements) 16 of each; zeros for groups past n
+    __m256 sc[2], mn[2];
+};
+
+// the first four bytes of its n blocks
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
+    __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    return _mm256_set_m128i(v[1], v[0]);
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
-        const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
-        for (int h = 0; h < 2; ++h) {
-            const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
-            const __m256 s = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
-            _mm256_storeu_ps(sc + 8 * h, s);
-            _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-32.0f)));
-            gcudai_avx2_q6_k_half(w + 64 * h, w + 128 + 32 * h, q + 128 * h);
-        }
+// F16 numbers in the lower halves of eight words
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_low_halfs(__m256i v) {
+    const __m256i h = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q6_k_floats(const uint8_t * w, struct gcudai_avx2_floats * f) {
+    const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
+    for (int h = 0; h < 2; ++h) {
+        const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
+        f->sc[h] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
+        f->mn[h] = _mm256_mul_ps(f->sc[h], _mm256_set1_ps(-32.0f));
     }
 }
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_floats(enum gcuda_type type, const uint8_t * w, int n,
+                                                                struct gcudai_avx2_floats * f) {
+    if (type == GCUDA_TYPE_Q6_K) {
+        gcudai_avx2_q6_k_floats(w, f);
+        return;
+    }
+    if (type == GCUDA_TYPE_Q4_K) {
+        gcudai_avx2_q4_k_floats(w, &f->sc[0], &f->mn[0]);
+    } else {
+        const __m256i v = gcudai_avx2_heads(w, type == GCUDA_TYPE_Q8_0 ? 34 : type == GCUDA_TYPE_Q4_1 ? 20 : 18, n);
+        f->sc[0] = gcudai_avx2_low_halfs(v);
+        f->mn[0] = type == GCUDA_TYPE_Q4_1 ? gcudai_avx2_low_halfs(_mm256_srli_epi32(v, 16))
+            : _mm256_mul_ps(f->sc[0], _mm256_set1_ps(-8.0f));
+    }
+    f->sc[1] = f->mn[1] = _mm256_setzero_ps();
+}
+
+// codes of group g of a run
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_codes32(enum gcuda_type type, const uint8_t * w, int g) {
+    if (type == GCUDA_TYPE_Q4_0) { return gcudai_avx2_nibbles(w + 18 * g + 2); }
+    if (type == GCUDA_TYPE_Q4_1) { return gcudai_avx2_nibbles(w + 20 * g + 4); }
+    if (type == GCUDA_TYPE_Q8_0) { return gcudai_avx2_load(w + 34 * g + 2); }
+    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
+    const int h = g / 4, j = g % 4;
+    const __m256i v = gcudai_avx2_load(type == GCUDA_TYPE_Q4_K ? w + 16 + 32 * (g / 2) : w + 64 * h + 32 * (j % 2));
+    if (type == GCUDA_TYPE_Q4_K) { return _mm256_and_si256(j % 2 != 0 ? _mm256_srli_epi16(v, 4) : v, low); }
+    const __m256i b = gcudai_avx2_load(w + 128 + 32 * h); // Q6_K: two bits of each of four groups
+    const __m256i high = j == 0 ? _mm256_slli_epi16(b, 4) : j == 1 ? _mm256_slli_epi16(b, 2)
+        : j == 2 ? b : _mm256_srli_epi16(b, 2);
+    const __m256i nibbles = _mm256_and_si256(j > 1 ? _mm256_srli_epi16(v, 4) : v, low);
+    return _mm256_or_si256(nibbles, _mm256_and_si256(high, mask));
+}
+
+// Weights are read once, in order, faster than the processor's own prefetching fetches them: what follows in GCUDAI_Q_AHEAD
+// bytes is asked for. Bytes past the end are an address only.
+#define GCUDAI_Q_AHEAD 4096
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_ask(const uint8_t * w, size_t size) {
+    for (size_t i = 0; i < size; i += 64) { _mm_prefetch((const char *) ((uintptr_t) w + GCUDAI_Q_AHEAD + i), _MM_HINT_T0); }
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_expand(enum gcuda_type type, const uint8_t * w, int n, uint8_t * q,
+                                                                float * sc, float * mn) {
+    struct gcudai_avx2_floats f;
+    gcudai_avx2_floats(type, w, n, &f);
+    for (int i = 0; i < (type == GCUDA_TYPE_Q6_K ? 2 : 1); ++i) {
+        _mm256_storeu_ps(sc + 8 * i, f.sc[i]);
+        if (type != GCUDA_TYPE_Q8_0) { _mm256_storeu_ps(mn + 8 * i, f.mn[i]); }
+    }
+#define GCUDAI_RUN_STEP(g) gcudai_avx2_store(q + 32 * (g), gcudai_avx2_codes32(type, w, g));
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+}
+
+// Scales and minima are written for whole runs.
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_codes_##name##_avx2(GCUDAI_CODES_ARGS) {                                     \
+        const int run = 256 / len, per_run = 256 / gcudai_q_group(gcudai_q_kind_of(GCUDA_TYPE_##ID));                  \
+        for (; n >= run; n -= run, w += run * size, q += 256, sc += per_run, mn += per_run) {                          \
+            gcudai_avx2_expand(GCUDA_TYPE_##ID, w, 8, q, sc, mn);                                                      \
+        }                                                                                                              \
+        if (n > 0) { gcudai_avx2_expand(GCUDA_TYPE_##ID, w, (int) n, q, sc, mn); }                                     \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 // ---- grid formats: 32 elements are four entries of eight digits, or eight entries of four ----
 
@@ -10259,27 +10342,111 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct
     gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
 
+// Of each of four vectors the sum of its lower and of its upper four elements, added as gcudai_avx2_sum does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_sums4(const __m256 * v) {
+    const __m256 a = _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x44), _mm256_shuffle_ps(v[0], v[1], 0xee));
+    const __m256 b = _mm256_add_ps(_mm256_shuffle_ps(v[2], v[3], 0x44), _mm256_shuffle_ps(v[2], v[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+// Largest magnitudes of four blocks, as bits: they are in the order of the numbers, and infinities and NaN come last.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m[4];
+    for (int b = 0; b < 4; ++b) {
+        const __m256i v0 = gcudai_avx2_load(x + 32 * b), v1 = gcudai_avx2_load(x + 32 * b + 8);
+        const __m256i v2 = gcudai_avx2_load(x + 32 * b + 16), v3 = gcudai_avx2_load(x + 32 * b + 24);
+        m[b] = _mm256_max_epi32(
+            _mm256_max_epi32(_mm256_and_si256(v0, magnitude), _mm256_and_si256(v1, magnitude)),
+            _mm256_max_epi32(_mm256_and_si256(v2, magnitude), _mm256_and_si256(v3, magnitude)));
+    }
+    const __m256i ab = _mm256_max_epi32(_mm256_permute2x128_si256(m[0], m[1], 0x20), _mm256_permute2x128_si256(m[0], m[1], 0x31));
+    const __m256i cd = _mm256_max_epi32(_mm256_permute2x128_si256(m[2], m[3], 0x20), _mm256_permute2x128_si256(m[2], m[3], 0x31));
+    const __m256i v = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)); // a a c c, b b d d
+    const __m256i w = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+    return _mm_blend_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 10);
+}
+
+// Sums as gcudai_q_sums makes them, of four blocks: the first 16 values of each, then the others.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_sums4(const struct gcudai_q_col * c, __m128 d, __m256i sums,
+                                                                 __m256 exact) {
+    const __m256 f = _mm256_cvtepi32_ps(sums), d2 = _mm256_set_m128(d, d);
+    const __m256 s = _mm256_mul_ps(d2, f), r = _mm256_mul_ps(d2, _mm256_sub_ps(exact, f));
+    const __m128 s0 = _mm256_castps256_ps128(s), s1 = _mm256_extractf128_ps(s, 1);
+    const __m128 r0 = _mm256_castps256_ps128(r), r1 = _mm256_extractf128_ps(r, 1);
+    const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    _mm_storeu_ps(c->d, d);
+    _mm_storeu_ps(c->s16, _mm_unpacklo_ps(s0, s1));
+    _mm_storeu_ps(c->s16 + 4, _mm_unpackhi_ps(s0, s1));
+    _mm_storeu_ps(c->r16, _mm_unpacklo_ps(r0, r1));
+    _mm_storeu_ps(c->r16 + 4, _mm_unpackhi_ps(r0, r1));
+    _mm_storeu_ps(c->s32, _mm_mul_ps(d, _mm_cvtepi32_ps(both)));
+    _mm_storeu_ps(c->r32, _mm_add_ps(r0, r1));
+}
+
+// Four blocks as gcudai_q_block_avx2 makes each. False, and nothing written: one of them is for gcudai_q_block.
+GCUDAI_TARGET_AVX2 static bool gcudai_q_blocks4_avx2(const float * x, const struct gcudai_q_col * c) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones8 = _mm256_set1_epi8(1), ones16 = _mm256_set1_epi16(1);
+    const __m128i bits = gcudai_avx2_amax4(x);
+    const __m128 amax = _mm_castsi128_ps(bits);
+    const __m128 small = _mm_cmplt_ps(amax, _mm_set1_ps(1e-36f)), big = _mm_castsi128_ps(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7f7fffff)));
+    float id[4];
+    __m256 exact[4];
+    __m256i sums[4];
+    if (_mm_movemask_ps(_mm_or_ps(small, big)) != 0) { return false; }
+    _mm_storeu_ps(id, _mm_div_ps(_mm_set1_ps(127.0f), amax));
+    for (int b = 0; b < 4; ++b, x += 32) {
+        const __m256 f = _mm256_broadcast_ss(id + b);
+        const __m256 f0 = _mm256_mul_ps(_mm256_loadu_ps(x), f), f1 = _mm256_mul_ps(_mm256_loadu_ps(x + 8), f);
+        const __m256 f2 = _mm256_mul_ps(_mm256_loadu_ps(x + 16), f), f3 = _mm256_mul_ps(_mm256_loadu_ps(x + 24), f);
+        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(f0), _mm256_cvtps_epi32(f1)),
+                                             _mm256_packs_epi32(_mm256_cvtps_epi32(f2), _mm256_cvtps_epi32(f3)));
+        const __m256i q = _mm256_permutevar8x32_epi32(p, order);
+        const __m256 e0 = _mm256_add_ps(f0, f1), e1 = _mm256_add_ps(f2, f3);
+        gcudai_avx2_store(c->q + 32 * b, q);
+        sums[b] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones8, q), ones16);
+        exact[b] = _mm256_add_ps(_mm256_permute2f128_ps(e0, e1, 0x20), _mm256_permute2f128_ps(e0, e1, 0x31));
+    }
+    const __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    gcudai_avx2_q_sums4(c, _mm_div_ps(amax, _mm_set1_ps(127.0f)), sum, gcudai_avx2_sums4(exact));
+    return true;
+}
+
 GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, const struct gcudai_q_col * c) {
-    for (int g = 0; g < n; ++g) {
-        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
-        gcudai_q_block_avx2(x + 32 * g, &to);
+    for (int g = 0; g < n;) {
+        struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        if (g + 4 <= n && gcudai_q_blocks4_avx2(x + 32 * g, &to)) {
+            g += 4;
+            continue;
+        }
+        for (const int end = GCUDAI_MIN(g + 4, n); g < end; ++g, to = gcudai_q_col_skip(c, g)) { gcudai_q_block_avx2(x + 32 * g, &to); }
     }
 }
 
 // ---- products, AVX2 ----
 
+// the scales and minima of the run at group g of expanded weights
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_load_floats(enum gcudai_q_kind kind, const float * sc,
+        const float * mn, int64_t g, struct gcudai_avx2_floats * f) {
+    const int64_t i = gcudai_q_group(kind) == 16 ? 2 * g : g, next = gcudai_q_group(kind) == 16 ? 8 : 0;
+    f->sc[0] = _mm256_loadu_ps(sc + i);
+    f->sc[1] = _mm256_loadu_ps(sc + i + next);
+    f->mn[0] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i);
+    f->mn[1] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i + next);
+}
+
 // scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d,
-        float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const struct gcudai_avx2_floats * f,
+        const float * d, float * out) {
     const __m256 v = _mm256_loadu_ps(d);
     if (!per16) {
-        _mm256_storeu_ps(out, _mm256_mul_ps(v, _mm256_loadu_ps(sc)));
+        _mm256_storeu_ps(out, _mm256_mul_ps(v, f->sc[0]));
         return;
     }
     const __m256 lo = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
     const __m256 hi = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
-    _mm256_storeu_ps(out, _mm256_mul_ps(lo, _mm256_loadu_ps(sc)));
-    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, _mm256_loadu_ps(sc + 8)));
+    _mm256_storeu_ps(out, _mm256_mul_ps(lo, f->sc[0]));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, f->sc[1]));
 }
 
 // 32 products of codes w and activations u, times their scales, added to acc
@@ -10296,25 +10463,22 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed
 }
 
 // minima (and mean weights) of 8 scales times the sums of their activations
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn,
-        float center, const float * s, const float * r, __m256 acc) {
-    const __m256 m = _mm256_loadu_ps(mn);
-    acc = _mm256_fmadd_ps(m, _mm256_loadu_ps(s), acc);
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, __m256 sc, __m256 mn, float center,
+        const float * s, const float * r, __m256 acc) {
+    acc = _mm256_fmadd_ps(mn, _mm256_loadu_ps(s), acc);
     if (!has_min) { return acc; }
-    return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_loadu_ps(sc), _mm256_set1_ps(center), m), _mm256_loadu_ps(r), acc);
+    return _mm256_fmadd_ps(_mm256_fmadd_ps(sc, _mm256_set1_ps(center), mn), _mm256_loadu_ps(r), acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const struct gcudai_avx2_floats * f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
     const bool has_min = gcudai_q_has_min(kind);
     if (gcudai_q_is_signed(kind)) { return acc; }
     if (gcudai_q_group(kind) == 32) {
-        return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc);
+        return gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s32 + g, x->r32 + g, acc);
     }
-    sc += 2 * g;
-    mn += 2 * g;
-    acc = gcudai_avx2_q_mins8(has_min, sc, mn, center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
-    return gcudai_avx2_q_mins8(has_min, sc + 8, mn + 8, center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
+    acc = gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
+    return gcudai_avx2_q_mins8(has_min, f->sc[1], f->mn[1], center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
 }
 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
@@ -10322,16 +10486,18 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a;
+    struct gcudai_avx2_floats f;
     float s[16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        gcudai_avx2_q_scales(per16, sc + step * g, x->d + g, s);
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        gcudai_avx2_q_scales(per16, &f, x->d + g, s);
         for (int j = 0; j < 8; j += 2) {
             const int64_t i = 32 * (g + j);
             a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
             b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1),
                                    b);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
     }
     out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
 }
@@ -10341,9 +10507,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    struct gcudai_avx2_floats f;
     float s[4][16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, sc + step * g, x[k].d + g, s[k]); }
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, &f, x[k].d + g, s[k]); }
         for (int j = 0; j < 8; ++j) {
             const int64_t i = 32 * (g + j);
             const __m256i w = gcudai_avx2_load(q + i);
@@ -10352,16 +10520,61 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
             c = gcudai_avx2_q_step(is_signed, per16, w, x[2].q + i, s[2] + step * j, c);
             d = gcudai_avx2_q_step(is_signed, per16, w, x[3].q + i, s[3] + step * j, d);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
-        b = gcudai_avx2_q_mins(kind, sc, mn, center, x + 1, g, b);
-        c = gcudai_avx2_q_mins(kind, sc, mn, center, x + 2, g, c);
-        d = gcudai_avx2_q_mins(kind, sc, mn, center, x + 3, g, d);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
+        b = gcudai_avx2_q_mins(kind, &f, center, x + 1, g, b);
+        c = gcudai_avx2_q_mins(kind, &f, center, x + 2, g, c);
+        d = gcudai_avx2_q_mins(kind, &f, center, x + 3, g, d);
     }
     out[0] += gcudai_avx2_sum(a);
     out[1] += gcudai_avx2_sum(b);
     out[2] += gcudai_avx2_sum(c);
     out[3] += gcudai_avx2_sum(d);
 }
+
+// The n groups of a packed run that begins at group g of column x: even ones to acc[0], odd ones to acc[1].
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g0, __m256 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
+    const int8_t * u = x->q + 32 * g0;
+    struct gcudai_avx2_floats f;
+    float s[16];
+    gcudai_avx2_floats(type, w, n, &f);
+    gcudai_avx2_q_scales(per16, &f, x->d + g0, s);
+#define GCUDAI_RUN_STEP(g)                                                                                                 \
+    acc[(g) % 2] = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_codes32(type, w, g), u + 32 * (g),                 \
+                                      s + (per16 ? 2 : 1) * (g), acc[(g) % 2]);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    acc[0] = gcudai_avx2_q_mins(kind, &f, gcudai_q_center(type), x, g0, acc[0]);
+}
+
+// One row; the sum begins anew every GCUDAI_Q_CHUNK elements, as that of expanded weights does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_avx2_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_avx2_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_avx2_sum(_mm256_add_ps(acc[0], acc[1]));
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_q_rows_##name##_avx2(GCUDAI_Q_ROWS_ARGS) {                                   \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_avx2_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX2 static void name(GCUDAI_Q_DOT_ARGS) {           \
@@ -10381,19 +10594,17 @@ GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
 
 // Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
 // signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q,
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, __m512i w,
         const int8_t * u) {
-    __m512i w = _mm512_loadu_si512((const void *) q);
     if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc,
-        const float * d) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, __m512 sc, const float * d) {
     const __m512 v = _mm512_castps256_ps512(_mm256_loadu_ps(d));
-    if (!per16) { return _mm512_mul_ps(v, _mm512_castps256_ps512(_mm256_loadu_ps(sc))); }
+    if (!per16) { return _mm512_mul_ps(v, sc); }
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), _mm512_loadu_ps(sc));
+    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), sc);
 }
 
 // lane -> scale: lanes 0..7 and 8..15 are two groups of 32, or lanes 4 k .. 4 k + 3 are four groups of 16
@@ -10409,15 +10620,30 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_load(bool per16
     return per16 ? _mm512_loadu_ps(p) : _mm512_zextps256_ps512(_mm256_loadu_ps(p));
 }
 
-// Minima (and mean weights) times sums of activations; for signed codes the scale stands in for a minimum of 1.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+// Scales and minima of a run, 8 (zeros after them) or 16; for signed codes the scale stands in for a minimum of 1.
+struct gcudai_vnni_floats {
+    __m512 sc, mn;
+};
+
+// those of the run at group g of expanded weights
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_load_floats(enum gcudai_q_kind kind,
+        const float * sc, const float * mn, int64_t g) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const int64_t i = per16 ? 2 * g : g;
-    const __m512 m = gcudai_vnni_load(per16, gcudai_q_is_signed(kind) ? sc + i : mn + i);
-    acc = _mm512_fmadd_ps(m, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
+    struct gcudai_vnni_floats f;
+    f.sc = gcudai_vnni_load(per16, sc + i);
+    f.mn = gcudai_q_is_signed(kind) ? f.sc : gcudai_vnni_load(per16, mn + i);
+    return f;
+}
+
+// Minima (and mean weights) times sums of activations.
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, struct gcudai_vnni_floats f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+    const bool per16 = gcudai_q_group(kind) == 16;
+    const int64_t i = per16 ? 2 * g : g;
+    acc = _mm512_fmadd_ps(f.mn, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
     if (!gcudai_q_has_min(kind)) { return acc; }
-    const __m512 mean = _mm512_fmadd_ps(gcudai_vnni_load(per16, sc + i), _mm512_set1_ps(center), m);
+    const __m512 mean = _mm512_fmadd_ps(f.sc, _mm512_set1_ps(center), f.mn);
     return _mm512_fmadd_ps(mean, gcudai_vnni_load(per16, per16 ? x->r16 + i : x->r32 + i), acc);
 }
 
@@ -10426,25 +10652,112 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_si
                                 : _mm512_add_ps(acc, mins));
 }
 
+// 64 codes w, the j-th of a run's four, with the products of its scales: acc += their sum
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_step(enum gcudai_q_kind kind, __m512i w, const int8_t * u,
+        int j, __m512 scales, __m512 acc) {
+    const __m512i lanes = gcudai_vnni_q_lanes(gcudai_q_group(kind) == 16, j);
+    return _mm512_fmadd_ps(gcudai_vnni_q_sums(gcudai_q_is_signed(kind), w, u), _mm512_permutexvar_ps(lanes, scales), acc);
+}
+
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
         const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
-    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
-    const int step = per16 ? 2 : 1;
-    const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
-    const __m512i l2 = gcudai_vnni_q_lanes(per16, 2), l3 = gcudai_vnni_q_lanes(per16, 3);
     __m512 a = _mm512_setzero_ps(), b = a, m = a;
     for (int64_t g = 0; g < n / 32; g += 8) {
-        const __m512 s = gcudai_vnni_q_scales(per16, sc + step * g, x->d + g);
+        const struct gcudai_vnni_floats f = gcudai_vnni_load_floats(kind, sc, mn, g);
+        const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
         const uint8_t * w = q + 32 * g;
         const int8_t * u = x->q + 32 * g;
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w, u), _mm512_permutexvar_ps(l0, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 64, u + 64), _mm512_permutexvar_ps(l1, s), b);
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 128, u + 128), _mm512_permutexvar_ps(l2, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 192, u + 192), _mm512_permutexvar_ps(l3, s), b);
-        m = gcudai_vnni_q_mins(kind, sc, mn, center, x, g, m);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) w), u, 0, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 64)), u + 64, 1, s, b);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 128)), u + 128, 2, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 192)), u + 192, 3, s, b);
+        m = gcudai_vnni_q_mins(kind, f, center, x, g, m);
     }
-    out[0] += gcudai_vnni_q_end(is_signed, _mm512_add_ps(a, b), m);
+    out[0] += gcudai_vnni_q_end(gcudai_q_is_signed(kind), _mm512_add_ps(a, b), m);
 }
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_run_floats(enum gcuda_type type,
+        const uint8_t * w, int n) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    struct gcudai_avx2_floats h;
+    struct gcudai_vnni_floats f;
+    gcudai_avx2_floats(type, w, n, &h);
+    f.sc = _mm512_zextps256_ps512(h.sc[0]);
+    f.mn = _mm512_zextps256_ps512(h.mn[0]);
+    if (gcudai_q_group(kind) == 16) {
+        f.sc = _mm512_insertf32x8(f.sc, h.sc[1], 1);
+        f.mn = _mm512_insertf32x8(f.mn, h.mn[1], 1);
+    }
+    if (gcudai_q_is_signed(kind)) { f.mn = f.sc; }
+    return f;
+}
+
+// the groups 2 j and 2 j + 1 of a packed run, of which the second one exists or not; two halves of 8 words
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_codes64(enum gcuda_type type, const uint8_t * w, int j,
+        bool has_second) {
+    const __m512i low = _mm512_set1_epi8(15), mask = _mm512_set1_epi8(0x30);
+    const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 0x400000004, 0x400000004, 0x400000004, 0x400000004);
+    const __m512i shift2 = _mm512_srli_epi32(shift, 1);
+    if (type == GCUDA_TYPE_Q4_K) {
+        const __m512i v = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 16 + 32 * j));
+        return _mm512_and_si512(_mm512_srlv_epi32(v, shift), low);
+    }
+    if (type == GCUDA_TYPE_Q6_K) {
+        const __m512i v = _mm512_loadu_si512((const void *) (w + 64 * (j / 2)));
+        const __m512i b = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 128 + 32 * (j / 2)));
+        const __m512i high = j % 2 == 0 ? _mm512_sllv_epi32(b, _mm512_sub_epi32(_mm512_set1_epi32(4), shift2))
+            : _mm512_srlv_epi32(b, shift2);
+        const __m512i nibbles = _mm512_and_si512(j % 2 == 0 ? v : _mm512_srli_epi16(v, 4), low);
+        return _mm512_or_si512(nibbles, _mm512_and_si512(high, mask));
+    }
+    const __m256i a = gcudai_avx2_codes32(type, w, 2 * j);
+    const __m256i b = has_second ? gcudai_avx2_codes32(type, w, 2 * j + 1) : _mm256_setzero_si256();
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+// acc: sums of even and of odd pairs of groups, minima
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g, __m512 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const struct gcudai_vnni_floats f = gcudai_vnni_run_floats(type, w, n);
+    const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
+    const int8_t * u = x->q + 32 * g;
+#define GCUDAI_RUN_STEP(j) gcudai_vnni_q_step(kind, gcudai_vnni_codes64(type, w, j, n > 2 * (j) + 1), u + 64 * (j), j, s, acc[(j) % 2])
+    acc[0] = GCUDAI_RUN_STEP(0);
+    if (n > 2) { acc[1] = GCUDAI_RUN_STEP(1); }
+    if (n > 4) { acc[0] = GCUDAI_RUN_STEP(2); }
+    if (n > 6) { acc[1] = GCUDAI_RUN_STEP(3); }
+#undef GCUDAI_RUN_STEP
+    acc[2] = gcudai_vnni_q_mins(kind, f, gcudai_q_center(type), x, g, acc[2]);
+}
+
+// as gcudai_avx2_q_row
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    const bool is_signed = gcudai_q_is_signed(gcudai_q_kind_of(type));
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m512 acc[3] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_vnni_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_vnni_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_vnni_q_end(is_signed, _mm512_add_ps(acc[0], acc[1]), acc[2]);
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX512VNNI static void gcudai_q_rows_##name##_vnni(GCUDAI_Q_ROWS_ARGS) {                             \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_vnni_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX512VNNI static void name(GCUDAI_Q_DOT_ARGS) {     \
@@ -10457,6 +10770,8 @@ GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
+
+#undef GCUDAI_RUN
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip,
@@ -10579,7 +10894,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-// the last n < 8 elements, zeros behind them
+// the last n < 8 elements, then zeros
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i,
         int64_t n) {
     const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
@@ -10907,7 +11222,7 @@ static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const c
     uint16x4_t h;
     float32x4_t f;
     if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p + 4 * i, sizeof(f)); // rows may lie at any address
+        memcpy(&f, p + 4 * i, sizeof(f)); // rows may have any address
         return f;
     }
     memcpy(&h, p + 2 * i, sizeof(h));
@@ -10995,6 +11310,7 @@ struct gcudai_simd {
     void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
     gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
     gcudai_codes_fn (*codes)(enum gcuda_type type);
+    gcudai_q_rows_fn (*q_rows)(enum gcuda_type type); // NULL for formats that have none
     // NULL without a fast instruction for it
     void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
                          int64_t n, int r, struct gcudai_q_panel * p);
@@ -11024,27 +11340,9 @@ static bool gcudai_is_weight(enum gcuda_type type) {
     return gcudai_codes_scalar(type) != NULL;
 }
 
-static enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
-        case GCUDA_TYPE_Q3_K:
-        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
-        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
-        case GCUDA_TYPE_IQ2_XS:
-        case GCUDA_TYPE_IQ2_S:
-        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        default: return GCUDAI_Q_S32;
-    }
-}
-
-// the mean code of the formats with a stored minimum
-static float gcudai_q_center(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
+    (void) type;
+    return NULL;
 }
 
 static const struct gcudai_simd gcudai_simd_scalar = {
@@ -11052,7 +11350,7 @@ static const struct gcudai_simd gcudai_simd_scalar = {
     { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar,
       gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
-    gcudai_codes_scalar, NULL, NULL
+    gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_X86_SIMD
@@ -11065,12 +11363,30 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
     }
 }
 
+static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_avx2;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_vnni;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
 static const struct gcudai_simd gcudai_simd_avx2 = {
     "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_avx512 = {
@@ -11078,7 +11394,7 @@ static const struct gcudai_simd gcudai_simd_avx512 = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_vnni = {
@@ -11086,7 +11402,7 @@ static const struct gcudai_simd gcudai_simd_vnni = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni,
       gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
-    gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
+    gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
 };
 #endif
 
@@ -11104,7 +11420,7 @@ static const struct gcudai_simd gcudai_simd_neon = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon,
       gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_DOTPROD
@@ -11113,7 +11429,7 @@ static const struct gcudai_simd gcudai_simd_dotprod = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_dotprod, gcudai_q_dot_u16_dotprod, gcudai_q_dot_m32_dotprod, gcudai_q_dot_m16_dotprod,
       gcudai_q_dot_s32_dotprod, gcudai_q_dot_s16_dotprod },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 #endif
 #endif
@@ -11177,14 +11493,14 @@ static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
 
-// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
-// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
+// whether the graph is aborted. True: the item returns, and its results are not read.
 struct gcudai_task;
 GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
-    const struct gcudai_task * task; // NULL: nobody stops it
+    const struct gcudai_task * task; // NULL: it cannot be stopped
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -11293,7 +11609,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
 // ---- tiles of rows and columns, few columns or integer panels ----
 
 #define GCUDAI_MM_COLS 256 // most columns of a tile
-#define GCUDAI_MM_MANY 8 // from so many columns on, panels pay
+#define GCUDAI_MM_MANY 8 // columns from which panels pay
 
 struct gcudai_mm_cols {
     int n;
@@ -11371,7 +11687,13 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
                                  struct gcudai_q_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
+    const gcudai_q_rows_fn rows = c->n == 1 && r->k <= GCUDAI_GEMM_MAX_K ? r->simd->q_rows(r->type) : NULL;
     double spent = 0.0;
+    if (rows != NULL) { // at most 2^18 elements: too short to be stopped
+        const struct gcudai_q_col x = gcudai_q_col_at(c->x[0], r->k, 0);
+        rows((const uint8_t *) r->w + (size_t) r->m0 * r->nb, r->nb, r->m1 - r->m0, r->k, &x, c->y[0] + r->m0);
+        return;
+    }
     for (int64_t m = r->m0; m < r->m1; ++m) {
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
@@ -11431,16 +11753,29 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 
 // ---- activations ----
 
-// One row of k activations of a float or block type, quantized to out.
+// n groups of 32 zeros behind the first g of a column
+static void gcudai_q_zero(const struct gcudai_q_col * column, int64_t g, int64_t n) {
+    const struct gcudai_q_col c = gcudai_q_col_skip(column, g);
+    const size_t size = (size_t) n * sizeof(float);
+    memset(c.q, 0, (size_t) n * 32);
+    memset(c.d, 0, size);
+    memset(c.s32, 0, size);
+    memset(c.r32, 0, size);
+    memset(c.s16, 0, 2 * size);
+    memset(c.r16, 0, 2 * size);
+}
+
+// One row of k activations of a float or block type, quantized to out; k is a multiple of 32.
 static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0,
                                  int64_t k, char * out) {
     float buf[GCUDAI_Q_PAD];
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
         const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
-        gcudai_load_any(type, row, nb0, k0, n, buf);
-        for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
-        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, &c);
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD), groups = n / 32;
+        const bool is_plain = type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && (uintptr_t) row % sizeof(float) == 0;
+        if (!is_plain) { gcudai_load_any(type, row, nb0, k0, n, buf); }
+        simd->q_blocks(is_plain ? (const float *) (const void *) row + k0 : buf, (int) groups, &c);
+        if (n < GCUDAI_Q_PAD) { gcudai_q_zero(&c, groups, GCUDAI_Q_PAD / 32 - groups); }
     }
 }
 
@@ -11457,7 +11792,7 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
                              int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
-    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns lie side by side
+    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns are adjacent
         for (int64_t i = 0; i < k; ++i) { memcpy(out + 4 * i, x + (size_t) i * nb_k, 4 * sizeof(float)); }
         return;
     }
@@ -11527,7 +11862,7 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
     return info ? info->name : "invalid operation";
 }
 
-// What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
+// Name of a tensor in messages: in quotes, else its position in node y (NULL: of no node). The text is one of four buffers of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (t->name[0] != '\0') { return gcudai_called(t); }
     char * text = gcudai_label_text();
@@ -11836,8 +12171,8 @@ static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct
 
 // ---- what CPU functions are made of ----
 
-// A dimension of one element has the stride that it would have if it were packed: a view may have left anything there,
-// and what is contiguous is then so for who looks at strides alone.
+// Describes a tensor as an array. A dimension of one element gets its packed stride, because a view may have any. So a contiguous tensor
+// also has the strides of one.
 static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     struct gcuda_array a;
     GCUDAI_ZERO(a);
@@ -11907,7 +12242,7 @@ static void gcudai_none_cpu(const union gcudai_args * args, const struct gcudai_
     (void) t;
 }
 
-// What all four view operations share: the result aliases src0's owner and has its type.
+// Check of all four view operations: the result aliases src0's owner and has its type.
 static gcuda_status gcudai_want_alias(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * root = a->view_src ? a->view_src : a;
@@ -12509,7 +12844,7 @@ static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work
 // ---- copies between any two layouts ----
 
 // A copy as loops over units. Dimensions are in the order of the destination's strides, merged where both sides allow,
-// unless the shapes differ and neither side is contiguous (ragged): then the source keeps a shape of its own.
+// unless the shapes differ and neither side is contiguous (ragged): then the source has separate dimensions.
 struct gcudai_walk {
     struct gcudai_pair pair;
     const char * x;
@@ -12731,8 +13066,8 @@ static gcuda_status gcudai_want_same_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Elements of x can become those of t, in units: rows packed and of whole units; those of the side with shorter blocks or none
-// need not be if all of it is packed.
+// Checks that x converts to t in units of the larger block. Rows of that side are packed and whole units. On the other side either rows
+// are, or the whole tensor is contiguous.
 static gcuda_status gcudai_want_pair(
     const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type),
@@ -13399,8 +13734,8 @@ static gcuda_status gcudai_repeat_back_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The sources of a piece of a result row are runs of elements, one behind the other: parts of source rows that begin at the
-// piece's first column. Groups of runs are summed apart, so that one long sum is work for several threads too.
+// The sources of a piece of a result row are runs of elements, in order: parts of source rows that begin at the piece's first column.
+// Groups of runs are summed separately, so that several threads share one long sum.
 #define GCUDAI_SUM_GROUP ((int64_t) 1 << 20) // elements
 struct gcudai_sum {
     int64_t width, n_pieces;                          // columns of a piece, pieces of a result row
@@ -13595,7 +13930,7 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
                 d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
@@ -13636,7 +13971,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
-        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp,
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
             (long long) rp, d);
         GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
             (long long) lp, (long long) x->ne[d], (long long) rp);
@@ -13658,7 +13993,7 @@ static void gcudai_pad_args(const struct gcuda_tensor * y, union gcudai_args * a
     }
 }
 
-// Elements [i0, i0 + n) of an endless repetition of a row. What is there once is continued from the result itself.
+// Writes elements [i0, i0 + n) of an endless repetition of a row. After the first period it copies from the result.
 static void gcudai_wrap_row(size_t size, const char * x, ptrdiff_t xs, int64_t ne0, char * y, int64_t i0, int64_t n) {
     const ptrdiff_t ys = (ptrdiff_t) size;
     const int64_t head = GCUDAI_MIN(n, ne0 - i0);
@@ -13716,7 +14051,7 @@ struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gc
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
     if (p0 < 0 || p1 < 0 || !gcudai_add_i64(ne[0], (int64_t) p0 + p1, &ne[0])) {
-        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d behind, want at least 0", p0, p1);
+        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d after, want at least 0", p0, p1);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
     gcudai_set_param_i32(y, 0, p0);
@@ -13731,7 +14066,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
-        "%lld before and %lld behind, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
+        "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
         (long long) p0, (long long) x->ne[0], (long long) p1);
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
@@ -15037,7 +15372,7 @@ static void gcudai_row_spans(const struct gcuda_tensor * y, struct gcudai_work *
 static void gcudai_spans2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 2); }
 static void gcudai_spans3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 3); }
 
-// Sum of (v - shift)^power, power 1 or 2; eight independent sums so that none waits for the one before.
+// Sum of (v - shift)^power, power 1 or 2; eight independent accumulators hide the latency of the addition.
 static double gcudai_sum_powers(const float * v, int64_t n, double shift, int power) {
     double acc[GCUDAI_STEP] = { 0.0 };
     const int64_t n_steps = n - n % GCUDAI_STEP;
@@ -15374,7 +15709,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     }
 }
 
-// Elements of part k: a row, or a stretch of one.
+// Elements of part k: a row, or a segment of one.
 static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, int64_t k, int64_t ne0) {
     struct gcudai_segment p;
     p.row = k / a->parts_per_row;
@@ -15740,8 +16075,8 @@ static double gcudai_log2_steps(int64_t n) {
     return steps;
 }
 
-// A long row is sorted in parts, then each stretch of the result merges its share of all parts. That keeps all keys
-// at once: only up to 128 MiB of them, else whole rows are sorted by one thread each.
+// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
+// is limited to 128 MiB; beyond that one thread sorts a whole row.
 static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
     return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
 }
@@ -16086,7 +16421,7 @@ static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcudai_arg
     args->soft_max.max_bias = gcudai_param_f32(y, 1);
 }
 
-// Heads beyond the last power of two take the odd powers of a base of their own.
+// Slope of a head. Heads beyond the last power of two use the odd powers of the square root of the base.
 static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
     if (max_bias <= 0.0f) {
         return 1.0f;
@@ -16121,7 +16456,7 @@ static struct gcudai_soft_max_row gcudai_soft_max_row_at(const struct gcuda_soft
     return row;
 }
 
-// w[i] of n elements from i on, -inf behind them
+// w[i] of n elements from i on, -inf after them
 static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     int64_t i, int64_t n, float * w) {
     const float scale = p->scale, slope = row->slope;
@@ -16490,7 +16825,7 @@ void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, floa
     dims[1] = high < (float) (n_dims - 1) ? high : (float) (n_dims - 1);
 }
 
-// What a pair's angle is made of: position * freq, the position from one of four planes.
+// Angle of a pair: position * freq, with the position from one of four planes.
 struct gcudai_rope_pair {
     double freq;
     int64_t plane;
@@ -16669,7 +17004,7 @@ static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcuda
     args->cross_entropy.y = gcudai_array(y);
 }
 
-// What is known of a part of a row after two phases; the third adds up all rows.
+// Partial results of a part of a row after two phases; the third adds up all rows.
 struct gcudai_entropy_part {
     double max, exp_sum; // largest logit; sum of exp(a - max of the row)
     double dot, labels;  // sums of b (a - max of the row) and of b
@@ -16998,7 +17333,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
 // depends on the tiles: each sum runs over K in one fixed order.
 enum gcudai_mm_path {
-    GCUDAI_MM_DOT,    // few columns or rows: rows as they lie, products in F32
+    GCUDAI_MM_DOT,    // few columns or rows: rows in place, products in F32
     GCUDAI_MM_GEMM,   // packed F32 panels; quantized weights are dequantized while packing
     GCUDAI_MM_Q_DOT,  // quantized weights, few columns
     GCUDAI_MM_Q_PANEL // quantized weights, many columns, integer panels
@@ -17358,7 +17693,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
     gcudai_mm_tile(few ? GCUDAI_MM_Q_DOT : plan->mm.path, &rows, &cols, t->local);
 }
 
-// Items run over row tiles first. The list of tiles ends with an empty one; items behind it have nothing to do.
+// Items run over row tiles first. The list of tiles ends with an empty one; items past it do nothing.
 static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
     const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids, p->prec);
@@ -17702,6 +18037,15 @@ gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcud
     return st;
 }
 
+gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n) {
+    GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_set_n_kv_max", gcudai_flash_attn_sink_ops));
+    const int32_t before = gcudai_param_i32(a, 4);
+    gcudai_set_param_i32(a, 4, n);
+    const gcuda_status st = gcudai_check_node(a);
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_param_i32(a, 4, before); }
+    return st;
+}
+
 static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
@@ -17763,7 +18107,10 @@ static gcuda_status gcudai_flash_attn_check(
 
 static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * q = y->src[0];
+    const int32_t n_kv_max = gcudai_param_i32(y, 4);
     GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
+    GCUDAI_WANT(y, n_kv_max >= 0, "n_kv_max is %d, want >= 0", (int) n_kv_max);
+    GCUDAI_WANT(y, n_kv_max == 0 || y->src[3] != NULL, "n_kv_max is %d, and there is no mask", (int) n_kv_max);
     return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
@@ -17779,11 +18126,12 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->max_bias = gcudai_param_f32(y, 1);
     p->logit_softcap = gcudai_param_f32(y, 2);
     p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+    p->n_kv_max = gcudai_param_i32(y, 4);
 }
 
-// How the work is cut. Neighbouring heads that share k and v form a group; its queries (tokens times heads) are taken
-// in blocks, so that a row of k is converted once for all of them. Few queries over many positions are cut along the
-// positions instead, and a second phase joins the parts.
+// Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
+// that a row of k is converted once for a block. Few queries over many positions are divided along the positions instead, and a
+// second phase merges the parts.
 #define GCUDAI_ATTN_TILE 16  // positions handled together
 #define GCUDAI_ATTN_BLOCK 16 // queries, at most
 #define GCUDAI_ATTN_COST 6e6
@@ -17881,6 +18229,24 @@ static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char *
     }
     for (int64_t i = 0; i < b->n * a->dv; ++i) {
         b->acc[i] = 0.0f;
+    }
+}
+
+// Rows of the mask that break the promise n_kv_max. Each is counted once: by the head that has its number.
+static void gcudai_attn_count(struct gcudai_attn_block * b, const struct gcudai_task * t) {
+    const struct gcuda_array * mask = &b->p->mask;
+    float w[GCUDAI_ATTN_TILE];
+    for (int64_t i = 0; i < b->n; ++i) {
+        const int64_t h = gcudai_attn_head(b, i), token = gcudai_attn_token(b, i);
+        int64_t n = 0;
+        if (h >= mask->ne[2] || b->s >= mask->ne[3]) { continue; }
+        const char * row = gcudai_at(mask, token, h, b->s);
+        for (int64_t j0 = 0; j0 < b->a.n_kv; j0 += GCUDAI_ATTN_TILE) {
+            const int64_t m = GCUDAI_MIN(GCUDAI_ATTN_TILE, b->a.n_kv - j0);
+            gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], m, w);
+            for (int64_t j = 0; j < m; ++j) { n += w[j] != -HUGE_VALF; }
+        }
+        if (n > b->p->n_kv_max) { gcudai_bad_index(t, (b->s * mask->ne[2] + h) * mask->ne[1] + token, n, b->p->n_kv_max); }
     }
 }
 
@@ -18053,6 +18419,7 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
             continue;
         }
         gcudai_attn_begin(&b, item, t->local);
+        if (b.p->n_kv_max > 0 && b.a.n_kv >= GCUDA_FLASH_ATTN_GATHER && b.part == 0) { gcudai_attn_count(&b, t); }
         const int64_t end = GCUDAI_MIN((b.part + 1) * b.a.n_kv_part, b.a.n_kv);
         for (int64_t j = b.part * b.a.n_kv_part; j < end; j += GCUDAI_ATTN_TILE) {
             const int64_t n = GCUDAI_MIN(GCUDAI_ATTN_TILE, end - j);
@@ -18253,7 +18620,7 @@ static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0
     }
 }
 
-// Scores, their slopes and the gradients of their weights. What a query does not see: -inf, and 0.
+// Scores, their slopes and the gradients of their weights; for masked positions -inf and 0.
 static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
     const struct gcuda_flash_attn_ext_back_args * p = b->p;
     const float cap = p->logit_softcap, alibi = gcudai_alibi_slope(p->max_bias, p->q.ne[2], b->h);
@@ -18492,7 +18859,7 @@ static void gcudai_set_params_i32(struct gcuda_tensor * y, const int32_t * value
     }
 }
 
-// A dimension of extent 1 in front of dimension i: how one-dimensional operations become images of height 1.
+// Inserts a dimension of extent 1 before dimension i: one-dimensional operations become images of height 1.
 static void gcudai_lift(struct gcuda_array * a, int i) {
     for (int k = 3; k > i; --k) {
         a->ne[k] = a->ne[k - 1];
@@ -18869,7 +19236,7 @@ static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args 
     return c;
 }
 
-// Of one kernel element at one pixel, for n_oc output channels: packing, products.
+// Cost of one kernel element at one pixel, for n_oc output channels: packing and products.
 static double gcudai_conv_tap_cost(int64_t n_oc) { return 3.0 + 0.4 * (double) n_oc; }
 
 static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -18882,7 +19249,7 @@ static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_wor
     w->local_bytes = sizeof(float) * (size_t) (c.width * (GCUDAI_CONV_TAPS + c.oc_block));
 }
 
-// Row i of out: what kernel element tap + i meets at pixels [q0, q0 + n) of an image.
+// Packs an image: row i of out has the elements that kernel element tap + i is multiplied with for pixels [q0, q0 + n).
 static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, int64_t tap, int64_t n_taps,
     int64_t width, int64_t q0, int64_t n, float * out) {
     const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1], ow_n = p->y.ne[0];
@@ -19136,7 +19503,7 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
     }
 }
 
-// The same for a piece of the channels of one pixel.
+// Adds one kernel element's products for a piece of the channels of one pixel.
 static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
@@ -19253,10 +19620,10 @@ static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcu
     gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
-// Sums of a stretch, sorted by their place modulo the stride: those that one kernel element reaches are adjacent.
+// Sums of a segment, ordered by index modulo the stride: those that one kernel element contributes to are adjacent.
 struct gcudai_phases {
     float sum[2 * GCUDAI_PIECE];
-    int64_t stride, len; // place j of the stretch is at (j % stride) * len + j / stride
+    int64_t stride, len; // element j of the segment is at (j % stride) * len + j / stride
 };
 
 // Kernel elements (kw, kh) of n channels from ic over row h of the data.
@@ -19449,7 +19816,7 @@ static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work *
     gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
 
-// The part of a window that lies in the image.
+// The part of a window inside the image.
 struct gcudai_pool_window {
     int64_t x0, x1, y0, y1;
     const char * plane;
@@ -20557,8 +20924,8 @@ static void gcudai_node_key_of(const struct gcuda_tensor * t, int32_t flags, str
 
 // ---- lists of nodes ----
 
-// What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
-// not depend on the caller's graph. Each becomes a node or a leaf, so a graph has room for all that it can hold.
+// Tensors that an expansion has reached, in the order of discovery. `parent` makes a stack of them, because recursion depth must
+// not depend on the caller's graph. Each becomes a node or a leaf, so the graph's capacity suffices.
 struct gcudai_visit {
     struct gcuda_tensor * tensor;
     int32_t next_src;
@@ -20887,7 +21254,7 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
         for (int i = 0; i < graph->n_nodes; ++i) {
             struct gcuda_tensor * t = graph->nodes[i];
             if (t == view || !gcudai_is_made_of(t, view)) { continue; }
-            const size_t to = offset + (t->view_offs - before); // views of a view begin behind it
+            const size_t to = offset + (t->view_offs - before); // views of a view start inside it
             if (moves) { gcudai_view_begins_at(t, to); }
             else { GCUDAI_TRY(gcudai_view_fits_at(t, to)); }
         }
@@ -21055,7 +21422,7 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 // >>impl-autodiff   derivatives
 // =====================================================================================================
 
-// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape):
+// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape). It calls
 // gcudai_grad_add(b, k, tensor) for every source k that wants one. Constructors latch their errors in the context.
 
 struct gcudai_backward {
@@ -21247,7 +21614,7 @@ static struct gcuda_tensor * gcudai_unary_slope(
     }
 }
 
-// g f'(x). SILU has an operation of its own, and gelu_quick(x) is silu(1.702 x) / 1.702.
+// g f'(x). SILU has its own operation, and gelu_quick(x) is silu(1.702 x) / 1.702.
 static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op,
     struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
     if (op == GCUDA_UNARY_OP_SILU) {
@@ -22315,8 +22682,8 @@ static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, con
     return gcudai_mix(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
 }
 
-// What a plan depends on besides sizes: operations, edges, flags, who has memory already, and which sources have the
-// result's layout (those may have been taken over in place).
+// Hash of everything besides sizes that a plan depends on: operations, edges, flags, tensors with memory, and sources that have the
+// result's layout (those may be overwritten in place).
 static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const struct gcuda_cgraph * graph) {
     uint64_t h = gcudai_mix((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
     for (int i = 0; i < graph->n_leafs; ++i) {
@@ -22407,7 +22774,7 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
 }
 
 // The tensor whose lifetime a read of src extends. A view that is no node (gcuda_view_tensor, or not listed in the graph) has no
-// lifetime of its own: reading it reads its owner.
+// separate lifetime: reading it reads its owner.
 static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
     return src->view_src == NULL || is_node_view ? src : src->view_src;
@@ -22983,7 +23350,7 @@ static gcuda_status gcudai_place_context(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Takes memory away again from every tensor that lies in one of the buffers.
+// Removes the memory of every tensor that is placed in one of the buffers.
 static void gcudai_unplace_context(struct gcuda_context * ctx, const struct gcudai_buffer_list * list) {
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
         for (size_t i = 0; i < list->n; ++i) {
@@ -23269,7 +23636,7 @@ gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void *
     return buffer->iface.get_tensor(buffer, tensor, data, offset, size);
 }
 
-// Rows that lie apart, all inside the tensor and inside the address space.
+// Checks strided rows: all inside the tensor and inside the address space.
 static gcuda_status gcudai_check_rows(
     const struct gcuda_tensor * t, const void * data, const struct gcuda_rows_2d * r, const char * what) {
     size_t last = 0, last_data = 0, end = 0;
@@ -24099,8 +24466,8 @@ int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 //
 //   bits 63..32 number of the job | 31 open | 30..16 threads allowed | 15..0 workers inside
 //
-// A worker enters by a compare-exchange that needs the job open, so a late one cannot touch a job that has ended: its
-// caller first clears `open`, then waits until nobody is inside, and only then may the job's plain fields change.
+// A worker enters by a compare-exchange that requires `open`, so a late one cannot touch a job that has ended. The caller first clears
+// `open`, then waits until no worker is inside; only then may the job's plain fields change.
 #define GCUDAI_JOB_OPEN ((int64_t) 0x80000000)
 
 struct gcudai_pool_worker {
@@ -24124,7 +24491,7 @@ struct gcuda_threadpool {
     void (*fn)(void * user, int64_t chunk, int thread);
     void * user;
     int64_t n_chunks;
-    char pad0[64]; // the three below are on lines of their own: all threads write them
+    char pad0[64]; // the fields below have separate cache lines: all threads write them
     gcudai_atomic_i64 job;
     char pad1[64];
     gcudai_atomic_i64 next_chunk;
@@ -24299,6 +24666,62 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
     return is_complete;
 }
 
+// ---- the caller's job system in place of threads ----
+// Shared by the jobs of one call. It lives on the computing thread's stack, so that calls may be nested and concurrent.
+struct gcudai_pool_jobs {
+    void (*fn)(void * user, int64_t chunk, int thread);
+    void * user;
+    bool (*poll_abort)(void * user); // one call at a time, which is its own affair. NULL: never
+    void * abort_user;
+    int64_t n_chunks;
+    int n_jobs;
+    char pad0[64]; // members that all threads write have separate cache lines
+    gcudai_atomic_i64 next_chunk;
+    char pad1[64];
+    gcudai_atomic_i32 n_begun, n_ended, is_stopped;
+};
+
+static void gcudai_pool_job_chunks(struct gcudai_pool_jobs * jobs, int thread) {
+    while (gcudai_atomic_load_i32(&jobs->is_stopped) == 0) {
+        const int64_t chunk = gcudai_atomic_add_i64(&jobs->next_chunk, 1);
+        if (chunk >= jobs->n_chunks) { return; }
+        jobs->fn(jobs->user, chunk, thread);
+        if (jobs->poll_abort != NULL && jobs->poll_abort(jobs->abort_user)) { gcudai_atomic_store_i32(&jobs->is_stopped, 1); }
+    }
+}
+
+// A gcuda_job. Numbers are given by arrival and not by index: scratch memory of two threads differs whatever index they are called with.
+static void gcudai_pool_job(void * job_data, int index) {
+    struct gcudai_pool_jobs * jobs = (struct gcudai_pool_jobs *) job_data;
+    const int thread = gcudai_atomic_add_i32(&jobs->n_begun, 1);
+    (void) index;
+    if (thread < jobs->n_jobs) {
+        const gcudai_fp_env before = gcudai_fp_enter();
+        gcudai_pool_job_chunks(jobs, thread);
+        gcudai_fp_leave(before);
+    }
+    gcudai_atomic_add_i32(&jobs->n_ended, 1); // the last access: the caller may return
+}
+
+static bool gcudai_pool_has_jobs(const struct gcuda_threadpool * pool) { return pool != NULL && pool->params.parallel_for != NULL; }
+
+// As gcudai_pool_run with jobs of the caller's. The default floating-point environment is on; parallel_for is called in `outer`.
+// ABORTED without a message: poll_abort said to stop.
+static gcuda_status gcudai_pool_run_jobs(
+    struct gcuda_threadpool * pool, struct gcudai_pool_jobs * jobs, int n_threads, gcudai_fp_env outer) {
+    jobs->n_jobs = GCUDAI_MIN(n_threads, pool->params.n_threads);
+    if (jobs->n_jobs > jobs->n_chunks) { jobs->n_jobs = (int) jobs->n_chunks; }
+    gcudai_fp_leave(outer);
+    pool->params.parallel_for(pool->params.parallel_for_data, jobs->n_jobs, gcudai_pool_job, jobs);
+    (void) gcudai_fp_enter();
+    const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
+    while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); } // none, unless it returned too early
+    if (n_begun != jobs->n_jobs) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
+    }
+    return gcudai_atomic_load_i32(&jobs->is_stopped) != 0 ? GCUDA_STATUS_ABORTED : GCUDA_STATUS_SUCCESS;
+}
+
 void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
     if (p == NULL) {
         return;
@@ -24330,7 +24753,8 @@ bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, con
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
     const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
     return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
-           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data &&
+           p.parallel_for == q.parallel_for && p.parallel_for_data == q.parallel_for_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
 }
 
 static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
@@ -24347,7 +24771,7 @@ static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
 }
 
 static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
-    const int n_wanted = pool->params.n_threads - 1;
+    const int n_wanted = gcudai_pool_has_jobs(pool) ? 0 : pool->params.n_threads - 1;
     while (pool->n_workers < n_wanted) {
         struct gcudai_pool_worker * w = &pool->workers[pool->n_workers];
         w->pool = pool;
@@ -24364,6 +24788,12 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
                            GCUDA_MAX_N_THREADS);
         return NULL;
     }
+#if defined(GCUDA_NO_THREADS)
+    if (p.parallel_for != NULL) {
+        (void) gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
+        return NULL;
+    }
+#endif
     struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
     if (pool == NULL) { return NULL; }
     pool->workers = (struct gcudai_pool_worker *) gcudai_calloc((size_t) p.n_threads, sizeof(*pool->workers));
@@ -24380,7 +24810,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
     gcudai_pool_start_workers(pool);
 #if !defined(GCUDA_NO_THREADS)
-    if (pool->n_workers + 1 < p.n_threads) {
+    if (gcuda_threadpool_get_n_threads(pool) < p.n_threads) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1,
             p.n_threads);
     }
@@ -24406,7 +24836,8 @@ void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
 }
 
 int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
-    return pool != NULL && !gcudai_pool_is_inherited(pool) ? pool->n_workers + 1 : 1;
+    if (pool == NULL || gcudai_pool_is_inherited(pool)) { return 1; }
+    return gcudai_pool_has_jobs(pool) ? pool->params.n_threads : pool->n_workers + 1;
 }
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
@@ -24428,14 +24859,17 @@ struct gcudai_run {
     const struct gcuda_tensor * node; // being computed
     gcuda_abort_callback should_stop; // NULL: never
     void * stop_data;
+    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
+    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
     gcudai_atomic_i32 is_stopped; // the callback has said so
 };
 
-// The caller's thread only: callbacks come from nowhere else.
+// Asks the callback, one thread at a time; who comes meanwhile goes on.
 static bool gcudai_run_poll(void * user) {
     struct gcudai_run * run = (struct gcudai_run *) user;
-    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) {
-        gcudai_atomic_store_i32(&run->is_stopped, 1);
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
+        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
+        gcudai_atomic_store_i32(&run->is_asking, 0);
     }
     return gcudai_atomic_load_i32(&run->is_stopped) != 0;
 }
@@ -24444,7 +24878,7 @@ GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * sp
     *spent += cost;
     if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
-    return t->thread == 0 ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
 }
 
 GCUDAI_UNUSED static void gcudai_bad_index(
@@ -24469,6 +24903,7 @@ struct gcudai_cpu_setup {
     gcuda_abort_callback abort;
     void * abort_data;
     bool check_finite;
+    gcudai_fp_env outer; // the caller's floating-point environment
 };
 
 static bool gcudai_is_skipped(const struct gcuda_tensor * t) {
@@ -24567,15 +25002,30 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
 #define GCUDAI_CHUNK_MIN_COST 1.5e4
 #define GCUDAI_INLINE_COST 3e4
 
-static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
+static gcuda_status gcudai_cpu_chunks(struct gcudai_cpu_job * job, int n_threads, int64_t n_chunks, const struct gcudai_cpu_setup * s) {
+    bool (*poll_abort)(void *) = s->abort != NULL ? gcudai_run_poll : NULL;
+    if (!gcudai_pool_has_jobs(s->pool) || n_threads <= 1 || n_chunks <= 1) {
+        return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, poll_abort, job->run) ? GCUDA_STATUS_SUCCESS
+                                                                                                        : GCUDA_STATUS_ABORTED;
+    }
+    struct gcudai_pool_jobs jobs;
+    GCUDAI_ZERO(jobs);
+    jobs.fn = gcudai_cpu_chunk;
+    jobs.user = job;
+    jobs.poll_abort = poll_abort;
+    jobs.abort_user = job->run;
+    jobs.n_chunks = n_chunks;
+    return gcudai_pool_run_jobs(s->pool, &jobs, n_threads, s->outer);
+}
+
+static gcuda_status gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
     const double cost = GCUDAI_MAX(item_cost, 1.0), total = cost * (double) job->n_items;
     const int n_threads = total < GCUDAI_INLINE_COST ? 1 : s->n_threads;
     const double wanted = total / (4.0 * (double) n_threads);
     const double per_chunk = GCUDAI_MIN(GCUDAI_MAX(wanted, GCUDAI_CHUNK_MIN_COST), GCUDAI_CHUNK_MAX_COST) / cost;
     job->items_per_chunk = per_chunk < 1.0 ? 1 : per_chunk > (double) job->n_items ? job->n_items : (int64_t) per_chunk;
     const int64_t n_chunks = (job->n_items - 1) / job->items_per_chunk + 1;
-    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job,
-        s->abort != NULL ? gcudai_run_poll : NULL, job->run);
+    return gcudai_cpu_chunks(job, n_threads, n_chunks, s);
 }
 
 static gcuda_status gcudai_cpu_run_node(
@@ -24597,9 +25047,9 @@ static gcuda_status gcudai_cpu_run_node(
     run->node = y;
     for (job.phase = 0; job.phase < GCUDAI_MAX(w.n_phases, 1); ++job.phase) {
         job.n_items = w.n_items[job.phase];
-        if (job.n_items > 0 && !gcudai_cpu_phase(&job, w.item_cost[job.phase], s)) {
-            return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
-        }
+        const gcuda_status st = job.n_items > 0 ? gcudai_cpu_phase(&job, w.item_cost[job.phase], s) : GCUDA_STATUS_SUCCESS;
+        if (st == GCUDA_STATUS_ABORTED) { return gcudai_node_fail(st, y, "aborted by the callback"); }
+        GCUDAI_TRY(st);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -24639,10 +25089,12 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
     run.stop_data = s->abort_data;
+    run.is_asked_by_all = gcudai_pool_has_jobs(here.pool);
     if (!gcudai_mutex_init(&run.lock)) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     }
     const gcudai_fp_env before = gcudai_fp_enter();
+    here.outer = before;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
@@ -24655,7 +25107,10 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     }
     gcudai_fp_leave(before);
     gcudai_mutex_destroy(&run.lock);
-    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
+    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL && run.bad_node->op == GCUDA_OP_FLASH_ATTN_EXT) {
+        st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node, "row %lld of the mask has %lld entries, n_kv_max is %lld",
+            (long long) run.bad_position, (long long) run.bad_value, (long long) run.bad_limit);
+    } else if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
         st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node,
             "index %lld at position %lld is out of range [0, %lld)", (long long) run.bad_value,
             (long long) run.bad_position, (long long) run.bad_limit);
@@ -25143,7 +25598,7 @@ struct gcudai_cuda_device {
     struct gcuda_backend_buffer_type buft;
     int index;    // gcuda's
     int ordinal;  // CUDA's: several devices may be one
-    int cc, n_sm; // 100 * major + 10 * minor; multiprocessors
+    int cc, n_sm; // 100 * major + 10 * minor; SMs
     size_t total_bytes; // its share, when several are one
     bool is_integrated, can_cooperate;
     size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
@@ -25169,9 +25624,9 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
-    struct gcudai_cublas * parked;        // handles that nobody uses now
+    struct gcudai_cublas * parked;        // idle handles
     uint64_t n_settled;                   // counts the waits for all backends
-    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: nobody has asked for them
+    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: not queried yet
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
 static struct gcuda_cuda_device_params gcudai_cuda_device_params; // under the registry's lock
@@ -25230,7 +25685,7 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
         cudaGetErrorName(err), gcudai_cuda_advice(err, device, advice, sizeof(advice)));
 }
 
-// What the kernels could not learn of the device, for those who ask more of them than a launch. Forgets it.
+// Error of a failed device query in the kernel file, for callers other than a launch. Clears it.
 static cudaError_t gcudai_cuda_query_failed(void) {
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const cudaError_t err = (cudaError_t) series->failed_query;
@@ -25275,7 +25730,7 @@ static int gcudai_cuda_wanted_devices(void) {
     return (int) GCUDAI_MAX(GCUDAI_MIN(n, GCUDA_CUDA_MAX_DEVICES), 0);
 }
 
-// Further names for the devices there are, in turn; or fewer than there are.
+// Emulates more devices, round robin over the existing ones; or hides some.
 static void gcudai_cuda_deal_devices(struct gcudai_cuda_devices * found) {
     const int n = found->n, n_wanted = found->n_wanted;
     for (int i = n; i < n_wanted && n > 0; ++i) {
@@ -25754,7 +26209,7 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     }
 }
 
-// ---- contexts of the caller's: a device object of their own each, so that memory in one is not taken for another's ----
+// ---- contexts of the caller's: one device object each, so that memory of one is never taken for another's ----
 
 static void gcudai_cuda_contexts_free(void) { // the registry's lock is held
     while (gcudai_cuda_found.contexts != NULL) {
@@ -25837,9 +26292,9 @@ static gcuda_status gcudai_cuda_device_choose(
 // =====================================================================================================
 // >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
 // =====================================================================================================
-// Every byte is booked in a ledger before it is asked for, and in the ledger of the device above that: threads together
-// cannot exceed a budget, and a call that fails takes its booking back. Ledgers change under the registry's lock, which
-// is taken for real allocations only, never for what a pool hands out again.
+// Every byte is booked in a ledger, and in the ledger of its device, before it is allocated. So concurrent threads cannot exceed a
+// budget; a failed allocation cancels its booking. Ledgers change under the registry's lock, which is taken for real allocations
+// only, never for memory that a pool reuses.
 
 #define GCUDAI_CUDA_ALIGN 256 // bytes: what cudaMalloc gives
 
@@ -25847,7 +26302,7 @@ struct gcudai_cuda_ledger {
     struct gcudai_cuda_ledger * whole;    // of a backend's share on another device: the backend's
     struct gcudai_cuda_ledger * above;    // of a backend: the device's
     struct gcuda_cuda_memory_params from; // a backend's own allocators; alloc NULL: the process's
-    struct gcuda_cuda_stats stats;        // in_use is filled in when it is asked for
+    struct gcuda_cuda_stats stats;        // in_use is computed on request
 };
 
 // Memory, and whom it goes back to. Zero is a piece without memory.
@@ -25881,7 +26336,7 @@ static bool gcudai_cuda_switch(enum gcuda_cuda_switch choice, bool otherwise) {
     return choice == GCUDA_CUDA_AUTO ? otherwise : choice == GCUDA_CUDA_ON;
 }
 
-// What a ledger's memory comes from: its own choices where it has any, or else the process's, or else the environment's.
+// Allocators of a ledger: its own where it has any, otherwise the process's, otherwise the environment's.
 static struct gcuda_cuda_memory_params gcudai_cuda_memory_of(const struct gcudai_cuda_ledger * ledger) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcuda_cuda_memory_params p = gcudai_cuda_memory.params;
@@ -25949,7 +26404,7 @@ static gcuda_status gcudai_cuda_book(
                                (unsigned long long) full.reserved, gcudai_cuda_free_bytes());
 }
 
-// What was booked is there: only then it counts for the peaks.
+// The booked memory has been allocated: only then it counts for the peaks.
 static void gcudai_cuda_booked(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose) {
     struct gcudai_cuda_ledger * all[3];
     const int n = gcudai_cuda_ledgers(ledger, all);
@@ -26110,7 +26565,7 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What is reserved is in use, except for scratch, of which only the pools know.
+// Reserved memory is in use, except for scratch, which only the pools know.
 static struct gcuda_cuda_stats gcudai_cuda_ledger_stats(const struct gcudai_cuda_ledger * ledger, size_t scratch_idle) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcuda_cuda_stats s = ledger->stats;
@@ -26183,9 +26638,9 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ---- memory of the user's that is page-locked where it lies ----
+// ---- page-locked in place: memory of the caller's ----
 
-// Out of the list, if it is there: the link that leads to it.
+// Removes an entry from the list and returns it; NULL: none.
 static struct gcudai_cuda_registered * gcudai_cuda_registered_take(const void * ptr) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda_registered ** link = &gcudai_cuda_memory.registered;
@@ -26251,7 +26706,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
                               : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
 }
 
-// What is still registered at gcuda_shutdown.
+// Unregisters everything at gcuda_shutdown.
 static void gcudai_cuda_unregister_all(void) {
     struct gcudai_cuda_registered * r;
     while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
@@ -26263,21 +26718,20 @@ static void gcudai_cuda_unregister_all(void) {
 // =====================================================================================================
 // >>impl-cuda-pool   scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
 // =====================================================================================================
-// Memory is reused in stream order: what is given back may be handed out at once, because whoever had it is earlier on
-// the same stream. It may come back in any order. Blocks handed out in the same order, from a pool in the same state,
-// have the same addresses, and addresses do not change while the pool lives.
+// Memory is reused in stream order: a freed piece may be handed out at once, because its previous user is earlier on the same stream.
+// Pieces are freed in any order. A pool in the same state serves the same requests at the same addresses. An address does not change
+// while it is handed out.
 //
-// Ranges: addresses for as much as the device has memory are reserved at once, and physical memory is mapped right
-// behind what is mapped already when it is needed, so that a request that grows takes up what it had before. A request
-// gets the first hole that is large enough, lowest address first; what comes back joins the free space beside it, and
-// when it was the last, the end recedes over it. When a range is full, another is reserved. Where the driver refuses,
-// best fit over blocks takes over, and only then there is an error.
+// Ranges (first fit): virtual addresses for all of the device's memory are reserved at once. Physical memory is mapped on demand,
+// directly after the mapped part, so that a request that grows extends its previous piece. A request gets the hole with the lowest
+// address that is large enough. A freed piece merges with adjacent holes; the last one shrinks the range in use. A full range is
+// followed by another. If the driver fails to map, the pool falls back to blocks, and reports an error only if these fail too.
 //
-// Best fit: blocks of the allocator's, the smallest that is large enough. Those that lie idle and are all too small are
-// given back once they add up to the request: a request that grows in steps holds at most twice its size.
+// Blocks (best fit): allocations of the allocator; a request gets the smallest that is large enough. If all idle blocks are too small,
+// they are freed once their sum reaches the request. So a request that grows in steps holds at most twice its size.
 //
-// A captured graph remembers addresses. While n_holds is not 0 nothing goes back to the device, and generation changes
-// whenever something has: a graph captured under another generation has to be captured again.
+// A captured graph contains addresses. While n_holds is not 0, nothing is returned to the device. Each return changes `generation`:
+// a graph captured under another generation must be captured again.
 
 struct gcudai_cuda_block {
     struct gcudai_cuda_piece piece;
@@ -26291,8 +26745,8 @@ struct gcudai_cuda_segment { // of a range, in bytes from its base
 
 struct gcudai_cuda_range {
     gcudai_cu_ptr base;
-    size_t reserved, mapped;               // bytes; what is mapped lies at the front
-    size_t * chunks;                       // what was mapped in one go can only be unmapped so
+    size_t reserved, mapped;               // bytes; the mapped part is at the front
+    size_t * chunks;                       // sizes of the mappings: each is unmapped as a whole
     struct gcudai_cuda_segment * segments; // from 0 on without gaps, in order of address; the last one is used
     size_t n_chunks, cap_chunks, n_segments, cap_segments;
 };
@@ -26310,7 +26764,7 @@ struct gcudai_cuda_pool {
     uint64_t generation;
 };
 
-// Room for one more item behind the n that are there.
+// Grows an array that holds n items for one more.
 static gcuda_status gcudai_cuda_more(void * array, size_t * cap, size_t n, size_t item_size) {
     void * items = NULL; // array is the address of a pointer of any type
     if (n < *cap) {
@@ -26352,7 +26806,7 @@ static int gcudai_cuda_range_access(gcudai_cu_ptr ptr, size_t size, unsigned dev
     return gcudai_cuda_driver.cuMemSetAccess(ptr, size, access, n);
 }
 
-// Physical memory behind what is mapped. The handle goes at once: the mapping keeps the memory. Half-way failures are
+// Maps physical memory after the mapped part. The handle is released at once: the mapping keeps the memory. A failure half-way is
 // undone.
 static gcuda_status gcudai_cuda_range_map_now(
     const struct gcudai_cuda_pool * pool, const struct gcudai_cuda_range * r, size_t size, const char * what) {
@@ -26398,7 +26852,7 @@ static gcuda_status gcudai_cuda_range_map(
     return st;
 }
 
-// Gives back what is mapped wholly behind the end of what is used. The stream is idle.
+// Unmaps every mapping that is wholly past the end of the used part. The stream is idle.
 static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r) {
     while (r->n_chunks > 0 && r->mapped - r->chunks[r->n_chunks - 1] >= gcudai_cuda_range_end(r)) {
         const size_t size = r->chunks[--r->n_chunks];
@@ -26414,7 +26868,7 @@ static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai
     }
 }
 
-// Nothing is mapped any more.
+// Frees the addresses. Nothing is mapped any more.
 static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
     (void) gcudai_cuda_driver.cuMemAddressFree(r->base, r->reserved);
     gcudai_free(r->chunks);
@@ -26422,7 +26876,7 @@ static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
     GCUDAI_ZERO(*r);
 }
 
-// The first hole of at least size bytes, the space that is mapped behind the last segment included; false: none.
+// Finds the first hole of at least size bytes. The mapped space after the last segment counts as one. False: none.
 static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t size, size_t * segment) {
     for (*segment = 0; *segment < r->n_segments; ++*segment) {
         if (!r->segments[*segment].is_used && r->segments[*segment].size >= size) {
@@ -26432,7 +26886,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
     return size <= r->mapped - gcudai_cuda_range_end(r);
 }
 
-// Takes size bytes at the front of hole number i, or behind the last segment.
+// Takes size bytes at the front of hole i, or after the last segment.
 static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
     GCUDAI_TRY(gcudai_cuda_more(&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
@@ -26454,7 +26908,7 @@ static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Segment i is free: it joins the free ones beside it; the end of the range recedes over it.
+// Frees segment i: it merges with adjacent free ones. A free segment at the end is removed.
 static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
     struct gcudai_cuda_segment * s = r->segments;
     s[i].is_used = false;
@@ -26535,7 +26989,7 @@ static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool)
 
 // ---- the pool ----
 
-// Gives back to the device what nobody uses, unless a captured graph holds it. The stream is idle.
+// Returns unused memory to the device, unless a captured graph holds it. The stream is idle.
 static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     size_t n = 0;
     if (pool->n_holds > 0) {
@@ -26555,7 +27009,7 @@ static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_trim(pool, &pool->ranges[i]); }
 }
 
-// Memory that is there already.
+// Serves a request from memory that the pool holds; *ptr stays NULL if none is large enough.
 static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_t size, void ** ptr) {
     for (size_t i = 0; i < pool->n_ranges; ++i) {
         size_t segment = 0;
@@ -26574,7 +27028,7 @@ static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_
     return GCUDA_STATUS_SUCCESS;
 }
 
-// More memory: behind a range, or else a block of its own.
+// Serves a request from new memory: at the end of a range, or else as a separate block.
 static gcuda_status gcudai_cuda_pool_grow(
     struct gcudai_cuda_pool * pool, size_t size, size_t block_size, const char * what, void ** ptr) {
     if (pool->granularity > 0) {
@@ -26583,12 +27037,12 @@ static gcuda_status gcudai_cuda_pool_grow(
             pool->in_use += st == GCUDA_STATUS_SUCCESS ? size : 0;
             return st;
         }
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a block of its own", gcudai_message);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a separate block", gcudai_message);
     }
     return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
 }
 
-// The device is current. Blocks are made a little larger, so that a request that grows a little finds its old one.
+// The device is current. Blocks get 1/16 extra, so that a request that grows a little fits its previous block.
 static gcuda_status gcudai_cuda_pool_take(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
@@ -26616,11 +27070,11 @@ static gcuda_status gcudai_cuda_pool_take(
         return st;
     }
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-    gcudai_cuda_pool_release(pool); // it counts too: without it there may be room
+    gcudai_cuda_pool_release(pool); // idle memory counts against the device's: without it the request may fit
     return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
 }
 
-// In any order. NULL is taken too.
+// Frees a piece, in any order. NULL is allowed.
 static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
         if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
@@ -26631,7 +27085,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     }
     for (size_t i = 0; i < pool->n_ranges && ptr != NULL; ++i) {
         struct gcudai_cuda_range * r = &pool->ranges[i];
-        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for what lies before
+        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for lower addresses
         for (size_t k = r->n_segments; k-- > 0 && at < r->reserved;) {      // the last is the likeliest
             if (r->segments[k].at == at && r->segments[k].is_used) {
                 pool->in_use -= r->segments[k].size;
@@ -26645,7 +27099,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     }
 }
 
-// Which kind a backend gets. ranges of its own need CUDA's memory, and managed memory cannot be mapped so.
+// Chooses ranges or blocks. Ranges need CUDA's own allocator, without managed memory.
 static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const struct gcudai_cuda_device * d,
     struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_pool kind, size_t reserve) {
     const struct gcuda_cuda_memory_params from = gcudai_cuda_memory_of(ledger);
@@ -26676,8 +27130,8 @@ static bool gcudai_cuda_pool_is_open_to(const struct gcudai_cuda_pool * pool, in
     return is_open;
 }
 
-// Lets another device's kernels and copies reach the pool's ranges, now and when they grow. Blocks are not concerned:
-// for those cudaDeviceEnablePeerAccess does it. On failure nothing has changed.
+// Lets another device's kernels and copies access the pool's ranges, also when they grow. Blocks need no call:
+// cudaDeviceEnablePeerAccess covers them. On failure nothing has changed.
 static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
     const unsigned bit = 1u << peer;
     int err = 0;
@@ -26699,7 +27153,7 @@ static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int p
     return gcudai_cuda_fail((cudaError_t) err, "cuMemSetAccess", pool->device, "scratch for CUDA%d", peer);
 }
 
-// Takes half-made pools too. The stream is idle and nothing is out that will be used.
+// Also frees pools whose construction failed half-way. The stream is idle and no piece is in use.
 static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
     pool->n_holds = 0;
     for (size_t i = 0; i < pool->n_blocks; ++i) { pool->blocks[i].is_used = false; }
@@ -26756,22 +27210,22 @@ struct gcudai_cublas {
 #undef X
 };
 
-// A stretch of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
+// A chunk of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
 enum { GCUDAI_CUDA_CHUNKS = 2 };
 struct gcudai_cuda_chunk {
     cudaEvent_t begin, end;
-    double us, op_us; // guessed: of all, and of the operation that has most of it
-    double factor;    // of that operation, when it was guessed
+    double us, op_us; // estimates: of the chunk, and of the operation with most of it
+    double factor;    // of that operation, at the time of the estimate
     enum gcuda_op op;
 };
 struct gcudai_cuda_cancel {
     gcuda_abort_callback callback; // NULL: graphs are not stopped, and not cut
     void * data;
     double chunk_us;
-    double factor[GCUDA_OP_COUNT]; // measured against guessed time; 0: not known yet
+    double factor[GCUDA_OP_COUNT]; // measured / estimated time; 0: not measured
     struct gcudai_cuda_chunk chunks[GCUDAI_CUDA_CHUNKS];
     unsigned first, n_open; // in flight: n_open chunks from the first on, modulo their number
-    bool is_filling;        // the chunk behind those has begun
+    bool is_filling;        // the next chunk has begun
 };
 
 struct gcudai_cuda_plan;
@@ -26782,12 +27236,13 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     size_t max_bytes;
     uint64_t clock;
     bool use_graphs, use_fusion, use_lanes, use_overlap;
+    uint64_t n_choices; // paths of products chosen so far: a test counts them
     cudaEvent_t * events; // between lanes
     size_t n_events, cap_events;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
-enum { GCUDAI_CUDA_INDEXERS = 6 }; // operations whose kernels follow indices
+enum { GCUDAI_CUDA_INDEXERS = 7 }; // operations whose kernels follow indices
 
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
 enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
@@ -26799,9 +27254,9 @@ struct gcudai_cuda {
     bool owns_stream;
     enum gcuda_cuda_wait wait;
     size_t max_shared; // bytes of shared memory a block may have
-    bool has_warp_groups; // kernels compiled for 9.0a, and the shared memory that they want
+    struct gcuda_mul_mat_device kernels; // capability, and whether kernels for 9.0a and the shared memory that they want are there
     bool is_full_precision; // of what goes to cuBLAS
-    int product; // 1 + the way of all products that can go it; 0: as gcudai_cuda_choose_product says
+    int product; // 1 + the path of all products that can take it; 0: as gcudai_cuda_mm_rules say
     struct gcudai_cuda_cancel cancel;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
@@ -26813,7 +27268,7 @@ struct gcudai_cuda {
     bool may_have_bad_index;  // since the last synchronize
     bool is_captured;         // the graph that is being enqueued goes into a capture of the caller's
     bool has_captured;        // some graph has: its scratch stays
-    bool captures_indices;    // and some look up rows: the flag is asked for with every synchronize
+    bool captures_indices;    // a captured graph looks up rows: every synchronize reads the flag
     struct gcudai_cuda * next; // backend alive, in the registry
     uint64_t settled;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
@@ -26822,12 +27277,12 @@ struct gcudai_cuda {
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
-    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
+    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // on other devices, then lanes on this one
     cudaStream_t copies[2];   // of a side, made when first wanted: of operands to there, of results from there
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
-    struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
+    struct gcudai_cuda_profile * profile; // NULL: not requested
     struct gcudai_cuda_plans plans;
 };
 
@@ -26875,11 +27330,13 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: what a probe shows to work, else through the host
 // =====================================================================================================
-// The driver copies between any two devices: directly where peer access is on, else staged. Either can go wrong without
-// an error (an IOMMU that redirects transfers, bridges that drop writes), so neither is trusted before a pattern has
-// come through. What is left works everywhere: page-locked memory, filled from one device and read by the other.
+// Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
+// writes), so they are used only after a test pattern has arrived intact:
+//   DIRECT  the driver's copy with peer access
+//   DRIVER  the driver's copy without, which it stages
+//   HOST    page-locked memory, filled from one device and read by the other; works everywhere
 
-// Of an ordered pair, under the registry's lock. Both ways are probed at once and both have to work.
+// State of an ordered pair, under the registry's lock. Both directions are probed together and both must work.
 struct gcudai_cuda_pair {
     enum gcuda_cuda_route route;
     bool is_busy;     // a thread probes
@@ -26896,13 +27353,13 @@ struct gcudai_cuda_probe {
     int device[2];
     struct gcudai_cuda_piece memory[2]; // on each device
     cudaStream_t stream[2];             // of each device
-    struct gcudai_cuda_piece host;      // what is written, and behind it what is read back
+    struct gcudai_cuda_piece host;      // the pattern, then what was read back
     bool is_ours[2], is_possible[2], is_linked[2];
     int n_patterns;
     char reason[120];
 };
 
-// A failure here is a finding, and no later call shall report it.
+// A failure here is an answer: its error is cleared, so that no later call reports it.
 static bool gcudai_cuda_went_well(cudaError_t err) {
     if (err != cudaSuccess) {
         (void) cudaGetLastError();
@@ -26940,7 +27397,7 @@ static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cu
     return gcudai_cuda_went_well(err) && gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
 }
 
-// A pattern of its own from one device to the other, on a stream of either; each step is waited for.
+// Copies a fresh pattern from one device to the other, on a stream of either, and compares. Waits for each step.
 static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on) {
     const size_t size = GCUDAI_CUDA_PROBE_BYTES;
     const int to = 1 - from, salt = ++p->n_patterns;
@@ -26958,7 +27415,7 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
            memcmp(back, pattern, size) == 0;
 }
 
-// Pushed and pulled, both ways.
+// Copies on a stream of the source and of the destination, in both directions.
 static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
     for (int i = 0; i < 4; ++i) {
         const int from = i / 2, on = i % 2;
@@ -26973,7 +27430,7 @@ static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how
     return true;
 }
 
-// Two of gcuda's devices that are one of CUDA's.
+// Whether two of gcuda's devices are the same CUDA device.
 static bool gcudai_cuda_is_one(int device, int peer) {
     return gcudai_cuda_ordinal(device) == gcudai_cuda_ordinal(peer);
 }
@@ -26985,7 +27442,7 @@ static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
                : cudaDeviceCanAccessPeer(can, gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer));
 }
 
-// What tells NVLink from PCI Express: atomics of one device on the other's memory.
+// NVLink, unlike PCI Express, supports native atomics on the other device's memory.
 static bool gcudai_cuda_is_linked(int device, int peer) {
     int has_atomics = 0;
     return gcudai_cuda_is_one(device, peer) ||
@@ -26993,7 +27450,7 @@ static bool gcudai_cuda_is_linked(int device, int peer) {
                 gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer))) && has_atomics != 0);
 }
 
-// Both devices may access the other's memory: ours to take back where it was not so before.
+// Enables access in both directions. is_ours marks access that was not enabled before, for gcudai_cuda_probe_disable.
 static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2 && !gcudai_cuda_is_one(p->device[0], p->device[1]); ++i) {
         cudaError_t err = gcudai_cuda_select(p->device[i]);
@@ -27064,7 +27521,7 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
     if (gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]) == GCUDA_STATUS_SUCCESS) {
         route = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
-        scope.is_away = true; // whichever device is current now
+        scope.is_away = true; // another device may be current
         gcudai_cuda_leave(&scope);
     } else {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
@@ -27079,8 +27536,8 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
         is_direct ? "" : p.reason);
 }
 
-// How data goes from one device to another; finds out when nobody has yet. The lock is not held meanwhile: freeing
-// memory waits for the device, and what runs there may log.
+// The route between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
+// waits for the device, whose host callbacks may log.
 static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
     struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[from][to];
     for (;;) {
@@ -27109,7 +27566,7 @@ static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
     return route;
 }
 
-// The registry's lock is held, so nothing here may ask for it. The caller's context is current again after it.
+// The registry's lock is held: nothing here may take it. Restores the caller's context.
 static void gcudai_cuda_peers_forget(void) {
     const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
     struct CUctx_st * context = NULL;
@@ -27164,7 +27621,7 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_possible = pair.is_possible;
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
-    if (!info->is_probed) { // a question that needs no context, and makes none
+    if (!info->is_probed) { // creates no context
         GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
         info->is_possible = can != 0;
     }
@@ -27187,8 +27644,8 @@ static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
     return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
 }
 
-// CUDA refuses the calls that name both devices while a stream is captured; these want a stream whose device has access to
-// both places, ranges of virtual memory among them.
+// During a capture CUDA refuses the calls that name both devices. These need a stream whose device can access both addresses,
+// ranges of virtual memory included.
 static cudaError_t gcudai_cuda_move_captured(const struct gcudai_cuda_move * m, cudaStream_t stream) {
     return m->height == 1 ? cudaMemcpyAsync(m->dst, m->src, m->width, cudaMemcpyDefault, stream)
                           : cudaMemcpy2DAsync(m->dst, m->dst_pitch, m->src, m->src_pitch, m->width, m->height, cudaMemcpyDefault, stream);
@@ -27222,8 +27679,7 @@ static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Page-locked slots that are filled by one device and emptied by another, in turn. Events keep both sides in order; the
-// host waits for neither.
+// A ring of page-locked slots that one device fills and another empties. Events order both sides; the host does not wait.
 #define GCUDAI_CUDA_STAGE_SLOTS 4
 #define GCUDAI_CUDA_STAGE_BYTES ((size_t) 1 << 20) // of a slot
 
@@ -27234,7 +27690,7 @@ struct gcudai_cuda_stage {
     cudaEvent_t filled[GCUDAI_CUDA_STAGE_SLOTS], emptied[GCUDAI_CUDA_STAGE_SLOTS]; // of the source, of the destination
 };
 
-// Half-made ones too. Waits for what is on its way.
+// Waits for copies in flight. Also frees stages whose construction failed half-way.
 static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
     for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         if (s->filled[i] != NULL) {
@@ -27265,7 +27721,7 @@ static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ledger: whose memory it is; NULL: nobody's.
+// ledger: the memory is booked there; NULL: in none.
 static gcuda_status gcudai_cuda_stage_new(
     int from, int to, struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_stage ** stage) {
     struct gcudai_cuda_scope scope;
@@ -27296,7 +27752,7 @@ static cudaError_t gcudai_cuda_copy_rows(void * dst, size_t dst_pitch, const voi
                        : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, kind, stream);
 }
 
-// A piece that fits a slot. Changes the current device.
+// Copies a piece that fits a slot. Changes the current device.
 static gcuda_status gcudai_cuda_stage_piece(
     struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
     const int k = s->next;
@@ -27318,7 +27774,7 @@ static gcuda_status gcudai_cuda_stage_piece(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Out on the source's stream, in on the destination's. Changes the current device.
+// Copies to the slots on the source's stream and from them on the destination's. Changes the current device.
 static gcuda_status gcudai_cuda_move_staged(
     struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
     struct gcudai_cuda_move piece = *m;
@@ -27335,11 +27791,10 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// While the backend's stream is captured, nothing may be allocated or waited for.
+// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
 static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
 
-// The route of copies from the backend's device to another, as its parameters allow; UNKNOWN: it would have to be
-// probed during a capture.
+// The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
 static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
     if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
         return gcudai_cuda_route_known(cu->device->index, to);
@@ -27351,7 +27806,7 @@ static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) 
     return cu->routes[to];
 }
 
-// Columns up to which a product's copies go directly where they can.
+// Columns up to which a product's copies use the direct route.
 static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
     const int64_t chosen = cu->params.peer_max_batch;
     if (cu->peer_max[to] == 0) { // asked once
@@ -27370,7 +27825,7 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
-    // The driver's own staging is refused in a capture. Slots are handed on by events, and those of work before cannot be waited for.
+    // A capture forbids the driver's staging. The ring of slots needs events of work before the capture, which cannot be waited for.
     if (route == GCUDA_CUDA_ROUTE_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
             route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
@@ -27384,8 +27839,8 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     return gcudai_cuda_move_staged(*stage, m, from->stream, to->stream);
 }
 
-// From a backend's memory to another's, on different devices: on the given stream, which is one of theirs; or, where
-// copies are staged, out on the source's stream and in on the destination's. Callers order both cases.
+// Copies from a backend's memory to another's, on different devices. Runs on the given stream, which is one of theirs. Staged copies
+// run on both streams: to host memory on the source's, from it on the destination's. Callers order both cases.
 static gcuda_status gcudai_cuda_send(
     struct gcudai_cuda * from, struct gcudai_cuda * to, struct gcudai_cuda_move m, cudaStream_t stream) {
     struct gcudai_cuda_scope scope;
@@ -27410,14 +27865,14 @@ static gcuda_status gcudai_cuda_send(
     return st;
 }
 
-// The status of a copy; what failed says of which tensor it was.
+// The status of a copy; adds the tensor's name to the message of a failure.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
     return st == GCUDA_STATUS_SUCCESS
                ? st
                : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
-// The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
+// As gcudai_cuda_send for buffers, which have no backend: waits for the copy, and does not probe, so enables no peer access.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
     const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
@@ -27434,7 +27889,7 @@ static gcuda_status gcudai_cuda_copy_across(
                  ? gcudai_cuda_move_staged(stage, &m, cudaStreamPerThread, cudaStreamPerThread)
                  : st;
     }
-    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, whatever went wrong
+    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, also after a failure
         const int device = i == 0 ? from : to;
         cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
@@ -27452,7 +27907,7 @@ static gcuda_status gcudai_cuda_copy_across(
 // >>impl-cuda-buffer   device buffers, page-locked host buffers
 // =====================================================================================================
 // Blocking access goes through the per-thread default stream and waits for it: it does not wait for backends, whose
-// streams do not block. Whoever has work queued on a tensor synchronizes that backend first.
+// streams do not block. A caller with work queued on a tensor synchronizes that backend first.
 
 struct gcudai_cuda_buffer {
     void * ptr;
@@ -27491,7 +27946,7 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
     return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
 }
 
-// What access to a tensor's bytes does, as one function, so that the device is entered, waited for and left in one place.
+// Kinds of access to a tensor's bytes. One function serves all, so that the device is entered, synchronized and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
 
 static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcudai_cuda_access access, void * on_device,
@@ -27615,7 +28070,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want adjacent blocks",
             gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
@@ -27771,7 +28226,7 @@ static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
 
-// Its kernels take sources in page-locked memory as they lie there.
+// Whether the device's kernels read sources in page-locked memory in place.
 static bool gcudai_cuda_reads_host(const struct gcudai_cuda_device * d) {
     return d->is_integrated && gcudai_cuda_devices_choice().host_sources == GCUDA_CUDA_ON;
 }
@@ -27808,7 +28263,7 @@ static const char * gcudai_cublas_status_name(int status) {
     }
 }
 
-// CUDA's own error, which may be behind it, is left for whoever asks next.
+// Leaves the CUDA error that may have caused it for the next caller of cudaGetLastError.
 static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status, const char * call) {
     return gcudai_fail(status == 3 ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_FAILED, "%s on %s: %s (%d)", call,
         cu->device->name, gcudai_cublas_status_name(status), status);
@@ -27826,10 +28281,9 @@ static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
 }
 
 // ---- handles outlive their backends ----
-// Destroying a handle waits for the whole device, which spoils a capture that begins or is under way in another thread, even
-// in the middle of a call of cuBLAS's there. So a handle is put aside, for the next backend of the context, and destroyed
-// with the last one: then nothing of gcuda's is being captured, by a plan or by the caller. Nobody makes or lists a backend
-// meanwhile: the registry's lock is held.
+// cublasDestroy synchronizes the device, which breaks a capture in another thread. So a freed backend parks its handle for the next
+// backend of the context, and the last backend destroys it: then no plan and no caller captures work of gcuda. The registry's lock is
+// held, so no backend is made meanwhile.
 
 static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct CUctx_st * context) {
     struct gcudai_cublas ** at = &gcudai_cuda_found.parked;
@@ -27847,7 +28301,7 @@ static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * cont
     }
 }
 
-// A context of the caller's may be gone by now: what is left in those is lost.
+// The caller may have destroyed his contexts by now; handles in those are leaked.
 static void gcudai_cublas_forget(void) {
     for (int i = 0; i < gcudai_cuda_found.n; ++i) {
         struct gcudai_cuda_scope scope;
@@ -27864,13 +28318,13 @@ static void gcudai_cublas_forget(void) {
     }
 }
 
-// Of a backend that is not listed any more. On a device that is lost destroying waits for nothing.
+// The backend is no longer in the registry. On a lost device destroying a handle returns at once.
 static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_cuda_give(&c->workspace);
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
-        // neither the stream nor the workspace will be there
+        // the stream and the workspace are about to be freed
         (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
         *c->aside = *c;
         c->aside->next = gcudai_cuda_found.parked;
@@ -27911,7 +28365,7 @@ static bool gcudai_cublas_load(struct gcudai_cublas * c) {
     return is_ok;
 }
 
-// Without it products take gcuda's own kernel. The context is current. `callers` is a handle to use, or NULL.
+// Without cuBLAS products take gcuda's own kernels. The context is current. callers: the caller's handle, or NULL.
 static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_handle callers) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -27941,9 +28395,9 @@ static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_ha
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Memory for cuBLAS, asked for when cuBLAS is first used, which has to be before a capture begins. Its own would be in no
-// budget, and would be allocated in the middle of one. 32 MiB is what Hopper's kernels want, 4 MiB is enough before; without room 64 KiB, the least
-// with which every routine works (16 KiB, by its manual) and some to spare; and else none at all.
+// Allocates cuBLAS's workspace at the first use of cuBLAS, before any capture: a workspace of its own would be outside every budget and
+// allocated during a capture. Hopper's kernels want 32 MiB, older ones 4 MiB. If that fails: 64 KiB (every routine works with 16 KiB, by
+// the manual); if that fails too: none.
 static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
@@ -27959,7 +28413,7 @@ static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
 
 enum { GCUDAI_CUBLAS_DEFAULT_MATH = 0, GCUDAI_CUBLAS_POINTER_HOST = 0 };
 
-// What the caller's handle was set to, before it is used.
+// Saves the settings of the caller's handle before gcuda changes them.
 static gcuda_status gcudai_cublas_keep(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     if (!c->is_callers) { return GCUDA_STATUS_SUCCESS; }
@@ -27979,7 +28433,7 @@ static gcuda_status gcudai_cublas_restore(struct gcudai_cuda * cu, gcuda_status 
     return status == 0 || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cublas_fail(cu, status, "restoring the caller's settings");
 }
 
-// Before every use. Setting the stream forgets the workspace.
+// Before every use. cublasSetStream resets the workspace.
 static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     GCUDAI_TRY(gcudai_cublas_workspace(cu));
@@ -27994,7 +28448,7 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasSetWorkspace");
 }
 
-// A kernel that could not be launched, with the node it was for.
+// The error of a launch, with the node that it was for.
 static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
     char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
     if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
@@ -28020,7 +28474,7 @@ static long long gcudai_cublas_stride(const struct gcuda_array * t, int d) {
     return (long long) (t->nb[d] / gcuda_type_size(t->type));
 }
 
-// A matrix [k, rows] as cuBLAS sees it: k dense (then it is k by rows, else rows by k), and how far apart columns are.
+// A matrix [k, rows] in cuBLAS's column-major terms: k x rows if k is dense, else rows x k; ld: leading dimension.
 struct gcudai_cublas_matrix {
     bool is_dense_k;
     int ld; // elements
@@ -28037,7 +28491,7 @@ static bool gcudai_cublas_matrix_of(const struct gcuda_array * t, struct gcudai_
            t->nb[2] % size == 0;
 }
 
-// What all calls of a product have in common. Sums in F32; F32 operands are rounded to TF32 unless F32 is asked for.
+// Arguments that all calls of a product share. Accumulators are F32; F32 operands are rounded to TF32 unless the precision is F32.
 struct gcudai_cublas_call {
     int op_a, op_b, m, n, k, type_a, lda, type_b, ldb, ldc, compute;
 };
@@ -28063,7 +28517,7 @@ static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// n_batch products of one matrix of a each, or all with the same one, at dimension 2 of b from i2 on.
+// n_batch products from matrix [i2, i3] of b on, along dimension 2; is_shared: all with one matrix of a.
 static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcudai_cublas_call * c, bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
     const float one = 1.0f, zero = 0.0f;
@@ -28075,7 +28529,7 @@ static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const stru
     return st == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, st, "cublasGemmStridedBatchedEx");
 }
 
-// All products in one call. A kernel writes the addresses, not the host: a captured graph does so whenever it runs, and nobody waits.
+// All products in one call. A kernel writes the array of addresses, so that a captured graph writes it at every run.
 static gcuda_status gcudai_cuda_gemm_pointers(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcudai_cublas_call * c) {
     const float one = 1.0f, zero = 0.0f;
@@ -28101,7 +28555,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
     return st;
 }
 
-// Matrices of b and y along dimension d that meet one matrix of a, joined to dimension 1: larger products, and fewer.
+// Joins the matrices of b and y along dimension d that meet one matrix of a into dimension 1: fewer, larger products.
 static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
     struct gcuda_array * b = &p->b, * y = &p->y;
     const int64_t n = p->a.ne[d] > 0 ? b->ne[d] / p->a.ne[d] : 1;
@@ -28121,7 +28575,7 @@ static void gcudai_cuda_join_all_columns(struct gcuda_mul_mat_args * p) {
     }
 }
 
-// Dimension 3 as a part of dimension 2, if the matrices of t then still lie at equal distances.
+// Whether dimensions 2 and 3 can be one: the matrices of t are evenly strided.
 static bool gcudai_cuda_can_join_batch(const struct gcuda_array * t) {
     return t->ne[2] == 1 || t->ne[3] == 1 || t->nb[3] == t->nb[2] * (size_t) t->ne[2];
 }
@@ -28142,13 +28596,13 @@ static void gcudai_cuda_join_batches(struct gcuda_mul_mat_args * p) {
     }
 }
 
-// What cuBLAS cannot know of addresses that are on the device: that its loads of 16 bytes may be used.
+// cublasGemmBatchedEx cannot see whether addresses in device memory are aligned for its 16-byte loads.
 static bool gcudai_cublas_may_point_to(const struct gcuda_array * t) {
     return ((size_t) (uintptr_t) t->data | t->nb[2] | t->nb[3]) % 16 == 0;
 }
 
-// Rather than several calls one after another, where one alone has too few tiles for all multiprocessors: those that have enough lose
-// nothing, and need no addresses to be written (how many are enough has not been compared).
+// One batched call by addresses instead of several strided ones, where one of these has fewer tiles than the device has SMs. Larger
+// ones lose nothing and need no addresses (the limit has not been compared).
 #define GCUDAI_CUBLAS_TILE 128
 static bool gcudai_cublas_wants_pointers(
     const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t n_batch) {
@@ -28158,8 +28612,8 @@ static bool gcudai_cublas_wants_pointers(
            gcudai_cublas_may_point_to(&p->y);
 }
 
-// Through cuBLAS, operands of one type as it takes them. One call, if the matrices lie evenly or can be pointed to; else a call for
-// each matrix of dimension 3, and there one for all of dimension 2, unless several of b share each of several of a.
+// The product through cuBLAS; operands have one type and strides that cuBLAS takes. One call if matrices are evenly strided or can be
+// addressed; else one per matrix of dimension 3, or per group of matrices of b that share one of several matrices of a.
 static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
     struct gcudai_cublas_call call;
@@ -28186,24 +28640,48 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
     return gcudai_cublas_restore(cu, gcudai_cuda_gemm_all(cu, p));
 }
 
-enum gcudai_cuda_product {
-    GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's tensor core kernel, sm_80 or later; operands TF32 for F32 weights, F16 for F16 weights, else BF16
-    GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
-    GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
-    GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
-    GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
-    GCUDAI_CUDA_PRODUCT_HALVES,    // cuBLAS after copies to F16 where the weights are, else to BF16
-    GCUDAI_CUDA_PRODUCT_GEMM,      // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES (below 8.0: OWN)
-    GCUDAI_CUDA_PRODUCT_BYTES      // mul_mat_id with few tokens of each expert, both sides as bytes; from 8.0 on
+// ---- the choice of a path ----
+// A product's path is chosen once: when a plan is made, or before a single run (struct gcudai_cuda_mm_choice). What a kernel accepts, the
+// kernel file says (gcuda_mul_mat_takes); what pays is the table gcudai_cuda_mm_rules.
+
+enum gcudai_cuda_mm_path {
+    GCUDAI_CUDA_MM_PLAIN = GCUDA_MUL_MAT_PLAIN,
+    GCUDAI_CUDA_MM_VEC = GCUDA_MUL_MAT_VEC,
+    GCUDAI_CUDA_MM_TILE = GCUDA_MUL_MAT_TILE,
+    GCUDAI_CUDA_MM_WGMMA = GCUDA_MUL_MAT_WGMMA,
+    GCUDAI_CUDA_MM_INT8 = GCUDA_MUL_MAT_INT8,
+    GCUDAI_CUDA_MM_CUBLAS = GCUDA_MUL_MAT_PATHS, // cuBLAS, F32 operands in place
+    GCUDAI_CUDA_MM_CUBLAS_F32, // cuBLAS after packing operands to F32
+    GCUDAI_CUDA_MM_CUBLAS_16,  // cuBLAS after packing operands to F16 for F16 weights, to BF16 for others
+    GCUDAI_CUDA_MM_GEMM,       // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
+    GCUDAI_CUDA_MM_PATHS
 };
 
-#define GCUDAI_CUDA_TILE_COLUMNS 9           // from which tensor cores are used
-#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 129 // of quantized weights, from which writing them out as BF16 for cuBLAS pays:
-                                            // 4096 x 14336, 128 columns: q4_0 96 us, tiles 81; q8_0 103 and 90 (H200)
-#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
+// The device that computes a product; for row-split weights the least of all devices.
+struct gcudai_cuda_mm_device {
+    struct gcuda_mul_mat_device kernels;
+    bool has_cublas;
+};
 
-// Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
+struct gcudai_cuda_mm_choice {
+    bool is_made;
+    enum gcudai_cuda_mm_path path;
+    enum gcuda_prec prec; // that the launch asks for
+    bool takes_epilogue;  // any but a second matrix of weights
+    struct gcuda_activation_layout layout; // of VEC and WGMMA
+    size_t scratch_bytes; // of a path of the kernel file; SIZE_MAX: the device could not be asked
+};
+
+// One product, as rules and paths see it: args, or experts.
+struct gcudai_cuda_mm_case {
+    const struct gcuda_mul_mat_args * args;
+    const struct gcuda_mul_mat_id_args * experts;
+    const struct gcudai_cuda_mm_device * device;
+    struct gcuda_mul_mat_args joined; // args with their matrices of activations joined where one matrix of weights meets several
+    bool may_cublas;                  // cuBLAS is available and takes the product, operands packed where it wants that
+};
+
+// cuBLAS multiplies rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
 static bool gcudai_cublas_takes(const struct gcuda_array * t, enum gcuda_type type) {
     const size_t size = gcuda_type_size(type);
     return t->type == type && t->nb[0] == size && t->nb[1] % size == 0 && t->nb[2] % size == 0 &&
@@ -28214,297 +28692,328 @@ static bool gcudai_is_aligned(const struct gcuda_array * t, size_t size) {
     return ((size_t) (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3]) % size == 0;
 }
 
-// What gcuda_launch_mul_mat_tile wants of its operands.
-static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
-    const bool is_wide = !gcuda_is_quantized(p->a.type) || p->a.type == GCUDA_TYPE_Q4_K || p->a.type == GCUDA_TYPE_Q5_K;
-    const double matrices = (double) p->a.ne[2] * (double) p->a.ne[3];
-    const double tiles = (double) p->b.ne[1] * (double) p->b.ne[2] * (double) p->b.ne[3] / 8.0 + matrices;
-    const double steps = tiles * (double) (p->a.ne[1] / 128 + 1) * (double) (p->a.ne[0] / 64 + 1); // counted in 32 bits
-    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && p->a.nb[0] == gcuda_type_size(p->a.type) && p->a.ne[1] <= INT32_MAX &&
-           (!is_wide || gcudai_is_aligned(&p->a, 16)) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
-           steps <= (double) INT32_MAX;
-}
-
-// Few columns: weights are read as they lie, and nothing else costs time.
-#define GCUDAI_CUDA_VECTOR_COLUMNS 8
-#define GCUDAI_CUDA_VECTOR_MMA_ROW (1 << 21) // bytes from row to row below which blocks may take more
-#define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
-#define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
-#define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 96
-
-// Columns of floats beside a matrix of at least one block a row, or of floats in rows that an int can count.
-static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct gcuda_array * b) {
-    const bool a_fits = gcuda_is_quantized(a->type) ? a->ne[0] > 0 : gcudai_is_float(a->type) && a->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS;
-    return a_fits && gcudai_is_float(b->type) && a->ne[1] <= GCUDAI_CUDA_VECTOR_ROWS;
-}
-
-static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p, int cc) {
-    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    const bool is_quantized = gcuda_is_quantized(p->a.type);
-    const bool has_precision = !is_quantized || p->prec != GCUDA_PREC_F32; // blocks meet columns of bytes
-    const bool is_mma = is_quantized && cc >= 800 && gcudai_is_aligned(&p->a, 4) && p->a.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW;
-    return has_precision && gcudai_cuda_fits_vector(&p->a, &p->b) && matrices > 0 &&
-           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= (is_mma ? gcuda_mul_mat_vec_most(p->a.type) : GCUDAI_CUDA_VECTOR_COLUMNS);
-}
-
-// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, and one large matrix of such rows in F32, on tensor cores (4096 x 14336
-// on an H100, 2 and 8 columns: F16 42.0 and 43.3 us, with cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, 45.3 and 45.9); one or two columns
-// of any but other large matrices of halves. More columns of the others are left to cuBLAS.
-#define GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS 2
-#define GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS (1 << 25)
-static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc) {
-    const int64_t columns = p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / (p->a.ne[2] * p->a.ne[3]));
-    const bool is_wide = gcudai_is_aligned(&p->a, 16) && gcudai_is_aligned(&p->b, 16) && p->a.ne[0] % 8 == 0;
-    const bool is_half = p->a.type == GCUDA_TYPE_F16 || p->a.type == GCUDA_TYPE_BF16;
-    const bool is_large = p->b.ne[2] * p->b.ne[3] == 1 && p->a.ne[0] * p->a.ne[1] >= GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS;
-    const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type) && (cc >= 800 || !is_large);
-    const bool is_tf32 = is_large && is_wide && p->a.type == GCUDA_TYPE_F32 && p->b.type == GCUDA_TYPE_F32 &&
-                         p->prec != GCUDA_PREC_F32 && cc >= 800;
-    if (is_half && p->prec == GCUDA_PREC_F32) { return true; } // cuBLAS would get copies
-    const int64_t most = is_half && is_large ? 1 : GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS;
-    return gcuda_is_quantized(p->a.type) || columns <= most || is_mma || is_tf32;
-}
-
-// Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
-// to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
-// they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
-#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
-#define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
-#define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
-#define GCUDAI_CUDA_WARP_GROUP_SHARED ((size_t) 227 << 10) // bytes of shared memory
-
-// max_shared: what a block may have, on the device or by gcuda_cuda_params.max_shared.
-static bool gcudai_cuda_fits_warp_groups(size_t max_shared) { return max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED; }
-
-static bool gcudai_has_large_codebook(enum gcuda_type type) {
-    return type == GCUDA_TYPE_IQ1_S || type == GCUDA_TYPE_IQ1_M || type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS ||
-           type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
-}
-
-// Columns from which on. 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us, 32 columns in tiles took
-// 32.8, 34.1 and 40.9. From 17 on tiles do the work of 32.
-static int64_t gcudai_cuda_warp_group_columns(enum gcuda_type type) { return type == GCUDA_TYPE_F32 ? 128 : 17; }
-
-static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args, bool has_cublas) {
-    struct gcuda_mul_mat_args p = *args;
-    gcudai_cuda_join_all_columns(&p);
-    const bool is_quantized = gcuda_is_quantized(p.a.type);
-    const bool a_fits = (is_quantized || p.a.type == GCUDA_TYPE_F32) && p.a.ne[2] * p.a.ne[3] == 1 &&
-                        gcudai_is_aligned(&p.a, 16) && gcuda_row_size(p.a.type, p.a.ne[0]) % 16 == 0;
-    const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
-                      p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
-                      p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
-    const bool is_large = p.b.ne[1] >= gcudai_cuda_warp_group_columns(p.a.type) && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
-                          p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_WEIGHTS;
-    const bool is_slower = has_cublas && (!is_quantized || (gcudai_has_large_codebook(p.a.type) &&
-                                                               p.b.ne[1] > GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS));
-    return fits && a_fits && is_large && !is_slower;
-}
-
-// Without cuBLAS: floats with many columns, and blocks with so many that writing them out as BF16 pays.
-#define GCUDAI_CUDA_GEMM_COLUMNS 65
-#define GCUDAI_CUDA_GEMM_DEQUANTIZED_COLUMNS 256
-
-static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
-    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2;
-    const int64_t least = gcuda_is_quantized(p->a.type) ? GCUDAI_CUDA_GEMM_DEQUANTIZED_COLUMNS : GCUDAI_CUDA_GEMM_COLUMNS;
-    return fits && p->a.ne[1] >= 16 && p->b.ne[1] >= least && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
-           p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
-}
-
-// Up to how many slots go one by one. A slot costs one reading of an expert, a tile about two, of floats less. Slightly more slots than
-// experts are still faster than lists: 36 for 32 experts of 1792 x 2048 take 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0 against 24.3,
-// 37.6 and 34.0 (H200); with 48 only Q6_K gains. Floats: 96 at most.
-static int64_t gcudai_cuda_id_vector_slots(const struct gcuda_mul_mat_id_args * p) {
-    const int64_t n = p->as.ne[2], most = gcuda_is_quantized(p->as.type) ? n + n / 8 : GCUDAI_MIN(n, GCUDAI_CUDA_VECTOR_FLOAT_SLOTS);
-    return GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
-}
-
-// Whether the path may round operands. With GCUDA_PREC_F32 quantized experts have only the plain kernel, which gcuda_launch_mul_mat_id chooses.
-static bool gcudai_cuda_id_may_round(const struct gcuda_mul_mat_id_args * p) { return p->prec != GCUDA_PREC_F32; }
-
-static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    const bool has_precision = !gcuda_is_quantized(p->as.type) || gcudai_cuda_id_may_round(p); // as gcudai_cuda_takes_vector
-    return has_precision && gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
-}
-
-// What gcuda_launch_mul_mat_id_wg wants of its operands.
-static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args * p) {
-    const size_t multiple = gcuda_blck_size(p->as.type) == 32 ? 2 : 16; // of blocks of 256 all pieces of 16 bytes are to be whole
-    const bool a_fits = gcuda_is_quantized(p->as.type) && p->as.ne[0] > 0 && p->as.ne[0] % 32 == 0 && p->as.ne[0] <= (1 << 29) &&
-                        (size_t) (uintptr_t) p->as.data % 16 == 0 && (p->as.nb[1] | p->as.nb[2]) % multiple == 0;
-    const double tiles = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 64.0 + (double) p->as.ne[2] + 1.0; // counted in 32 bits
-    return gcudai_cuda_id_may_round(p) && a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
-           (p->y.nb[1] | p->y.nb[2]) % sizeof(float) == 0 && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) && p->as.ne[2] <= (1 << 24) &&
-           tiles * ((double) p->as.ne[1] / 128.0 + 1.0) <= (double) INT32_MAX;
-}
-
-// Slots for each expert up to which experts rounded to bytes, a list of at most eight slots at a time, are faster than tiles and warp
-// groups: measured at 1, 2, 4, 8 and 16 on an H200 (E=128, m=768 and E=32, m=1792, k=2048), of Q5_K, IQ4_NL and IQ4_XS inferred. With about
-// one slot for each, slot by slot is faster. 0: the type has no kernels for lists.
-static int64_t gcudai_cuda_id_bytes_slots(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_MXFP4: return 8;
-        case GCUDA_TYPE_Q5_K: case GCUDA_TYPE_Q6_K: return 6;
-        case GCUDA_TYPE_IQ2_XS: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: return 4;
-        default: return 0;
-    }
-}
-
-// What gcuda_launch_mul_mat_id_mma wants of its operands, on a device of compute capability cc.
-static bool gcudai_cuda_takes_id_bytes(const struct gcuda_mul_mat_id_args * p, int cc) {
-    const size_t bits = (size_t) (uintptr_t) p->as.data | p->as.nb[1] | p->as.nb[2] | p->as.nb[3];
-    const double units = (double) p->b.ne[1] * (double) p->b.ne[2] * ((double) p->as.ne[0] / 512.0 + 1.0); // counted in 32 bits
-    const double lists = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 8.0 + (double) p->as.ne[2] + 1.0; // and their tiles too
-    return cc >= 800 && gcudai_cuda_id_may_round(p) && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
-           (bits % 4 == 0 || p->as.type == GCUDA_TYPE_MXFP4) &&
-           p->as.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW && units * 16.0 <= (double) INT32_MAX && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) &&
-           p->as.ne[2] <= (1 << 24) && lists * ((double) p->as.ne[1] / 16.0 + 1.0) <= (double) INT32_MAX;
-}
-
-// Experts so large that waiting for their lists does not matter.
-#define GCUDAI_CUDA_ID_WARP_GROUP_ROWS 256
-#define GCUDAI_CUDA_ID_WARP_GROUP_K 1024
-
-// Whether mul_mat_id can go this way. OWN: a launcher that chooses between tiles and the plain kernel.
-static bool gcudai_cuda_id_product_takes(
-    enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
-    switch (product) {
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_id_vector(p);
-        case GCUDAI_CUDA_PRODUCT_BYTES: return gcudai_cuda_takes_id_bytes(p, cc);
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_id_warp_groups(p);
-        default: return product == GCUDAI_CUDA_PRODUCT_OWN;
-    }
-}
-
-// Slots for each expert from which on warp groups are faster than tiles: measured at 2, 4, 8, 16, 32 and 64 on an H200 (E=128, m=768
-// and E=32, m=1792, k=2048).
-static int64_t gcudai_cuda_id_warp_group_slots(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q5_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS:
-        case GCUDA_TYPE_IQ1_S: case GCUDA_TYPE_IQ1_M: case GCUDA_TYPE_IQ2_S: return 4;
-        case GCUDA_TYPE_Q4_1: case GCUDA_TYPE_Q5_1: case GCUDA_TYPE_Q2_K: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_Q5_K: return 24;
-        default: return 12;
-    }
-}
-
-static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
-    const int64_t n_slots = p->ids.ne[0] * p->ids.ne[1], n_experts = p->as.ne[2];
-    const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K;
-    const bool is_few = n_slots <= gcudai_cuda_id_vector_slots(p);
-    const struct {
-        enum gcudai_cuda_product product;
-        bool pays;
-    } ways[] = { // the first that pays and that takes the operands
-        { GCUDAI_CUDA_PRODUCT_BYTES, is_large && !is_few && n_slots <= gcudai_cuda_id_bytes_slots(p->as.type) * n_experts },
-        { GCUDAI_CUDA_PRODUCT_VECTOR, true },
-        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, is_large && n_slots >= gcudai_cuda_id_warp_group_slots(p->as.type) * n_experts },
-    };
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
-        if (ways[i].pays && gcudai_cuda_id_product_takes(ways[i].product, p, has_warp_groups, cc)) { return ways[i].product; }
-    }
-    return GCUDAI_CUDA_PRODUCT_OWN;
-}
-
-// Whether a product can go this way, on a device of compute capability cc, with cuBLAS and warp groups or without.
-static bool gcudai_cuda_product_takes(enum gcudai_cuda_product product, const struct gcuda_mul_mat_args * p, bool has_cublas,
-    bool has_warp_groups, int cc) {
+static bool gcudai_cuda_mm_may_cublas(const struct gcuda_mul_mat_args * p, bool has_cublas) {
     const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
                       p->b.ne[2] <= INT32_MAX;
-    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
-    switch (product) {
-        case GCUDAI_CUDA_PRODUCT_TILE: return cc >= 800 && gcudai_cuda_tile_takes(p);
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_vector(p, cc);
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas);
-        case GCUDAI_CUDA_PRODUCT_CUBLAS:
-            return use_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
-        case GCUDAI_CUDA_PRODUCT_CONVERTED: return use_cublas;
-        case GCUDAI_CUDA_PRODUCT_HALVES: return use_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
-        case GCUDAI_CUDA_PRODUCT_GEMM: return cc >= 800 && gcudai_cuda_takes_gemm(p);
-        case GCUDAI_CUDA_PRODUCT_OWN: return true;
-        default: return false;
+    return has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
+}
+
+static struct gcudai_cuda_mm_case gcudai_cuda_mm_case_of(const struct gcuda_mul_mat_args * p, const struct gcudai_cuda_mm_device * device) {
+    struct gcudai_cuda_mm_case c;
+    GCUDAI_ZERO(c);
+    c.args = p;
+    c.device = device;
+    c.joined = *p;
+    gcudai_cuda_join_all_columns(&c.joined);
+    c.may_cublas = gcudai_cuda_mm_may_cublas(p, device->has_cublas);
+    return c;
+}
+
+static struct gcudai_cuda_mm_case gcudai_cuda_mm_experts_of(const struct gcuda_mul_mat_id_args * p, const struct gcudai_cuda_mm_device * device) {
+    struct gcudai_cuda_mm_case c;
+    GCUDAI_ZERO(c);
+    c.experts = p;
+    c.device = device;
+    return c;
+}
+
+// The job of a path of the kernel file. WGMMA gets joined matrices of activations.
+static struct gcuda_mul_mat_job gcudai_cuda_mm_job(
+    enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
+    struct gcuda_mul_mat_job job;
+    GCUDAI_ZERO(job);
+    job.path = (enum gcuda_mul_mat_path) path;
+    job.args = args;
+    job.experts = experts;
+    return job;
+}
+static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
+    struct gcuda_mul_mat_job job =
+        gcudai_cuda_mm_job(path, c->experts != NULL ? NULL : path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args, c->experts);
+    job.device = &c->device->kernels;
+    return job;
+}
+
+// GEMM packs both operands itself, so that only sizes and types count.
+static bool gcudai_cuda_mm_gemm_takes(const struct gcuda_mul_mat_args * p) {
+    return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
+           gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
+}
+
+// Whether a product can take a path.
+static bool gcudai_cuda_mm_takes(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
+    const struct gcuda_mul_mat_args * p = c->args;
+    if (path < GCUDAI_CUDA_MM_CUBLAS) {
+        const struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, path);
+        return gcuda_mul_mat_takes(&job);
+    }
+    if (p == NULL) { return false; }
+    switch (path) {
+        case GCUDAI_CUDA_MM_CUBLAS:
+            return c->may_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
+        case GCUDAI_CUDA_MM_CUBLAS_F32: return c->may_cublas;
+        case GCUDAI_CUDA_MM_CUBLAS_16: return c->may_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
+        default: return c->device->kernels.capability >= 800 && gcudai_cuda_mm_gemm_takes(p);
     }
 }
 
-// Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
-static enum gcudai_cuda_product gcudai_cuda_choose_product(
-    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups, int cc) {
-    const bool is_quantized = gcuda_is_quantized(p->a.type), is_high = p->a.ne[1] >= 16;
-    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    const int64_t columns = matrices > 0 ? p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) : 0; // that meet one matrix of a
-    const bool use_tile = is_high && columns >= GCUDAI_CUDA_TILE_COLUMNS;
-    const bool use_cublas = gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_CONVERTED, p, has_cublas, has_warp_groups, cc);
-    const struct {
-        enum gcudai_cuda_product product;
-        bool pays;
-    } ways[] = { // the first that pays and that takes the operands
-        // More than eight columns have been compared with tiles where there are warp groups: on 9.0, with all of its shared memory.
-        { GCUDAI_CUDA_PRODUCT_VECTOR, (!use_cublas || gcudai_cuda_vector_pays(p, cc)) &&
-                                          (columns <= GCUDAI_CUDA_VECTOR_COLUMNS || has_warp_groups) },
-        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, true },
-        { GCUDAI_CUDA_PRODUCT_CUBLAS, true },
-        { GCUDAI_CUDA_PRODUCT_CONVERTED,
-            is_high && p->b.ne[1] >= 16 && (p->a.type == GCUDA_TYPE_F32 || p->prec == GCUDA_PREC_F32) },
-        { GCUDAI_CUDA_PRODUCT_TILE, use_tile && is_quantized && columns < GCUDAI_CUDA_DEQUANTIZED_COLUMNS },
-        { GCUDAI_CUDA_PRODUCT_HALVES, is_high && (!is_quantized || columns >= GCUDAI_CUDA_TILE_COLUMNS) }, // floats: any number
-        { GCUDAI_CUDA_PRODUCT_GEMM, !has_cublas },
-        { GCUDAI_CUDA_PRODUCT_TILE, use_tile },
-    };
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
-        if (ways[i].pays && gcudai_cuda_product_takes(ways[i].product, p, has_cublas, has_warp_groups, cc)) { return ways[i].product; }
+// ---- when a path pays ----
+
+#define GCUDAI_CUDA_MM_BIT(ID) ((uint64_t) 1 << GCUDA_TYPE_##ID)
+// Classes of weight types.
+#define GCUDAI_CUDA_MM_F32 GCUDAI_CUDA_MM_BIT(F32)
+#define GCUDAI_CUDA_MM_HALF (GCUDAI_CUDA_MM_BIT(F16) | GCUDAI_CUDA_MM_BIT(BF16))
+#define GCUDAI_CUDA_MM_FLOAT (GCUDAI_CUDA_MM_F32 | GCUDAI_CUDA_MM_HALF)
+#define GCUDAI_CUDA_MM_NOT_F32 (~GCUDAI_CUDA_MM_F32)
+#define GCUDAI_CUDA_MM_BLOCKS (~GCUDAI_CUDA_MM_FLOAT)
+#define GCUDAI_CUDA_MM_ANY (~(uint64_t) 0)
+#define GCUDAI_CUDA_MM_CODEBOOK                                                                                                   \
+    (GCUDAI_CUDA_MM_BIT(IQ1_S) | GCUDAI_CUDA_MM_BIT(IQ1_M) | GCUDAI_CUDA_MM_BIT(IQ2_XXS) | GCUDAI_CUDA_MM_BIT(IQ2_XS) |         \
+        GCUDAI_CUDA_MM_BIT(IQ2_S) | GCUDAI_CUDA_MM_BIT(IQ3_XXS) | GCUDAI_CUDA_MM_BIT(IQ3_S))
+#define GCUDAI_CUDA_MM_NO_CODEBOOK (GCUDAI_CUDA_MM_BLOCKS & ~GCUDAI_CUDA_MM_CODEBOOK)
+// Experts: types whose lists pay on INT8 up to so many pairs per expert, and on WGMMA from so many on.
+#define GCUDAI_CUDA_MM_INT8_TO_8 \
+    (GCUDAI_CUDA_MM_BIT(Q4_0) | GCUDAI_CUDA_MM_BIT(Q8_0) | GCUDAI_CUDA_MM_BIT(Q4_K) | GCUDAI_CUDA_MM_BIT(MXFP4))
+#define GCUDAI_CUDA_MM_INT8_TO_6 (GCUDAI_CUDA_MM_BIT(Q5_K) | GCUDAI_CUDA_MM_BIT(Q6_K))
+#define GCUDAI_CUDA_MM_INT8_TO_4 (GCUDAI_CUDA_MM_BIT(IQ2_XS) | GCUDAI_CUDA_MM_BIT(IQ4_NL) | GCUDAI_CUDA_MM_BIT(IQ4_XS))
+#define GCUDAI_CUDA_MM_WGMMA_FROM_4                                                                                               \
+    (GCUDAI_CUDA_MM_BIT(Q5_0) | GCUDAI_CUDA_MM_BIT(Q8_0) | GCUDAI_CUDA_MM_BIT(IQ4_NL) | GCUDAI_CUDA_MM_BIT(IQ4_XS) |            \
+        GCUDAI_CUDA_MM_BIT(IQ1_S) | GCUDAI_CUDA_MM_BIT(IQ1_M) | GCUDAI_CUDA_MM_BIT(IQ2_S))
+#define GCUDAI_CUDA_MM_WGMMA_FROM_24                                                                                              \
+    (GCUDAI_CUDA_MM_BIT(Q4_1) | GCUDAI_CUDA_MM_BIT(Q5_1) | GCUDAI_CUDA_MM_BIT(Q2_K) | GCUDAI_CUDA_MM_BIT(Q4_K) |                \
+        GCUDAI_CUDA_MM_BIT(Q5_K))
+#define GCUDAI_CUDA_MM_WGMMA_FROM_12 (GCUDAI_CUDA_MM_BLOCKS & ~(GCUDAI_CUDA_MM_WGMMA_FROM_4 | GCUDAI_CUDA_MM_WGMMA_FROM_24))
+
+#define GCUDAI_CUDA_MM_LARGE (1 << 24) // weights
+#define GCUDAI_CUDA_MM_HUGE (1 << 25)  // weights from which cuBLAS is faster at two columns of 16-bit floats
+
+enum {
+    GCUDAI_CUDA_MM_ALWAYS = 0,
+    GCUDAI_CUDA_MM_EXPERTS = 1,       // a rule of mul_mat_id; others are of mul_mat
+    GCUDAI_CUDA_MM_PREC_F32 = 2,      // only with GCUDA_PREC_F32
+    GCUDAI_CUDA_MM_PREC_DEFAULT = 4,  // only without
+    GCUDAI_CUDA_MM_UNLESS_CUBLAS = 8, // only where cuBLAS does not take the product
+    GCUDAI_CUDA_MM_NO_CUBLAS = 16,    // only where there is no cuBLAS
+    GCUDAI_CUDA_MM_HAS_WGMMA = 32,    // only on devices with it
+    GCUDAI_CUDA_MM_VECTORIZED = 64,   // only where the kernel loads 16 bytes at a time
+    GCUDAI_CUDA_MM_OF_B = 128         // columns of one matrix of activations, as one call of cuBLAS gets them
+};
+
+// The first rule that pays and whose path takes the product wins; without one: PLAIN. Limits are inclusive; 0: no limit.
+struct gcudai_cuda_mm_rule {
+    enum gcudai_cuda_mm_path path;
+    int flags;
+    uint64_t types;                   // of weights, a bit each
+    int64_t min_columns, max_columns; // activation columns per matrix of weights; EXPERTS: eighths of pairs per expert
+    int64_t max_pairs;                // EXPERTS: expert-token pairs in all
+    int64_t min_rows, min_k;          // of a matrix of weights
+    int64_t min_weights, max_weights; // of a matrix that meets one matrix of activations, else they count as none
+    int min_capability;
+};
+
+// clang-format off
+#define GCUDAI_RULE(path, flag, other, types, min_columns, max_columns, max_pairs, min_rows, min_k, min_weights, max_weights, capability)          \
+    { GCUDAI_CUDA_MM_##path, GCUDAI_CUDA_MM_##flag | GCUDAI_CUDA_MM_##other, GCUDAI_CUDA_MM_##types, min_columns, max_columns, max_pairs, \
+        min_rows, min_k, min_weights, max_weights, capability }
+static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
+    // Few columns. Blocks: more than 8 columns were compared with tiles on devices with wgmma only. Floats, 4096 x 14336 on an H100, 2 and
+    // 8 columns: F16 42.0 and 43.3 us, cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, cuBLAS 45.3 and 45.9. With GCUDA_PREC_F32 cuBLAS would
+    // get F32 copies of 16-bit weights.
+    //           path        flags                        types         columns    pairs rows  k     weights                            capability
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        PREC_F32,   ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         F32,           1,    2,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    2,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    1,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                800),
+    GCUDAI_RULE(VEC,        VECTORIZED, PREC_DEFAULT,   F32,           1,    8,    0,    0,    0, GCUDAI_CUDA_MM_HUGE, 0,              800),
+    // Large N, 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us; 32 columns in tiles, the work of 17 to
+    // 32 columns, 32.8, 34.1 and 40.9. Codebooks are decoded once per 256 columns, for cuBLAS once: up to 4096 columns WGMMA was faster.
+    // Smaller products were not compared.
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         NO_CODEBOOK,   17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         CODEBOOK,      17,   4096, 0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  CODEBOOK,      17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  F32,           128,  0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    // cuBLAS and tiles. Dequantizing to BF16 for cuBLAS pays from 129 columns on: 4096 x 14336, 128 columns on an H200: Q4_0 96 us, tiles
+    // 81; Q8_0 103 and 90.
+    GCUDAI_RULE(CUBLAS,     ALWAYS,     ALWAYS,         F32,           0,    0,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       ALWAYS,         F32,           16,   0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       PREC_F32,       NOT_F32,       16,   0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         BLOCKS,        9,    128,  0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         HALF,          0,    0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         BLOCKS,        9,    0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           FLOAT,         65,   0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           BLOCKS,        256,  0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         ANY,           9,    0,    0,    16,   0, 0, 0,                                800),
+    // Experts, pair by pair: a pair reads an expert once, a tile about twice, of floats less. 36 pairs for 32 experts of 1792 x 2048 take
+    // 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0, lists 24.3, 37.6 and 34.0 (H200); with 48 pairs only Q6_K gains.
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         ANY,           0,    0,    8,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         BLOCKS,        0,    9,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         FLOAT,         0,    8,    96,   0,    0, 0, 0,                                0),
+    // Lists of pairs on integer tensor cores, measured at 1, 2, 4, 8 and 16 pairs per expert on an H100 (E = 128, m = 768 and E = 32,
+    // m = 1792, k = 2048); Q5_K, IQ4_NL and IQ4_XS inferred. Building the lists does not pay for small experts.
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_8,     0,    64,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_6,     0,    48,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_4,     0,    32,   0,    256,  1024, 0, 0,                             800),
+    // WGMMA against tiles, measured at 2, 4, 8, 16, 32 and 64 pairs per expert on an H200, the same experts.
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_4,  32,   0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_12, 96,   0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_24, 192,  0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      BLOCKS,        384,  0,    0,    256,  512,  0, 0,                             0), // prompts, shorter k
+};
+#undef GCUDAI_RULE
+// clang-format on
+
+static bool gcudai_cuda_mm_is_within(int64_t n, int64_t min, int64_t max) { return n >= min && (max == 0 || n <= max); }
+
+static bool gcudai_cuda_mm_rule_is_within(const struct gcudai_cuda_mm_rule * r, const struct gcudai_cuda_mm_case * c) {
+    if (c->experts != NULL) {
+        const struct gcuda_mul_mat_id_args * p = c->experts;
+        const int64_t n = p->ids.ne[0] * p->ids.ne[1], n_experts = p->as.ne[2];
+        const bool is_many = 8 * n >= r->min_columns * n_experts, is_few = r->max_columns == 0 || 8 * n <= r->max_columns * n_experts;
+        return is_many && is_few && gcudai_cuda_mm_is_within(n, 0, r->max_pairs) && p->as.ne[1] >= r->min_rows && p->as.ne[0] >= r->min_k;
     }
-    return GCUDAI_CUDA_PRODUCT_OWN;
+    const struct gcuda_mul_mat_args * p = r->path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args;
+    const int64_t matrices = p->a.ne[2] * p->a.ne[3], of_b = p->b.ne[2] * p->b.ne[3];
+    const int64_t columns = (r->flags & GCUDAI_CUDA_MM_OF_B) != 0 ? p->b.ne[1] : matrices > 0 ? p->b.ne[1] * (of_b / matrices) : 0;
+    const int64_t weights = of_b == 1 ? p->a.ne[0] * p->a.ne[1] : 0;
+    return gcudai_cuda_mm_is_within(columns, r->min_columns, r->max_columns) && gcudai_cuda_mm_is_within(weights, r->min_weights, r->max_weights) &&
+           p->a.ne[1] >= r->min_rows && p->a.ne[0] >= r->min_k;
 }
 
-// For experiments: the way that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
+static bool gcudai_cuda_mm_is_vectorized(const struct gcudai_cuda_mm_case * c) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, GCUDAI_CUDA_MM_VEC);
+    return gcuda_mul_mat_layout(&job).is_vectorized;
+}
+
+static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const struct gcudai_cuda_mm_case * c) {
+    const enum gcuda_type type = c->experts != NULL ? c->experts->as.type : c->args->a.type;
+    const bool is_exact = (c->experts != NULL ? c->experts->prec : c->args->prec) == GCUDA_PREC_F32;
+    const int refused = (c->experts != NULL ? 0 : GCUDAI_CUDA_MM_EXPERTS) | (is_exact ? GCUDAI_CUDA_MM_PREC_DEFAULT : GCUDAI_CUDA_MM_PREC_F32) |
+                        (c->may_cublas ? GCUDAI_CUDA_MM_UNLESS_CUBLAS : 0) | (c->device->has_cublas ? GCUDAI_CUDA_MM_NO_CUBLAS : 0) |
+                        (c->device->kernels.has_wgmma ? 0 : GCUDAI_CUDA_MM_HAS_WGMMA);
+    return (r->flags & refused) == 0 && (c->experts == NULL || (r->flags & GCUDAI_CUDA_MM_EXPERTS) != 0) && (r->types >> type & 1) != 0 &&
+           c->device->kernels.capability >= r->min_capability && gcudai_cuda_mm_rule_is_within(r, c) &&
+           ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
+}
+
+// paths: a bit for each that may be chosen beside PLAIN.
+static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_mm_case * c, unsigned paths) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_mm_rules) / sizeof(gcudai_cuda_mm_rules[0]); ++i) {
+        const struct gcudai_cuda_mm_rule * r = &gcudai_cuda_mm_rules[i];
+        if ((paths >> r->path & 1) != 0 && gcudai_cuda_mm_rule_pays(r, c) && gcudai_cuda_mm_takes(c, r->path)) { return r->path; }
+    }
+    return GCUDAI_CUDA_MM_PLAIN;
+}
+
+// For experiments: the path that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
 static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
-    static const char * const names[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
-    const int n = (int) (sizeof(names) / sizeof(names[0]));
-    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDAI_CUDA_PRODUCT_BYTES + 2 ? 1 : -1];
-    (void) sizeof(all_have_names);
+    static const struct {
+        const char * name;
+        int wanted;
+    } names[] = { { "", 0 }, { "own", 1 + GCUDAI_CUDA_MM_PLAIN }, { "tile", 1 + GCUDAI_CUDA_MM_TILE }, { "vector", 1 + GCUDAI_CUDA_MM_VEC },
+        { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA }, { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS }, { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", 1 + GCUDAI_CUDA_MM_GEMM }, { "bytes", 1 + GCUDAI_CUDA_MM_INT8 } };
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
-    for (*wanted = 0; *wanted < n; ++*wanted) {
-        if (strcmp(name, names[*wanted]) == 0) { return GCUDA_STATUS_SUCCESS; }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
+        *wanted = names[i].wanted;
+        if (strcmp(name, names[i].name) == 0) { return GCUDA_STATUS_SUCCESS; }
     }
     *wanted = 0;
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: there is no way '%.40s' for products (%s)", name,
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: there is no path '%.40s' for products (%s)", name,
         given != NULL ? "product" : "GCUDA_CUDA_PRODUCT");
 }
 
-static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    const bool has_cublas = cu->cublas.handle != NULL;
-    const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
-    if (cu->product > 0 && gcudai_cuda_product_takes(wanted, p, has_cublas, cu->has_warp_groups, cu->device->cc)) {
-        return wanted;
+// With full_precision float operands are not rounded: cuBLAS gets F32 operands, or 16-bit ones that are exact.
+static void gcudai_cuda_mm_refine(const struct gcudai_cuda * cu, enum gcuda_type weights, struct gcudai_cuda_mm_choice * choice) {
+    const enum gcudai_cuda_mm_path path = choice->path;
+    const bool is_cublas = path >= GCUDAI_CUDA_MM_CUBLAS && path <= GCUDAI_CUDA_MM_CUBLAS_16;
+    if (!cu->is_full_precision || (!is_cublas && !gcudai_is_float(weights))) { return; }
+    const bool stays = is_cublas || path == GCUDAI_CUDA_MM_VEC;
+    choice->prec = GCUDA_PREC_F32;
+    choice->path = path == GCUDAI_CUDA_MM_CUBLAS_16 ? GCUDAI_CUDA_MM_CUBLAS_F32 : stays ? path : GCUDAI_CUDA_MM_PLAIN;
+}
+
+// What the kernel file says of the path.
+static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cuda_mm_choice * choice) {
+    struct gcuda_mul_mat_epilogue none;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, choice->path);
+    if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) { return; }
+    GCUDAI_ZERO(none);
+    if (choice->path == GCUDAI_CUDA_MM_VEC || choice->path == GCUDAI_CUDA_MM_WGMMA) { choice->layout = gcuda_mul_mat_layout(&job); }
+    job.epilogue = &none;
+    choice->takes_epilogue = gcuda_mul_mat_takes(&job);
+    job.epilogue = NULL;
+    choice->scratch_bytes = gcuda_mul_mat_scratch_bytes(&job); // last: it reports what the others could not ask
+}
+
+// path: one that is chosen already.
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_mm_path path, enum gcuda_prec prec, const struct gcuda_mul_mat_args * args,
+    const struct gcuda_mul_mat_id_args * experts, const struct gcudai_cuda_mm_device * device) {
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
+    choice.is_made = true;
+    choice.path = path;
+    choice.prec = prec;
+    if (experts != NULL) {
+        struct gcuda_mul_mat_id_args p = *experts;
+        p.prec = prec;
+        struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(&p, device);
+        gcudai_cuda_mm_ask(&c, &choice);
+    } else {
+        struct gcuda_mul_mat_args p = *args;
+        p.prec = prec;
+        struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(&p, device);
+        gcudai_cuda_mm_ask(&c, &choice);
     }
-    return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
+    return choice;
 }
 
-static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
-    return cu->product > 0 && gcudai_cuda_id_product_takes(wanted, p, cu->has_warp_groups, cu->device->cc)
-               ? wanted
-               : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
+// max_shared: bytes of shared memory that a block may have, by the device or gcuda_cuda_params.max_shared.
+static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= (size_t) 227 << 10; }
+
+static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai_cuda * cu) {
+    struct gcudai_cuda_mm_device d;
+    d.kernels = cu->kernels;
+    d.has_cublas = cu->cublas.handle != NULL;
+    return d;
 }
 
-// Applies the backend's full_precision to a product: float operands are not rounded, and cuBLAS gets F32 operands or exact 16-bit ones.
-static enum gcudai_cuda_product gcudai_cuda_refined(
-    const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
-    const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
-                           product == GCUDAI_CUDA_PRODUCT_HALVES;
-    const bool is_float = gcudai_is_float(p->a.type);
-    if (!cu->is_full_precision || (!is_cublas && !is_float)) {
-        return product;
-    }
-    p->prec = GCUDA_PREC_F32;
-    const bool stays = is_cublas || product == GCUDAI_CUDA_PRODUCT_VECTOR;
-    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : stays ? product : GCUDAI_CUDA_PRODUCT_OWN;
+// The path that the caller names for experiments, if it takes the product; else the rules' path.
+static enum gcudai_cuda_mm_path gcudai_cuda_mm_wanted_path(const struct gcudai_cuda * cu, const struct gcudai_cuda_mm_case * c) {
+    const enum gcudai_cuda_mm_path wanted = (enum gcudai_cuda_mm_path)(cu->product > 0 ? cu->product - 1 : 0);
+    const bool is_in_reach = wanted != GCUDAI_CUDA_MM_TILE || cu->kernels.capability >= 800;
+    return cu->product > 0 && is_in_reach && gcudai_cuda_mm_takes(c, wanted) ? wanted : gcudai_cuda_mm_path_of(c, ~0u);
 }
 
-// Precision of mul_mat_id under the backend's full_precision; set before its path is chosen.
-static enum gcuda_prec gcudai_cuda_id_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+static enum gcuda_prec gcudai_cuda_mm_experts_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
     return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
+}
+
+// The one choice of a product: args of mul_mat, or experts of mul_mat_id.
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose(
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
+    cu->plans.n_choices++;
+    if (experts != NULL) {
+        struct gcuda_mul_mat_id_args p = *experts;
+        p.prec = gcudai_cuda_mm_experts_prec(cu, &p);
+        const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(&p, &device);
+        choice.path = gcudai_cuda_mm_wanted_path(cu, &c);
+        choice.prec = p.prec;
+    } else {
+        const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(args, &device);
+        choice.path = gcudai_cuda_mm_wanted_path(cu, &c);
+        choice.prec = args->prec;
+        gcudai_cuda_mm_refine(cu, args->a.type, &choice);
+    }
+    return gcudai_cuda_mm_choice_with(choice.path, choice.prec, args, experts, &device);
 }
 
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
@@ -28514,8 +29023,8 @@ static gcuda_status gcudai_aligned_layout(enum gcuda_type type, const int64_t * 
     return gcudai_layout(type, padded, nb, size);
 }
 
-// A copy of t in scratch memory with rows at multiples of `align` bytes, unless t is as cuBLAS takes it and has them there
-// already. Quantized: BF16, whose range is that of F32.
+// A copy of t in scratch memory with rows at multiples of `align` bytes, unless cuBLAS takes t and its rows are aligned already.
+// Quantized weights become BF16, whose range is that of F32.
 static gcuda_status gcudai_cuda_packed(
     struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
     struct gcuda_cpy_args copy;
@@ -28534,61 +29043,7 @@ static gcuda_status gcudai_cuda_packed(
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-static gcuda_status gcudai_cuda_multiply_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    if (!gcuda_is_quantized(p->a.type)) {
-        return gcuda_launch_mul_mat_vec_float(p, cu->stream);
-    }
-    const size_t size = gcuda_mul_mat_vec_scratch_bytes(p);
-    void * scratch = NULL;
-    if (size > 0) {
-        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: columns rounded to bytes", &scratch));
-    }
-    const gcuda_status st = gcuda_launch_mul_mat_vec(p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
-    return st;
-}
-
-static gcuda_status gcudai_cuda_multiply_id_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    return gcuda_is_quantized(p->as.type) ? gcuda_launch_mul_mat_id_vec(p, cu->stream)
-                                          : gcuda_launch_mul_mat_id_vec_float(p, cu->stream);
-}
-
-// VECTOR, BYTES, WARP_GROUPS or OWN.
-static gcuda_status gcudai_cuda_multiply_id(
-    struct gcudai_cuda * cu, enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * args) {
-    struct gcuda_mul_mat_id_args p = *args;
-    if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
-        return gcudai_cuda_multiply_id_vector(cu, &p);
-    }
-    const bool is_wg = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS, is_bytes = product == GCUDAI_CUDA_PRODUCT_BYTES;
-    const size_t size = is_wg      ? gcuda_mul_mat_id_wg_scratch_bytes(&p)
-                        : is_bytes ? gcuda_mul_mat_id_mma_scratch_bytes(&p)
-                                   : gcuda_mul_mat_id_scratch_bytes(&p);
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat_id: lists of slots, columns", &p.scratch));
-    const gcuda_status st = is_wg      ? gcuda_launch_mul_mat_id_wg(&p, cu->stream)
-                            : is_bytes ? gcuda_launch_mul_mat_id_mma(&p, cu->stream)
-                                       : gcuda_launch_mul_mat_id(&p, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, p.scratch);
-    return st;
-}
-
-static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * args) {
-    struct gcuda_mul_mat_id_args p = *args;
-    p.prec = gcudai_cuda_id_prec(cu, args);
-    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, &p), &p);
-}
-
-static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
-    void * scratch = NULL;
-    gcudai_cuda_join_all_columns(&p);
-    GCUDAI_TRY(gcudai_cuda_pool_take(
-        &cu->pool, cu->stream, gcuda_mul_mat_wg_scratch_bytes(&p), "mul_mat: columns as halves, sums of parts", &scratch));
-    const gcuda_status st = gcuda_launch_mul_mat_wg(&p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
-    return st;
-}
-
-// The same to F16, for activations: factors that keep them in its range are taken out and go behind the elements.
+// A copy of activations in F16: a power of two is taken out of rows that F16 could not hold; these factors follow the elements.
 static gcuda_status gcudai_cuda_packed_halves(
     struct gcudai_cuda * cu, struct gcuda_array * t, size_t align, float ** scale, void ** scratch) {
     struct gcuda_half_rows_args p;
@@ -28610,7 +29065,9 @@ static gcuda_status gcudai_cuda_packed_halves(
     return gcuda_launch_half_rows(&p, cu->stream);
 }
 
-// Rows of a that are written out at a time.
+#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights that are packed at a time
+
+// Rows of a that are packed at a time.
 static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type, size_t align) {
     const size_t n = (size_t) (a->ne[0] * a->ne[2] * a->ne[3]) * gcuda_type_size(type);
     const int64_t rows = n > 0 ? (int64_t) (GCUDAI_CUDA_DEQUANTIZED_BYTES / n) / 256 * 256 : 0;
@@ -28618,21 +29075,23 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
     return is_copied ? GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]) : a->ne[1];
 }
 
-// gcuda's own product of floats, both sides of one type and at multiples of 16 bytes.
-static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
-    void * parts = NULL;
-    gcudai_cuda_join_all_columns(&p);
-    const bool is_wg = cu->has_warp_groups;
-    const size_t size = is_wg ? gcuda_mul_mat_wg_scratch_bytes(&p) : gcuda_mul_mat_gemm_scratch_bytes(&p);
-    if (size > 0) {
-        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: sums of parts", &parts));
-    }
-    const gcuda_status st = is_wg ? gcuda_launch_mul_mat_wg(&p, parts, cu->stream) : gcuda_launch_mul_mat_gemm(&p, parts, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, parts);
+// One job of the kernel file, with n_bytes of scratch from the backend's pool.
+static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
+    if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
+    const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, job->scratch);
     return st;
 }
 
-// All rows of the result, those of a converted to the type in pieces; align: 16 for gcuda's own product, 1 for cuBLAS.
+// Operands of one type, both packed with rows at multiples of 16 bytes.
+static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
+    gcudai_cuda_join_all_columns(&p);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(cu->kernels.has_wgmma ? GCUDAI_CUDA_MM_WGMMA : GCUDAI_CUDA_MM_PLAIN, &p, NULL);
+    if (!cu->kernels.has_wgmma) { job.path = GCUDA_MUL_MAT_GEMM; }
+    return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
+}
+
+// Converts rows of a to the type piece by piece and multiplies each piece. align: 16 for gcuda's kernels, 1 for cuBLAS.
 static gcuda_status gcudai_cuda_gemm_pieces(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, enum gcuda_type type, size_t align) {
     const int64_t step = gcudai_cuda_rows_at_once(&args->a, type, align);
@@ -28645,42 +29104,19 @@ static gcuda_status gcudai_cuda_gemm_pieces(
         p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
         st = gcudai_cuda_packed(cu, &p.a, type, align, &a);
         st = st != GCUDA_STATUS_SUCCESS ? st : align == 1 ? gcudai_cuda_gemm(cu, &p) : gcudai_cuda_gemm_own(cu, p);
-        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: whoever gets it next comes after the product
+        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: its next owner's work comes after the product
     }
     return st;
 }
 
-// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds sums of parts of k.
-static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(p);
-    void * scratch = NULL;
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: columns and sums of parts", &scratch));
-    const gcuda_status st = gcuda_launch_mul_mat_tile(p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
-    return st;
-}
-
-// The way is chosen by the caller: split weights take the same on every device, whatever the rows there are.
-static gcuda_status gcudai_cuda_multiply(
-    struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args p) {
-    const bool is_own = product == GCUDAI_CUDA_PRODUCT_GEMM;
-    const bool is_f32 = is_own ? p.a.type == GCUDA_TYPE_F32 : product != GCUDAI_CUDA_PRODUCT_HALVES;
+// Packs both operands, weights piece by piece, and multiplies them.
+static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gcudai_cuda_mm_path path, struct gcuda_mul_mat_args p) {
+    const bool is_own = path == GCUDAI_CUDA_MM_GEMM;
+    const bool is_f32 = is_own ? p.a.type == GCUDA_TYPE_F32 : path != GCUDAI_CUDA_MM_CUBLAS_16;
     const enum gcuda_type type = is_f32 ? GCUDA_TYPE_F32 : p.a.type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
     const size_t align = is_own ? 16 : 1;
     float * scale = NULL;
     void * b = NULL;
-    if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
-        return gcudai_cuda_multiply_vector(cu, &p);
-    }
-    if (product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
-        return gcudai_cuda_multiply_warp_groups(cu, p);
-    }
-    if (product == GCUDAI_CUDA_PRODUCT_TILE) {
-        return gcudai_cuda_multiply_tile(cu, &p);
-    }
-    if (product == GCUDAI_CUDA_PRODUCT_OWN) {
-        return gcuda_launch_mul_mat(&p, cu->stream);
-    }
     gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, align, &scale, &b)
                                              : gcudai_cuda_packed(cu, &p.b, type, align, &b);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm_pieces(cu, &p, type, align) : st;
@@ -28695,11 +29131,23 @@ static gcuda_status gcudai_cuda_multiply(
     return st;
 }
 
-static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
-    struct gcuda_mul_mat_args p = args->mul_mat;
-    if (gcuda_hadamard_takes(&p)) { return gcuda_launch_hadamard(&p, cu->stream); }
-    const enum gcudai_cuda_product product = gcudai_cuda_refined(cu, gcudai_cuda_product_of(cu, &p), &p);
-    return gcudai_cuda_multiply(cu, product, p);
+// Row-split weights take one path on all devices, whatever rows each has.
+static gcuda_status gcudai_cuda_multiply(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
+    p.prec = choice->prec;
+    if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) {
+        return gcudai_cuda_multiply_packed(cu, choice->path, p);
+    }
+    if (choice->path == GCUDAI_CUDA_MM_WGMMA) { gcudai_cuda_join_all_columns(&p); }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(choice->path, &p, NULL);
+    return gcudai_cuda_launch_job(cu, &job, choice->scratch_bytes);
+}
+
+static gcuda_status gcudai_cuda_multiply_id(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, const struct gcuda_mul_mat_id_args * args) {
+    struct gcuda_mul_mat_id_args p = *args;
+    p.prec = choice->prec;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(choice->path, NULL, &p);
+    return gcudai_cuda_launch_job(cu, &job, choice->scratch_bytes);
 }
 
 static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
@@ -28712,8 +29160,8 @@ static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
     return t;
 }
 
-// The product of copies whose k is adjacent, as tensor cores take TF32, where two copies are a small part of it and of the memory: of
-// 4096 x 4096 by as many on an H200 526 us as they lie, 397 with the copies.
+// Transposed copies, with k dense as tensor cores want TF32, pay where copying is a small part of the work: 4096 x 4096 x 4096 on an H200
+// takes 526 us in place, 397 us with copies.
 #if defined(GCUDAI_SIM)
 #define GCUDAI_CUDA_OUT_PROD_COPIES 8
 #else
@@ -28736,7 +29184,7 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// The product of both operands transposed: cuBLAS where it takes that, gcuda's plain kernel otherwise.
+// The product of both operands transposed: through cuBLAS where it takes them, else the plain kernel.
 static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct gcuda_out_prod_args * args) {
     struct gcudai_cublas_matrix unused;
     struct gcuda_mul_mat_args p;
@@ -28839,7 +29287,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
         const float share = shares[i];
         if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 behind the last of %d devices", i,
+                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
                 (double) share, t->n);
         }
         sum += (double) share;
@@ -29235,30 +29683,30 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 }
 
 // ---- products ----
-// The main device makes the second operand ready; every other device with rows waits for that event, gets the operand
-// (and the ids of mul_mat_id: it does its rows of every expert), multiplies, and sends its rows of the result; the main
-// stream waits for all of them. The host waits for nothing. Each
-// backend has its own streams, scratch and events for that (a side per device: a backend on it that nobody else sees),
-// so that any number of backends may use one weight at the same time. Where peer access is on, a product with few columns
-// reads and writes the main device's memory itself: a copy takes longer to begin than its bytes take.
+// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
+// the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
+// all of them. The host waits for nothing. Each backend has its own side per device, a backend there that nobody else sees, with streams,
+// scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
+// writes the main device's memory directly: a copy's latency exceeds its transfer time.
 
-struct gcudai_cuda_share { // what a device does
+struct gcudai_cuda_share { // a device's part of a product
     struct gcudai_cuda * cu; // the backend itself, or its side there
     struct gcudai_cuda_rows rows;
-    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y its slots
-    struct gcuda_array ids;         // of mul_mat_id; no data: of mul_mat
+    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
+    struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
     int32_t * bad_index;            // of the main device, which sees all ids
     void * b, * ids_copy, * y;      // scratch of a side
     bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
     int64_t strip;                  // columns at a time; 0: all, on the side's one stream
+    const struct gcudai_cuda_mm_choice * choice; // of all shares
 };
 
-// Columns that go to the other devices together.
+// Activation columns that are sent to the other devices together.
 struct gcudai_cuda_strip {
     int64_t size; // of all but the last; 0: no device takes strips
     int64_t first, end;
     bool is_last;
-    char * rounded;    // all columns as kernels on warp groups take them; NULL: they go as they are
+    char * rounded;    // all columns in the layout of WGMMA; NULL: they are sent as floats
     size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
 };
 
@@ -29349,7 +29797,7 @@ static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
     }
 }
 
-// Who has rows, and what each computes: a share's operands are still those of the main device.
+// The shares of all devices with rows. Their operands still are the main device's.
 static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
@@ -29375,16 +29823,15 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Bytes from row to row where copies between devices take all rows as one rectangle: evenly apart, and none overlaps the
-// next. 0: they do not.
+// Row pitch in bytes if one 2D copy between devices takes all rows: evenly strided, none overlaps the next. Else 0.
 static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
     const size_t row = gcuda_row_size(t->type, t->ne[0]), pitch = t->ne[1] > 1 ? t->nb[1] : t->nb[2];
     const bool is_even = t->ne[1] <= 1 || t->ne[2] <= 1 || t->nb[2] == (size_t) t->ne[1] * t->nb[1];
     return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
 }
 
-// Whether kernels of another device, with peer access to the backend's, reach a tensor's memory: what gcuda has allocated by
-// CUDA's own means they do; of the caller's memory and of his allocators' nobody knows.
+// Whether kernels of another device reach a tensor's memory through peer access: memory that gcuda allocated from CUDA. Of the caller's
+// memory and of his allocators' that is not known.
 static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) {
@@ -29401,10 +29848,10 @@ static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n
 
 #define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
 
-// Vector products store each element of the result once and read none.
-static void gcudai_cuda_share_reach(struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product,
-    const struct gcuda_tensor * node, bool is_packed) {
-    const bool is_direct = s->cu != cu && product == GCUDAI_CUDA_PRODUCT_VECTOR &&
+// Path VEC stores each element of the result once and reads none, so it may write to peer memory.
+static void gcudai_cuda_share_reach(
+    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_tensor * node, bool is_packed) {
+    const bool is_direct = s->cu != cu && s->choice->path == GCUDAI_CUDA_MM_VEC &&
                            gcudai_cuda_is_direct(cu, s->cu->device->index, s->args.y.ne[1] * s->args.y.ne[2]);
     s->writes_y = is_direct && gcudai_cuda_is_within_reach(node);
     s->fetches = is_direct && !is_packed && gcudai_cuda_is_within_reach(node->src[1]) &&
@@ -29427,7 +29874,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// An operand becomes its copy in scratch memory of the side, packed. n_columns: of the product.
+// Replaces an operand by its packed copy in the side's scratch memory. n_columns: of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
     struct gcudai_cuda * side = s->cu;
@@ -29449,10 +29896,17 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
 }
 
-static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// A part of a product on the path of the whole, with the scratch that the part needs.
+static gcuda_status gcudai_cuda_multiply_part(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    const struct gcudai_cuda_mm_choice own = gcudai_cuda_mm_choice_with(choice->path, choice->prec, &p, NULL, &device);
+    return gcudai_cuda_multiply(cu, &own, p);
+}
+
+static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s) {
     struct gcuda_mul_mat_id_args p;
     if (s->ids.data == NULL) {
-        return gcudai_cuda_multiply(s->cu, product, s->args);
+        return gcudai_cuda_multiply_part(s->cu, s->choice, s->args);
     }
     GCUDAI_ZERO(p);
     p.as = s->args.a;
@@ -29462,12 +29916,13 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     p.bad_index = s->bad_index;
     p.max_shared = s->args.max_shared;
     p.prec = s->args.prec;
-    return gcudai_cuda_multiply_id(s->cu, product, &p);
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(s->cu);
+    const struct gcudai_cuda_mm_choice own = gcudai_cuda_mm_choice_with(s->choice->path, s->choice->prec, NULL, &p, &device);
+    return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// The operands to a side, and the product there, behind what the main stream has queued so far.
-static gcuda_status gcudai_cuda_share_begin(
-    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// Copies the operands to a side and multiplies there, after what the main stream has queued so far.
+static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array * y = &s->args.y;
     const int64_t n_columns = y->ne[1] * y->ne[2];
@@ -29481,10 +29936,10 @@ static gcuda_status gcudai_cuda_share_begin(
     if (s->ids.data != NULL) {
         GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->ids, n_columns, "row-split product: ids", &s->ids_copy));
     }
-    return gcudai_cuda_share_multiply(s, product);
+    return gcudai_cuda_share_multiply(s);
 }
 
-// n columns of a side's rows of the result, from column c on, into the main device's. Of mul_mat_id: slots, all evenly apart.
+// Copies n columns of a side's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -29498,7 +29953,7 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// A stream of a side behind another of it.
+// Orders one stream of a side after another one of it.
 static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
     GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
@@ -29506,47 +29961,46 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
 }
 
 // ---- strips of columns ----
-// A side with access takes many columns in strips: while one is multiplied the next comes, and the one before goes. Kernels on warp
-// groups round their columns: the main device, which needs them too, does so for all, and half the bytes go. The stream of results is
-// behind all others in the end.
+// A side with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
+// back. WGMMA rounds its activations: the main device does that for all sides, which halves the bytes sent. The stream of results is
+// ordered after all others at the end.
 
-// A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
-// the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
+// A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
+// copies gain. Other paths take no strips: they would decode the weights once per strip.
 #define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
 #define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
-// Whether strips have their columns rounded: so for all shares of a product.
-static bool gcudai_cuda_strips_are_rounded(
-    const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, enum gcudai_cuda_product product) {
-    return product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS && gcuda_is_quantized(p->a.type) &&
-           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && p->y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
+// Whether strips are sent rounded; the same for all shares of a product.
+static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
+    return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
+           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
 }
 
-// Columns of a strip of a side with access; 0: none are made. A rounded one may have all.
-static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// Columns of a strip of a side with peer access; 0: no strips. A rounded strip may be all columns.
+static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
-    const bool is_free = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS && chosen == 0;
+    const bool is_free = s->choice->path == GCUDAI_CUDA_MM_WGMMA && chosen == 0;
     const int64_t strip = is_free ? GCUDAI_MAX(gcudai_cuda_tiles(want, tiles), 1) * GCUDA_MUL_MAT_WG_TILE : chosen;
     if (s->ids.data != NULL || s->writes_y || strip <= 0) { return 0; }
-    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, &s->args, product) ? n : 0;
+    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, s) ? n : 0;
 }
 
-// Where strips begin: the last has what is left, less than two.
+// Advances to the next strip; the last one takes the rest, less than two strips.
 static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->first = c->end;
     c->is_last = n - c->first < 2 * c->size;
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Where a strip is in all rounded columns.
+// Offset of a strip in the rounded columns.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
 
-// Scratch of a side for all strips.
+// Allocates a side's scratch for all strips.
 static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array x = s->args.b, * y = &s->args.y;
@@ -29558,7 +30012,7 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
 }
 
-// The columns of a strip to a side, behind what the main device has recorded of it where they are rounded.
+// Copies the columns of a strip to a side; rounded ones after the event that the main device has recorded.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
@@ -29582,18 +30036,17 @@ static gcuda_status gcudai_cuda_strip_bring(
     return gcudai_cuda_send(cu, side, move, side->copies[0]);
 }
 
+// The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
 static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
-    const size_t size = gcuda_mul_mat_wg_parts_bytes(p);
-    void * parts = NULL;
-    if (size > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: sums of parts", &parts)); }
-    const gcuda_status st = gcuda_launch_mul_mat_wg_product(p, columns, parts, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, parts);
-    return st;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p, NULL);
+    job.stage = GCUDA_MUL_MAT_PRODUCT;
+    job.activations = (void *) (uintptr_t) columns;
+    return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
 }
 
-// A strip to a side, its product, and that back.
+// Copies a strip to a side, multiplies it, and copies the result back.
 static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
-    const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_mul_mat_args p = s->args;
     size_t size = 0;
@@ -29604,12 +30057,12 @@ static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struc
     GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
     GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
     GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, (char *) s->b + gcudai_cuda_strip_at(c))
-                                  : gcudai_cuda_multiply(side, product, p));
+                                  : gcudai_cuda_multiply_part(side, s->choice, p));
     GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
     return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
 }
 
-// A side's rows of the result into the main device's, and the main stream behind the side.
+// Copies a side's rows of the result to the main device and orders the main stream after the side.
 static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
@@ -29620,13 +30073,11 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The side's stream behind what the main stream has queued, and what a share in strips wants. In a capture streams that are not
-// there are not made.
-static gcuda_status gcudai_cuda_share_open(
-    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// Orders the side's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
+static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     const int device = side->device->index;
-    s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s, product) : 0;
+    s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s) : 0;
     if (s->strip > 0 && side->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
     for (int i = 0; i < 2 && s->strip > 0; ++i) {
         if (side->copies[i] == NULL) {
@@ -29637,40 +30088,43 @@ static gcuda_status gcudai_cuda_share_open(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What the main device has to do for a strip.
+// Rounds the columns of a strip on the main device.
 static gcuda_status gcudai_cuda_strip_round(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
     p.b.data = (char *) p.b.data + (size_t) c->first * p.b.nb[1];
     p.b.ne[1] = p.y.ne[1] = c->end - c->first;
-    GCUDAI_TRY(gcuda_launch_mul_mat_wg_columns(&p, c->rounded + gcudai_cuda_strip_at(c), cu->stream));
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
+    job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
+    job.activations = c->rounded + gcudai_cuda_strip_at(c);
+    GCUDAI_TRY(gcuda_launch_mul_mat(&job, cu->stream));
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "a strip of columns");
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Those above, on the device of the share. ROUND and OWN are the main device's.
+// Steps of a share, on its device. ROUND and OWN are the main device's.
 enum gcudai_cuda_split_step {
     GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
 };
 
 static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_split_step step,
-    const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
     switch (step) {
-        case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s, product);
-        case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s, product);
+        case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s);
+        case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s);
         case GCUDAI_CUDA_SPLIT_ROUND: return gcudai_cuda_strip_round(cu, s, c);
         case GCUDAI_CUDA_SPLIT_STRIP:
-            return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, product, y) : GCUDA_STATUS_SUCCESS;
+            return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, y) : GCUDA_STATUS_SUCCESS;
         case GCUDAI_CUDA_SPLIT_OWN: // all columns at once
-            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s, product);
+            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s);
         default: return gcudai_cuda_share_end(cu, s, y);
     }
 }
 
-// A step of all shares that have it.
+// Runs one step for all shares that have it.
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
-    enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
+    enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
     const bool is_own = step == GCUDAI_CUDA_SPLIT_ROUND || step == GCUDAI_CUDA_SPLIT_OWN;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -29678,7 +30132,7 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
         struct gcudai_cuda_scope scope;
         if ((shares[i].cu == cu) != is_own) { continue; }
         GCUDAI_TRY(gcudai_cuda_enter_of(&scope, shares[i].cu->device));
-        st = gcudai_cuda_share_do(cu, &shares[i], step, c, product, &y);
+        st = gcudai_cuda_share_do(cu, &shares[i], step, c, &y);
         if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
             st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
         }
@@ -29687,62 +30141,70 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// What all strips have in common: the fewest columns that a side wants, and room for them where they are rounded. own: the main
-// device's share.
+// Sets the size of strips, the least that a side wants, and allocates their rounded columns. own: the main device's share.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
-    const struct gcudai_cuda_share * own, enum gcudai_cuda_product product, struct gcudai_cuda_strip * c) {
+    const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
     void * rounded = NULL;
     for (int i = 0; i < n; ++i) {
         if (shares[i].strip > 0 && (c->size == 0 || shares[i].strip < c->size)) { c->size = shares[i].strip; }
     }
-    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, &own->args, product)) { return GCUDA_STATUS_SUCCESS; }
-    const size_t size = gcuda_mul_mat_wg_columns_bytes(&own->args);
+    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, own)) { return GCUDA_STATUS_SUCCESS; }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &own->args, NULL);
+    job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
+    const size_t size = gcuda_mul_mat_layout(&job).bytes;
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
     c->rounded = (char *) rounded;
     c->tile_bytes = size / (size_t) gcudai_cuda_tiles(own->args.y.ne[1], GCUDA_MUL_MAT_WG_TILE);
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All others begin before the main device multiplies, and it does before any ends. c: zero; its rounded columns are the caller's to
-// give back.
+// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller releases its
+// rounded columns.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
-    enum gcudai_cuda_product product, const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
+    const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
-    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
-    const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, node));
+    const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, c);
     if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
-    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, product, node));
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, node));
     while (c->size > 0 && !c->is_last) {
         gcudai_cuda_strip_next(c, own->args.y.ne[1]);
-        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, product, node)); }
-        GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, product, node));
+        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, node)); }
+        GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, node));
     }
-    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, product, node));
-    return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, product, node);
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, node));
+    return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, node);
 }
 
-// The way that the whole product would go: it is that of all devices. refined: the product as the backend wants it.
-static enum gcudai_cuda_product gcudai_cuda_split_way(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n, struct gcuda_mul_mat_args * refined) {
-    bool has_cublas = true, has_warp_groups = true;
-    int cc = INT32_MAX;
+// The path of the whole product is that of all devices. Experts: pair by pair, or the plain path.
+static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
+    const struct gcuda_mul_mat_args * p, const struct gcuda_mul_mat_id_args * id) {
+    struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
     for (int i = 0; i < n; ++i) {
-        has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL;
-        has_warp_groups = has_warp_groups && shares[i].cu->has_warp_groups;
-        cc = GCUDAI_MIN(cc, shares[i].cu->device->cc);
+        const struct gcudai_cuda_mm_device other = gcudai_cuda_mm_device_of(shares[i].cu);
+        device.has_cublas = device.has_cublas && other.has_cublas;
+        device.kernels.has_wgmma = device.kernels.has_wgmma && other.kernels.has_wgmma;
+        device.kernels.capability = GCUDAI_MIN(device.kernels.capability, other.kernels.capability);
     }
-    return gcudai_cuda_refined(cu, gcudai_cuda_choose_product(refined, has_cublas, has_warp_groups, cc), refined);
+    const struct gcudai_cuda_mm_case c = id != NULL ? gcudai_cuda_mm_experts_of(id, &device) : gcudai_cuda_mm_case_of(p, &device);
+    cu->plans.n_choices++;
+    choice.is_made = true;
+    choice.path = gcudai_cuda_mm_path_of(&c, id != NULL ? 1u << GCUDAI_CUDA_MM_VEC : ~0u);
+    choice.prec = p->prec;
+    if (id == NULL) { gcudai_cuda_mm_refine(cu, p->a.type, &choice); }
+    return choice;
 }
 
-// The product that p describes; id: that of mul_mat_id which it stands for, or NULL. Each row of the result is the same,
-// bit for bit, as without the split, but on tensor cores, where the numbers of rows and columns say how a sum is cut.
+// The product p; id: the product with experts that it stands for, or NULL. Rows have the same bits as without the split, except on tensor
+// cores, where the numbers of rows and columns decide how k is split.
 static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
-    const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node) {
+    const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
-    enum gcudai_cuda_product product = GCUDAI_CUDA_PRODUCT_OWN;
     struct gcuda_array ids;
     struct gcudai_cuda_strip strip;
     void * packed[2] = { NULL, NULL };
@@ -29751,21 +30213,18 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     GCUDAI_ZERO(strip);
     if (id != NULL) { ids = id->ids; }
     gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
-    if (st == GCUDA_STATUS_SUCCESS && id != NULL) {
-        product = gcudai_cuda_takes_id_vector(id) ? GCUDAI_CUDA_PRODUCT_VECTOR : product;
-    } else if (st == GCUDA_STATUS_SUCCESS) {
-        product = gcudai_cuda_split_way(cu, shares, n, &p);
-    }
+    if (st == GCUDA_STATUS_SUCCESS && !choice->is_made) { *choice = gcudai_cuda_split_choose(cu, shares, n, &p, id); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed[0]); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &ids, &packed[1]); }
     for (int i = 0; i < n; ++i) {
-        shares[i].args.prec = p.prec;
+        shares[i].choice = choice;
+        shares[i].args.prec = choice->prec;
         shares[i].args.b = p.b;
         shares[i].ids = ids;
         shares[i].bad_index = id != NULL && shares[i].cu == cu ? id->bad_index : NULL;
-        gcudai_cuda_share_reach(cu, &shares[i], product, node, packed[0] != NULL || packed[1] != NULL);
+        gcudai_cuda_share_reach(cu, &shares[i], node, packed[0] != NULL || packed[1] != NULL);
     }
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, product, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
         (void) gcudai_cuda_note(cu, st);
         gcudai_cuda_sides_settle(cu);
@@ -29781,20 +30240,20 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     return st;
 }
 
-// args: of mul_mat or mul_mat_id, whichever the node is.
+// args: of mul_mat or mul_mat_id, whichever the node is. choice: made by a first run, which opens the other devices.
 static gcuda_status gcudai_cuda_split_node(
-    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
+    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_args p;
     if (node->op == GCUDA_OP_MUL_MAT) {
-        return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node);
+        return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node, choice);
     }
     GCUDAI_ZERO(p);
     p.a = args->mul_mat_id.as;
     p.b = args->mul_mat_id.b;
     p.y = args->mul_mat_id.y;
     p.max_shared = args->mul_mat_id.max_shared;
-    p.prec = gcudai_cuda_id_prec(cu, &args->mul_mat_id);
-    return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node);
+    p.prec = gcudai_cuda_mm_experts_prec(cu, &args->mul_mat_id);
+    return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node, choice);
 }
 
 // =====================================================================================================
@@ -29841,7 +30300,7 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
     }
 }
 
-// The same for operations.
+// The switch that left out an operation; NULL: it is compiled in.
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
@@ -29889,8 +30348,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, what it refuses of a well-formed
-// node, and whether it needs scratch: then there is a gcuda_<name>_scratch_bytes, and the member has a `scratch`.
+// Operations with a kernel: the launcher gcuda_launch_<name>, the member <args>, the function that says which well-formed nodes are
+// refused, and whether scratch is needed. Then gcuda_<name>_scratch_bytes exists and the member has a `scratch`.
 // clang-format off
 #define GCUDAI_CUDA_OPS(X)                                               \
     /* id                      launcher                 args                refuses   scratch */ \
@@ -29973,8 +30432,6 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(ARGSORT,                 argsort,                 sort,               any,      yes) \
     X(TOP_K,                   top_k,                   sort,               any,      yes) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
-    X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
-    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
     X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
     X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
@@ -30004,8 +30461,8 @@ struct gcudai_cuda_op {
 };
 #define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
 #define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
-// The caller's kernels. An error that CUDA has to say is reported rather than what the callback makes of it; one that was
-// pending before, of a call of the caller's, is no business of this node.
+// Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
+// before the callback does not belong to this node.
 static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
     const struct gcuda_custom_args * p = &args->custom;
     const cudaError_t before = cudaPeekAtLastError();
@@ -30019,6 +30476,8 @@ static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_str
 
 static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
     { GCUDA_OP_CUSTOM, gcudai_cuda_custom_can, gcudai_cuda_custom, NULL },
+    { GCUDA_OP_MUL_MAT, gcudai_cuda_any_can, NULL, NULL }, // see gcudai_cuda_run_product
+    { GCUDA_OP_MUL_MAT_ID, gcudai_cuda_mul_mat_id_can, NULL, NULL },
 #define X(ID, name, args, can, scratch) \
     { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID, GCUDAI_CUDA_SCRATCH_OF_##scratch(ID) },
     GCUDAI_CUDA_OPS(X)
@@ -30098,21 +30557,22 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 }
 
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
-static int32_t ** gcudai_cuda_bad_index_of(enum gcuda_op op, union gcudai_args * args) {
-    switch (op) {
+static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcudai_args * args) {
+    switch (y->op) {
         case GCUDA_OP_GET_ROWS:
         case GCUDA_OP_GET_ROWS_BACK:
         case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
         case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
         case GCUDA_OP_MUL_MAT_ID: return &args->mul_mat_id.bad_index;
         case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
+        case GCUDA_OP_FLASH_ATTN_EXT: return gcudai_param_i32(y, 4) > 0 ? &args->flash_attn_ext.bad_index : NULL;
         default: return NULL;
     }
 }
 
 // The flags are words, one for each of these operations, so that a message can say which of them it was.
 static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_OP_GET_ROWS, GCUDA_OP_GET_ROWS_BACK,
-    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN };
+    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN, GCUDA_OP_FLASH_ATTN_EXT };
 
 static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
     int i = 0;
@@ -30124,17 +30584,22 @@ static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_o
 static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
     char names[128];
     struct gcudai_text text = { names, sizeof(names), 0 };
+    bool has_promise = false;
     for (int i = 0; i < GCUDAI_CUDA_INDEXERS; ++i) {
-        if (cu->bad_index_host[i] != 0) {
-            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "", gcudai_op_lower(gcudai_cuda_indexers[i]));
+        if (cu->bad_index_host[i] == 0) { continue; }
+        if (gcudai_cuda_indexers[i] == GCUDA_OP_FLASH_ATTN_EXT) {
+            has_promise = true;
+        } else {
+            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "an index of ", gcudai_op_lower(gcudai_cuda_indexers[i]));
         }
     }
-    return text.used == 0 ? GCUDA_STATUS_SUCCESS
-                          : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: an index of %s was out of range since the last synchronize",
-                                cu->device->name, names);
+    if (text.used == 0 && !has_promise) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: %s%s%s%s since the last synchronize", cu->device->name, text.used > 0 ? names : "",
+        text.used > 0 ? " was out of range" : "", text.used > 0 && has_promise ? ", and " : "",
+        has_promise ? "a row of the mask of flash_attn_ext had more entries than its n_kv_max" : "");
 }
 
-// A launcher with the scratch it asks for. The block goes back at once: whoever gets it next is later on the stream.
+// Runs a launcher with its scratch. The scratch is freed at once, because its next user is later on the stream.
 static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_args * args, const struct gcuda_tensor * y) {
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     size_t n_bytes = 0;
@@ -30202,13 +30667,31 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     return st;
 }
 
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose_node(struct gcudai_cuda * cu, enum gcuda_op op, const union gcudai_args * args) {
+    return op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mm_choose(cu, &args->mul_mat, NULL) : gcudai_cuda_mm_choose(cu, NULL, &args->mul_mat_id);
+}
+
+// choice: of a product, made already, or made here.
+static gcuda_status gcudai_cuda_run_product(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, const union gcudai_args * args, struct gcudai_cuda_mm_choice * choice) {
+    if (gcudai_cuda_is_split(y)) {
+        return gcudai_cuda_split_node(cu, args, y, choice);
+    }
+    const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16; // which a stream of its own may lack
+    if (y->op == GCUDA_OP_MUL_MAT && gcuda_hadamard_takes(&args->mul_mat)) { return gcuda_launch_hadamard(&args->mul_mat, cu->stream); }
+    if (!choice->is_made || (wants_cublas && cu->cublas.handle == NULL)) { *choice = gcudai_cuda_mm_choose_node(cu, y->op, args); }
+    return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_multiply(cu, choice, args->mul_mat) : gcudai_cuda_multiply_id(cu, choice, &args->mul_mat_id);
+}
+
+static bool gcudai_is_product(enum gcuda_op op) { return op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_MUL_MAT_ID; }
+
 static gcuda_status gcudai_cuda_run_args(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
-    return gcudai_cuda_is_split(y)        ? gcudai_cuda_split_node(cu, args, y)
-           : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
-           : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
-           : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
-                                          : gcudai_cuda_run_packed(cu, y, args);
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
+    return gcudai_is_product(y->op)     ? gcudai_cuda_run_product(cu, y, args, &choice)
+           : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
+                                        : gcudai_cuda_run_packed(cu, y, args);
 }
 
 static gcuda_status gcudai_cuda_run_chunked(
@@ -30219,7 +30702,7 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     union gcudai_args args;
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &args);
     if (bad_index != NULL) {
         *bad_index = gcudai_cuda_flag_of(cu, y->op);
         cu->may_have_bad_index = true;
@@ -30236,8 +30719,8 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
 static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index);
 
-// A graph that goes into a capture of the caller's is only enqueued: in one piece, and the scratch that it remembers
-// stays where it is until the backend is freed. Scratch that is missing is allocated, which captures allow.
+// A graph in the caller's capture is only enqueued, in one piece. The scratch that it contains keeps its address until the backend is
+// freed. Missing scratch is allocated, which captures allow.
 static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
     cu->is_captured = gcudai_cuda_is_captured(cu);
     if (cu->is_captured && !cu->has_captured) {
@@ -30261,41 +30744,44 @@ static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct 
 // =====================================================================================================
 // >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
 // =====================================================================================================
-// With an abort callback a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight;
-// the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
-// operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
-// where that is independent along some dimension; the table says where. A slice may take another kernel than the
-// whole would, so that the last bits of products, convolutions, norms and sums differ from those without a callback. Attention and
-// recurrences go through positions or tokens in turn: what blocks wait for is how many there are, however few heads or
-// queries a slice has. So these are cut first, and a slice goes on from what the one before has left in memory: the bits are
-// those of the whole, but for SSM_SCAN where tokens are in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
+// With an abort callback, a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight. The callback
+// is called before each. A node's time is estimated from its bytes and multiply-adds; the measured time of an operation's chunks
+// corrects its later estimates.
+//
+// A node that takes longer than a chunk is cut into slices of its result, along the dimensions that the table allows. A slice may use
+// another kernel than the whole node. So the last bits of products, convolutions, norms and sums may differ from those without a
+// callback.
+//
+// Attention and recurrences process positions or tokens sequentially: their time depends on that number, however few heads or queries
+// a slice has. So positions or tokens are cut first, and a slice continues from the state that the previous one left in memory. The
+// bits are those of the whole node, except for SSM_SCAN with tokens in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
 
 enum {
     GCUDAI_CUDA_CUT_ARRAYS = 9,
-    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // behind the dimensions of the result: positions or tokens
+    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // the index after the result's dimensions: positions or tokens
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
-    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave multiprocessors without work and take as long
-    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: fewer have no kernel on tensor cores
-    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights, for fewer that takes longer than they do
-    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
+    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave SMs idle and take as long
+    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: for fewer no tensor-core kernel exists
+    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights; with fewer, reading takes longer than computing
+    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: the kernels' step
 };
 
-// How an array goes along when the result is cut. Two letters for each dimension of the result, and two more where there are
-// positions or tokens: the array's own dimension, and a rule.
-//   ..  the whole array belongs to every slice
-//   n=  the same size, cut the same way
-//   n#  as =, and where sizes differ nothing further inside may be cut either (elements are in logical order)
-//   n%  smaller arrays repeat: index modulo their size
-//   n/  smaller arrays are shared by neighbours: index divided
-//   n>  at least as large, begins where the slice does
+// How an array is sliced when the result is cut. Two letters for each dimension of the result, and two more for positions or
+// tokens: the array's dimension, and a rule.
+//   ..  every slice gets the whole array
+//   n=  the same size, cut in the same way
+//   n#  as =, but if sizes differ, no inner dimension may be cut either (elements are in logical order)
+//   n%  a smaller array repeats: index modulo its size
+//   n/  consecutive indices share an element of a smaller array: index divided
+//   n>  at least as large; starts at the slice's start
 //   !!  the result cannot be cut along this dimension
 struct gcudai_cuda_cut_array {
-    size_t offset; // of the struct gcuda_array inside the operation's args; the first is the one that is cut
+    size_t offset; // of the struct gcuda_array inside the operation's args; the first array is the result
     const char * rule;
 };
 struct gcudai_cuda_cut {
     enum gcuda_op op;
-    struct { int d, n; } least; // slices along d are no shorter than n, but for the last
+    struct { int d, n; } least; // slices along d have at least n elements, except the last
     struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
 };
 
@@ -30321,9 +30807,13 @@ struct gcudai_cuda_cut {
 #define GCUDAI_CUT_LINEAR(args) \
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
-// Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
-// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// Never cut, so not in the table:
+//   SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative   one sum over all elements
+//   SET, ACC                                                  a region inside a copy
+//   ARANGE, ROLL, REPEAT_BACK                                 elements depend on their index
+//   FLASH_ATTN_EXT_BACK                                       its results are one row
+//   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
+//   CUSTOM, and products with weights split over devices
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
@@ -30384,12 +30874,12 @@ static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_ar
     return (struct gcuda_array *) (void *) ((char *) args + c->offset);
 }
 
-// An array's rule along dimension d. Most operations have nothing that is gone through in turn.
+// An array's rule along dimension d. Most operations process nothing sequentially: their rules end before CUT_TURN.
 static const char * gcudai_cuda_cut_rule(const struct gcudai_cuda_cut_array * c, int d) {
     return d == GCUDAI_CUDA_CUT_TURN && c->rule[2 * GCUDA_MAX_DIMS] == 0 ? "!!" : c->rule + 2 * d;
 }
 
-// What there is to cut: elements of the result along d; positions or tokens.
+// Size along d: elements of the result, or the number of positions or tokens.
 static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL && d == GCUDAI_CUDA_CUT_TURN; ++k) {
         const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
@@ -30399,9 +30889,9 @@ static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gc
     return d == GCUDAI_CUDA_CUT_TURN ? 0 : gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
 }
 
-// Where kernels keep what the next slice goes on from.
+// Whether the kernels can save the state from which the next slice continues.
 static bool gcudai_cuda_can_turn(const struct gcudai_cuda_cut * cut, const union gcudai_args * args) {
-    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // a state that is aligned differently would take another kernel
+    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // another alignment would select another kernel
     return cut->op == GCUDA_OP_FLASH_ATTN_EXT ? args->flash_attn_ext.running.data != NULL
            : cut->op == GCUDA_OP_SSM_SCAN     ? (uintptr_t) p->s.data % 16 == (uintptr_t) p->last.data % 16
                                               : true;
@@ -30422,7 +30912,7 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_ar
     return own == 0 && gcuda_blck_size(a->type) > 1 ? GCUDAI_CUDA_CUT_NO : GCUDAI_CUDA_CUT_YES;
 }
 
-// Whether the result may be cut along dimension d, or nowhere from there on.
+// Whether the result may be cut along dimension d. STOP: neither along d nor along an inner dimension.
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30438,9 +30928,10 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     return can;
 }
 
-// How much of [at, at + want) one slice can take: a repeated array as a whole, any number of times, or no further than
-// where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %. Of
-// positions and tokens what is left in the end is no slice of its own, so that all take the kernel of the whole.
+// How much of [at, at + want) one slice can take. Rules with % precede those with /.
+//   %  whole repetitions of the array, or a part of one
+//   /  whole groups that share an element, or a part of one
+// A short rest of positions or tokens joins the last slice, so that all slices use the kernel of the whole node.
 static int64_t gcudai_cuda_cut_step(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30471,7 +30962,7 @@ static void gcudai_cuda_cut_turn(enum gcuda_op op, union gcudai_args * args, boo
     }
 }
 
-// args become those of the slice [at, at + step) of dimension d.
+// Changes args to those of the slice [at, at + step) of dimension d.
 static void gcudai_cuda_cut_slice(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30483,7 +30974,7 @@ static void gcudai_cuda_cut_slice(
             continue;
         }
         const int64_t ne = a->ne[own], group = rule[1] == '/' ? n / ne : 1;
-        if (rule[1] == '%' && step >= ne) { continue; } // at its beginning
+        if (rule[1] == '%' && step >= ne) { continue; } // the slice starts with a repetition
         const int64_t from = rule[1] == '%' ? at % ne : at / group;
         a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
         a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
@@ -30491,12 +30982,12 @@ static void gcudai_cuda_cut_slice(
     if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->op, args, at > 0, at + step < n); }
 }
 
-// Results and inputs of a recurrence with the tokens of a sequence after those of another as [Z, H, T / S, S], the states apart.
+// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
 static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
     struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
     const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
-    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, those of a sequence lie after those of another
+    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
     state->ne[2] = state->ne[3] = 1;
     state->nb[0] = sizeof(float);
     state->nb[1] = state->nb[0] * (size_t) state->ne[0];
@@ -30525,7 +31016,7 @@ static void gcudai_cuda_cut_ssm_scan(struct gcuda_ssm_scan_args * p) {
     p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
 }
 
-// Several results in one, as arrays of their own.
+// Describes each of several results in one tensor as a separate array.
 static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     if (cut->op == GCUDA_OP_SSM_SCAN) { gcudai_cuda_cut_ssm_scan(&args->ssm_scan); }
     if (cut->op == GCUDA_OP_RWKV_WKV6 || cut->op == GCUDA_OP_RWKV_WKV7 || cut->op == GCUDA_OP_GATED_LINEAR_ATTN) {
@@ -30535,7 +31026,7 @@ static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gc
 
 // ---- what a node costs ----
 
-// Multiply-adds of a product or a convolution; 0 for what memory bounds.
+// Multiply-adds of a product or a convolution; 0 for memory-bound operations.
 static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     const double n = (double) gcuda_nelements(y);
     switch (y->op) {
@@ -30546,7 +31037,7 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
         case GCUDA_OP_CONV_2D:
         case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
-        case GCUDA_OP_CONV_TRANSPOSE_1D: // of the kernel what lands on an element
+        case GCUDA_OP_CONV_TRANSPOSE_1D: // the part of the kernel that contributes to an element
             return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
         case GCUDA_OP_CONV_TRANSPOSE_2D:
             return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) / pow((double) gcudai_param_i32(y, 0), 2.0);
@@ -30554,7 +31045,7 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     }
 }
 
-// Microseconds that positions or tokens take after each other, however little else there is to do: about half more than on Hopper.
+// Microseconds of the sequential steps over positions or tokens, a lower bound for any slice: about 1.5 times those on Hopper.
 static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
     switch (y->op) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
@@ -30566,8 +31057,8 @@ static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
     }
 }
 
-// Microseconds on a multiprocessor-for-multiprocessor slow device, until the operation has been measured: 5 GB/s and 4
-// billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper.
+// Estimated microseconds until the operation has been measured. Assumes a slow device: per SM 5 GB/s and 4 billion multiply-adds
+// per second, about a sixth of what plain kernels reach on Hopper.
 static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     double n_bytes = (double) gcuda_nbytes(y);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -30582,7 +31073,7 @@ static double gcudai_cuda_factor(const struct gcudai_cuda * cu, enum gcuda_op op
     return cu->cancel.factor[op] > 0.0 ? cu->cancel.factor[op] : 1.0;
 }
 
-// Microseconds of a slice, by what is known of the operation now.
+// Estimated microseconds of a slice, with the operation's current correction.
 static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y, double guess) {
     return 2.0 + guess * gcudai_cuda_factor(cu, y->op);
 }
@@ -30598,7 +31089,7 @@ static cudaError_t gcudai_cuda_wait_event(struct gcudai_cuda * cu, cudaEvent_t e
     return err;
 }
 
-// Waits for the oldest chunk, and learns from what it took.
+// Waits for the oldest chunk and corrects the estimate of its operation.
 static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     struct gcudai_cuda_chunk * k = &c->chunks[c->first % GCUDAI_CUDA_CHUNKS];
@@ -30609,7 +31100,7 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
         gcudai_op_lower(k->op));
     GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index, "timing a chunk of a graph, most of it %s",
         gcudai_op_lower(k->op));
-    // a chunk of one operation, or nearly: its guess moves towards what was measured, at most fourfold at a time
+    // only if one operation has over 3/4 of the estimate: its factor moves to the measured time, by at most 4 times per chunk
     if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
         const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
         c->factor[k->op] = GCUDAI_MIN(GCUDAI_MAX(k->factor * ratio, 1e-4), 1e4);
@@ -30629,7 +31120,7 @@ static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Asks the callback, and makes room: at most one chunk is in flight beside the one that begins.
+// Waits until fewer than GCUDAI_CUDA_CHUNKS chunks are in flight, calls the callback and begins a chunk.
 static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
@@ -30664,8 +31155,8 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// Tokens of attention that a slice has at least: whole blocks of rows, and as many as the device runs at once, for a block takes as
-// long alone. 32: the tokens of a class of the mask.
+// Minimum tokens of an attention slice: whole blocks of rows, and as many as the device runs at once, because fewer take as long.
+// 32: the tokens of a class of the mask.
 static int64_t gcudai_cuda_attention_tokens(const struct gcudai_cuda * cu, const struct gcuda_flash_attn_ext_args * p) {
     const int64_t group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]), n_groups = p->q.ne[2] / group * p->q.ne[3];
     const int64_t block = GCUDAI_MAX(p->plan.block_rows / gcudai_gcd(p->plan.block_rows, group), 32); // both are powers of 2
@@ -30680,7 +31171,7 @@ static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct
     return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }
 
-// args in slices of at most a chunk each: along d, the outermost first, and those below. While they run the guess becomes better.
+// Runs args in slices of at most a chunk each, along d and then inner dimensions. The estimate improves while slices run.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess, int d) {
     for (; cut != NULL && d >= 0 && gcudai_cuda_cost(cu, y, guess) > cu->cancel.chunk_us; --d) {
@@ -30703,7 +31194,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_chunk_add(cu, y, args, guess);
 }
 
-// Attention on the plain path, with memory for the maxima and sums that go from slice to slice.
+// Runs attention on the plain path in slices of positions. Scratch memory carries the running maxima and sums from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
@@ -30718,12 +31209,12 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     return st;
 }
 
-// Chooses how attention is computed before it is cut into slices, which all take that plan. Only the plain path cuts positions.
+// Chooses the attention plan before cutting; all slices use it. Only the plain path cuts positions.
 static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * is_plain) {
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
     const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
-    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN;
+    *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN && args->flash_attn_ext.n_kv_max == 0; // a promise is about whole rows
     return st;
 #else
     (void) args, (void) is_plain;
@@ -30731,7 +31222,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * 
 #endif
 }
 
-// A node of a graph that may be stopped.
+// Runs a node of a graph that may be stopped.
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
@@ -30746,7 +31237,7 @@ static gcuda_status gcudai_cuda_run_chunked(
                                     : gcudai_cuda_run_sliced(cu, y, cut, args, guess, is_plain ? GCUDAI_CUDA_CUT_TURN : 3);
 }
 
-// The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.
+// Ends such a graph. If it was stopped or failed, waits until none of its work runs.
 static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st) {
     gcuda_status end = gcudai_cuda_chunk_end(cu);
     while (st != GCUDA_STATUS_SUCCESS && cu->cancel.n_open > 0) {
@@ -30796,7 +31287,9 @@ struct gcudai_cuda_seen {
     struct gcudai_cuda_shape shape;
     struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
     int32_t n_counted; // what the graph's use counts say
+    size_t counted_at; // their slot, of the graph that was looked at: a hint for graphs like it
     bool has_changed; // since the steps were made
+    struct gcudai_cuda_mm_choice choice; // of a product that runs on one device; made with the plan
 };
 
 struct gcudai_cuda_index { // of tensors, by address
@@ -30951,7 +31444,8 @@ static void gcudai_cuda_look_fill(
         s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->n_counted = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
+        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NO_SLOT;
+        s->n_counted = s->counted_at != GCUDAI_NO_SLOT ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
             s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
@@ -31030,21 +31524,43 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const stru
     return 4 * n_others <= n_leafs;
 }
 
-// Whether a tensor still has its shape. Its sources have to be the very tensors that they were.
+// Whether a tensor still has its shape. Its sources have to be the very tensors that they were. Compared in place: a graph's look-up in
+// the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
 static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const struct gcudai_cuda_seen * s) {
-    struct gcudai_cuda_shape now = s->shape;
-    bool is_same = true;
-    gcudai_cuda_shape_of(s->tensor, &now);
-    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
-        is_same = is_same && s->tensor->src[k] == (now.src[k] >= 0 ? look->seen[now.src[k]].tensor : NULL);
+    const struct gcuda_tensor * t = s->tensor;
+    const struct gcudai_node_kind * kind = &s->shape.kind; // an unchanged size is as empty as it was
+    const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
+    if ((int32_t) t->op != kind->op || (int32_t) t->type != kind->type || flags != kind->flags || (t->view_src != NULL) != kind->is_view ||
+        memcmp(t->ne, kind->ne, sizeof(kind->ne)) != 0 || memcmp(t->nb, kind->nb, sizeof(kind->nb)) != 0) {
+        return false;
     }
-    return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
+    bool is_same = true;
+    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
+        const int32_t at = s->shape.src[k];
+        is_same = is_same && t->src[k] == (at >= 0 ? look->seen[at].tensor : NULL);
+    }
+    return is_same;
+}
+
+// Whether a tensor still has its values.
+static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
+    const struct gcuda_tensor * t = s->tensor;
+    const struct gcudai_node_value * v = &s->value;
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    return t->data == v->data && (const void *) buffer == v->buffer && t->view_offs == v->view_offs &&
+           (const void *) (buffer != NULL ? buffer->buft : NULL) == v->buffer_type &&
+           memcmp(t->op_params, v->params, sizeof(v->params)) == 0 && gcudai_cuda_where_parts_are(t) == v->extra;
 }
 
 // Whether later nodes of the graph use the nodes of a slice as they did.
 static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
     const bool is_slice = gcudai_cuda_n_after(graph) > 0;
     return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+}
+
+static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct gcudai_cuda_seen * s) {
+    const bool is_there = graph->hash_keys != NULL && s->counted_at < graph->hash_size && graph->hash_keys[s->counted_at] == s->tensor;
+    return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
 // Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
@@ -31056,7 +31572,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
                                                        graph->nodes[n - 1] == look->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
         const struct gcudai_cuda_seen * s = &look->seen[i];
-        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
+        is_same = graph->nodes[i] == s->tensor && gcudai_cuda_use_count(graph, s) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
     return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
@@ -31067,10 +31583,8 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
     bool has_changed = false;
     for (int i = 0; i < look->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
-        struct gcudai_node_value now;
-        gcudai_cuda_value_of(s->tensor, &now);
-        if (memcmp(&now, &s->value, sizeof(now)) != 0) {
-            s->value = now;
+        if (!gcudai_cuda_has_value(s)) {
+            gcudai_cuda_value_of(s->tensor, &s->value);
             s->has_changed = true;
         }
         has_changed = has_changed || s->has_changed; // or since an update that failed
@@ -31097,34 +31611,39 @@ struct gcudai_cuda_window {
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
 
+// A product with an epilogue, or without one, or a group of products of the same activations: one launch.
+struct gcudai_cuda_products {
+    enum gcuda_mul_mat_path path;
+    int n; // of the group; 0: one product
+    bool has_epilogue;
+    struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
+    struct gcuda_mul_mat_epilogue epilogue;
+    size_t scratch_bytes;
+    void * scratch;
+};
+
 union gcudai_cuda_fused {
     union gcudai_args op;
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
-    struct {
-        struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
-        int n;
-        void * scratch;
-    } group;
-    struct {
-        struct gcuda_mul_mat_args args;
-        struct gcuda_mul_mat_epilogue epilogue;
-        enum gcudai_cuda_product way; // VECTOR, TILE or WARP_GROUPS
-        void * scratch;
-    } mul_mat;
+    struct gcudai_cuda_products products;
     struct {
         struct gcuda_mul_mat_id_args args;
         struct gcuda_mul_mat_epilogue epilogue;
     } mul_mat_id;
     struct {
+        struct gcudai_cuda_products products; // one; its scratch begins with the activations
         struct gcuda_glu_args glu;
-        struct gcuda_mul_mat_args args;
-        struct gcuda_mul_mat_epilogue epilogue;
-        bool has_steps;
-        void * scratch; // begins with the columns
     } glu_mul_mat;
+};
+
+// What the rest of a plan has to know of a pattern.
+enum gcudai_cuda_pattern_kind {
+    GCUDAI_CUDA_FUSED_OTHER,
+    GCUDAI_CUDA_FUSED_NORM,    // args.norm_mul, which may leave its result in a layout of products
+    GCUDAI_CUDA_FUSED_PRODUCTS // args.products
 };
 
 struct gcudai_cuda_pattern {
@@ -31132,6 +31651,8 @@ struct gcudai_cuda_pattern {
     int (*match)(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args); // nodes taken; 0: it does not fit
     gcuda_status (*run)(const union gcudai_cuda_fused * args, gcuda_stream stream); // NULL: the last node's launcher
     void ** (*scratch)(union gcudai_cuda_fused * args, size_t * n_bytes); // where its address goes; NULL: there is none
+    enum gcudai_cuda_pattern_kind kind;
+    enum gcuda_op first[3]; // operations that it may begin with; all NONE: any
 };
 
 // ---- what may be fused ----
@@ -31246,50 +31767,6 @@ static int gcudai_cuda_match_add_rms_norm_mul(const struct gcudai_cuda_window * 
                    sum->src[0]->nb[0] == sizeof(float) && gcudai_cuda_is_row_operand(sum->src[1], sum)
                ? gcudai_cuda_match_norm_mul(w, 1, sum, &args->norm_mul)
                : 0;
-}
-
-// Views of one tensor, added one after another, as experts' results are: nodes taken, from the window's first on; 0: it is no such sum.
-static int gcudai_cuda_sum_of_parts(const struct gcudai_cuda_window * w, struct gcuda_norm_mul_args * p) {
-    const struct gcuda_tensor * first = w->node[0], * a = first->src[0], * b = first->src[1];
-    if (first->op != GCUDA_OP_ADD || a->op != GCUDA_OP_VIEW || b->op != GCUDA_OP_VIEW || a->view_src != b->view_src || b->view_offs <= a->view_offs ||
-        a->type != GCUDA_TYPE_F32 || gcuda_nrows(a) != 1 || !gcudai_cuda_is_wide(a) || !gcudai_cuda_is_wide(b)) {
-        return 0;
-    }
-    const size_t step = b->view_offs - a->view_offs;
-    int n = 1;
-    for (; gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) && gcudai_cuda_is_inner(w, n - 1) && w->node[n]->src[0] == w->node[n - 1]; ++n) {
-        const struct gcuda_tensor * v = w->node[n]->src[1];
-        if (v->op != GCUDA_OP_VIEW || v->view_src != a->view_src || v->view_offs != a->view_offs + (size_t) (n + 1) * step ||
-            !gcuda_are_same_shape(v, a)) {
-            break;
-        }
-    }
-    p->x = gcudai_array(a);
-    p->n_parts = n + 1;
-    p->part_nb = step;
-    return gcuda_are_same_shape(a, b) && gcuda_are_same_shape(first, a) ? n : 0;
-}
-
-// One block computes it, which has read all but the weights when it begins to write y.
-static int gcudai_cuda_match_parts_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    struct gcuda_norm_mul_args * p = &args->norm_mul;
-    const int n = gcudai_cuda_sum_of_parts(w, p);
-    if (n == 0 || !gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) || !gcudai_cuda_is_op(w, n + 1, GCUDA_OP_RMS_NORM) || !gcudai_cuda_is_inner(w, n - 1)) { return 0; }
-    const struct gcuda_tensor * sum = w->node[n], * norm = w->node[n + 1], * weight = gcudai_cuda_row_operand(w, n + 2, GCUDA_OP_MUL);
-    const struct gcuda_tensor * residual = gcudai_cuda_other(sum, w->node[n - 1]), * y = weight != NULL ? w->node[n + 2] : NULL;
-    const bool has_sum = !gcudai_cuda_is_inner(w, n);
-    if (y == NULL || norm->src[0] != sum || residual == NULL || residual->type != GCUDA_TYPE_F32 || norm->type != GCUDA_TYPE_F32 ||
-        !gcuda_are_same_shape(residual, sum) || !gcuda_are_same_shape(sum, w->node[n - 1]) || gcuda_nrows(weight) != 1 ||
-        !gcudai_cuda_is_wide(sum) || !gcudai_cuda_is_wide(norm)) {
-        return 0;
-    }
-    p->add = gcudai_array(residual);
-    p->sum = gcudai_array(has_sum ? sum : NULL);
-    p->w = gcudai_array(weight);
-    p->y = gcudai_array(y);
-    p->eps = gcudai_param_f32(norm, 0);
-    const bool may_sum = !has_sum || (gcudai_cuda_may_write(w, n + 3, sum, true) && !gcudai_cuda_overlap(sum, y));
-    return may_sum && !gcudai_cuda_overlap(y, weight) && gcuda_norm_mul_takes_form(p) ? n + 3 : 0;
 }
 
 static gcuda_status gcudai_cuda_run_norm_mul(const union gcudai_cuda_fused * args, gcuda_stream stream) {
@@ -31845,66 +32322,81 @@ static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, 
     return gcuda_launch_route(&args->route, stream);
 }
 
-// ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
-// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns; those with a few
-// more that go in tiles; and any number on warp groups, where the kernel that adds up parts of k has the steps. The last two have no
-// second product. The steps come in the epilogue's order.
+// ---- a product and its epilogue: bias, second product and gate, factor, scale, residual ----
+//   VEC     any epilogue, of mul_mat_id too; a second product of the same activations (gate and up) for few columns
+//   TILE    up to GCUDA_MUL_MAT_TILE_FUSED columns, no second product
+//   WGMMA   where k is split, in the kernel that adds the partial results; no second product
+// Nodes have to come in the epilogue's order.
 
 struct gcudai_cuda_sums {
     const struct gcudai_cuda_window * w;
     struct gcuda_mul_mat_epilogue e;
     const struct gcuda_tensor * gate, * up; // the products
-    enum gcudai_cuda_product way;
+    enum gcudai_cuda_mm_path path;
     int step;  // of the epilogue, the last one taken
     int taken; // nodes
 };
 enum { GCUDAI_CUDA_BIAS = 1, GCUDAI_CUDA_GATE, GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL };
 
-// What gcuda_launch_mul_mat_vec_float_fused, or that of mul_mat_id, takes of what would go to a kernel for vectors by itself.
-static bool gcudai_cuda_has_float_hooks(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
-    return gcudai_is_float(a->type) && b->type == GCUDA_TYPE_F32 && gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b) &&
-           a->ne[0] % (int64_t) (16 / gcuda_type_size(a->type)) == 0;
+static const struct gcudai_cuda_mm_choice * gcudai_cuda_choice(const struct gcudai_cuda_window * w, int i) {
+    return &w->look->seen[w->at[i]].choice;
 }
 
-static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && !gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT_ID)) { return false; }
-    const struct gcuda_tensor * y = w->node[i];
-    union gcudai_args args;
-    gcudai_op_row(y->op)->args(y, &args);
-    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
-    const enum gcudai_cuda_product way = y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_id_product_of(w->cu, &args.mul_mat_id)
-                                                                      : gcudai_cuda_product_of(w->cu, &args.mul_mat);
-    return way == GCUDAI_CUDA_PRODUCT_VECTOR && (gcuda_is_quantized(y->src[0]->type) || gcudai_cuda_has_float_hooks(y));
+static struct gcuda_mul_mat_job gcudai_cuda_products_job(const struct gcudai_cuda_products * p) {
+    struct gcuda_mul_mat_job job;
+    GCUDAI_ZERO(job);
+    job.path = p->path;
+    job.args = p->args;
+    job.n_args = p->n;
+    job.epilogue = p->has_epilogue ? &p->epilogue : NULL;
+    job.scratch = p->scratch;
+    return job;
 }
 
-// The way of a product by itself, and its arguments that way.
-static enum gcudai_cuda_product gcudai_cuda_way_with(const struct gcudai_cuda_window * w, int i, struct gcuda_mul_mat_args * p) {
+// Whether the kernel file takes the products as one launch; if so, its scratch.
+static bool gcudai_cuda_products_take(const struct gcudai_cuda * cu, struct gcudai_cuda_products * p) {
+    struct gcuda_mul_mat_job job = gcudai_cuda_products_job(p);
+    job.device = &cu->kernels;
+    const bool takes = gcuda_mul_mat_takes(&job);
+    p->scratch_bytes = takes ? gcuda_mul_mat_scratch_bytes(&job) : 0;
+    return takes;
+}
+
+static gcuda_status gcudai_cuda_run_products(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(&args->products);
+    return gcuda_launch_mul_mat(&job, stream);
+}
+
+static void ** gcudai_cuda_scratch_products(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    *n_bytes = args->products.scratch_bytes;
+    return &args->products.scratch;
+}
+
+// Arguments of product y, with the precision that was chosen for the window's node i.
+static void gcudai_cuda_product_args(const struct gcudai_cuda_window * w, const struct gcuda_tensor * y, int i, struct gcuda_mul_mat_args * p) {
     union gcudai_args op;
-    gcudai_mul_mat_args(w->node[i], &op);
+    gcudai_mul_mat_args(y, &op);
     *p = op.mul_mat;
-    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, p), p);
+    p->max_shared = w->cu->max_shared;
+    p->prec = gcudai_cuda_choice(w, i)->prec;
 }
 
-static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
-    struct gcuda_mul_mat_args p;
-    return gcudai_cuda_way_with(w, i, &p);
+// A product on path VEC that takes an epilogue.
+static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
+    if (i >= w->n || !gcudai_is_product(w->node[i]->op)) { return false; }
+    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
+    return choice->path == GCUDAI_CUDA_MM_VEC && choice->takes_epilogue && w->node[i]->type == GCUDA_TYPE_F32 && w->node[i]->view_src == NULL;
 }
 
-// The ways of many columns that take steps, where they gain by that; else OWN. On warp groups that is where k is cut into parts: steps
-// in the kernel that adds these up take 1 to 3 us on an H200, behind it 13 to 15 (q4_0, 4096 x 14336, 512 columns). Where it is not
-// cut, a launch for the steps would be left, which is what the chain of element-wise operations is.
-static enum gcudai_cuda_product gcudai_cuda_steps_way(const struct gcudai_cuda_window * w, int i) {
+// The path of many columns with an epilogue, where that gains; else PLAIN. WGMMA gains where k is split: an epilogue in the kernel that
+// adds the parts takes 1 to 3 us on an H200, a chain of element-wise operations after it 13 to 15 (Q4_0, 4096 x 14336, 512 columns).
+static enum gcudai_cuda_mm_path gcudai_cuda_steps_path(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return GCUDAI_CUDA_MM_PLAIN; }
     const struct gcuda_tensor * y = w->node[i];
-    const bool may = gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && y->type == GCUDA_TYPE_F32 && y->view_src == NULL &&
-                     y->ne[2] * y->ne[3] == 1 && (y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED || w->cu->has_warp_groups) &&
-                     gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL;
-    struct gcuda_mul_mat_args p;
-    const enum gcudai_cuda_product way = may ? gcudai_cuda_way_with(w, i, &p) : GCUDAI_CUDA_PRODUCT_OWN;
-    const bool pays = way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS
-                          ? gcuda_mul_mat_wg_parts(&p) > 1
-                          : way == GCUDAI_CUDA_PRODUCT_TILE && y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
-    return pays ? way : GCUDAI_CUDA_PRODUCT_OWN;
+    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
+    const bool pays = choice->path == GCUDAI_CUDA_MM_WGMMA ? choice->layout.n_splits > 1 : choice->path == GCUDAI_CUDA_MM_TILE;
+    const bool may = y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1;
+    return may && pays && choice->takes_epilogue ? choice->path : GCUDAI_CUDA_MM_PLAIN;
 }
 
 // An F32 array that repeats over y with sizes of 1 or y's.
@@ -31914,7 +32406,7 @@ static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcud
     return is_so;
 }
 
-// Of the window's node i the operand beside value, which it is the only one to read; NULL: it is no such node.
+// The other operand of the window's node i, which alone reads `value`; NULL: node i is no such operation.
 static const struct gcuda_tensor * gcudai_cuda_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
     if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, value)) { return NULL; }
     const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[value]);
@@ -31932,7 +32424,7 @@ static const struct gcuda_tensor * gcudai_cuda_bias(const struct gcudai_cuda_win
                : NULL;
 }
 
-// A second product of the same columns behind the first, which may have its bias, and the gate that reads both.
+// A second product of the same activations after the first, each with a bias or without, and the gate that reads both.
 static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcuda_tensor * bias) {
     const struct gcudai_cuda_window * w = s->w;
     const int first = s->taken - 1, second = s->taken; // the value of the first; the second product
@@ -31968,7 +32460,7 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     return true;
 }
 
-// The gate that with 1 is this activation.
+// The gated activation that equals this activation for a gate of 1.
 static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
     switch (op) {
         case GCUDA_UNARY_OP_RELU: return GCUDA_GLU_OP_REGLU;
@@ -32010,7 +32502,7 @@ static bool gcudai_cuda_take_step(struct gcudai_cuda_sums * s) {
     return true;
 }
 
-// Columns and weights are read by all blocks, so nothing may be written there; what is read element by element may.
+// All thread blocks read activations and weights: the result must not overlap them. Operands read element by element may be in place.
 static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int n) {
     const struct gcuda_tensor * y = w->node[n - 1];
     bool may = gcudai_cuda_may_write(w, n, y, true);
@@ -32035,7 +32527,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     return rest;
 }
 
-// The last step taken is an addition that goes into the norm behind it, whose rows are not a few blocks' as tiles are.
+// The last node taken is an addition that can be fused with the norm after it, which has more thread blocks than tiles have.
 static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, s->taken - 1);
     union gcudai_cuda_fused args;
@@ -32059,30 +32551,28 @@ static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most,
 }
 
 static bool gcudai_cuda_match_sums(const struct gcudai_cuda_window * w, struct gcudai_cuda_sums * s) {
-    const enum gcudai_cuda_product way = gcudai_cuda_steps_way(w, 0);
-    const bool is_many = way != GCUDAI_CUDA_PRODUCT_OWN;
+    const enum gcudai_cuda_mm_path path = gcudai_cuda_steps_path(w, 0);
+    const bool is_many = path != GCUDAI_CUDA_MM_PLAIN;
     if (!is_many && !gcudai_cuda_is_product(w, 0)) { return false; }
     int most = w->n;
     do {
         gcudai_cuda_take_sums(w, most, s);
         most = s->taken - 1;
     } while (s->taken > 1 && (!gcudai_cuda_may_write_sums(w, s->taken) || (is_many && gcudai_cuda_is_of_norm(w, s))));
-    s->way = is_many ? way : GCUDAI_CUDA_PRODUCT_VECTOR;
+    s->path = is_many ? path : GCUDAI_CUDA_MM_VEC;
     return s->taken > 1;
 }
 
 static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcudai_cuda_products * p = &args->products;
     struct gcudai_cuda_sums s;
-    union gcudai_args op;
     if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_MUL_MAT) || !gcudai_cuda_match_sums(w, &s)) { return 0; }
-    gcudai_mul_mat_args(s.gate, &op);
-    args->mul_mat.args = op.mul_mat;
-    args->mul_mat.args.y = gcudai_array(w->node[s.taken - 1]);
-    args->mul_mat.args.max_shared = w->cu->max_shared;
-    args->mul_mat.way = s.way;
-    (void) gcudai_cuda_refined(w->cu, s.way, &args->mul_mat.args);
-    args->mul_mat.epilogue = s.e;
-    return s.taken;
+    gcudai_cuda_product_args(w, s.gate, 0, &p->args[0]);
+    p->args[0].y = gcudai_array(w->node[s.taken - 1]);
+    p->path = (enum gcuda_mul_mat_path) s.path;
+    p->epilogue = s.e;
+    p->has_epilogue = true;
+    return gcudai_cuda_products_take(w->cu, p) ? s.taken : 0;
 }
 
 static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -32095,50 +32585,28 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
     args->mul_mat_id.args.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
     args->mul_mat_id.args.max_shared = w->cu->max_shared;
     args->mul_mat_id.epilogue = s.e;
-    return s.taken;
-}
-
-static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    if (args->mul_mat.way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
-        return gcuda_launch_mul_mat_wg_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
-    }
-    if (args->mul_mat.way == GCUDAI_CUDA_PRODUCT_TILE) {
-        return gcuda_launch_mul_mat_tile_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
-    }
-    if (!gcuda_is_quantized(args->mul_mat.args.a.type)) {
-        return gcuda_launch_mul_mat_vec_float_fused(&args->mul_mat.args, &args->mul_mat.epilogue, stream);
-    }
-    return gcuda_launch_mul_mat_vec_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
-}
-
-static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const struct gcuda_mul_mat_args * p = &args->mul_mat.args;
-    switch (args->mul_mat.way) {
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: *n_bytes = gcuda_mul_mat_wg_fused_scratch_bytes(p); break;
-        case GCUDAI_CUDA_PRODUCT_TILE: *n_bytes = gcuda_mul_mat_tile_fused_scratch_bytes(p); break;
-        default: *n_bytes = gcuda_is_quantized(p->a.type) ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
-    }
-    return &args->mul_mat.scratch;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
+    job.epilogue = &args->mul_mat_id.epilogue;
+    job.device = &w->cu->kernels;
+    return gcuda_mul_mat_takes(&job) ? s.taken : 0;
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    if (!gcuda_is_quantized(args->mul_mat_id.args.as.type)) {
-        return gcuda_launch_mul_mat_id_vec_float_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
-    }
-    return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
+    job.epilogue = &args->mul_mat_id.epilogue;
+    return gcuda_launch_mul_mat(&job, stream);
 }
 
 // ---- products of the same few columns: queries, keys and values ----
 
-// One matrix, and of floats one column.
+// One matrix of weights, and one of columns.
 static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) || !gcudai_cuda_is_product(w, i)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
-    return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1 && (gcuda_is_quantized(a->type) || y->ne[1] == 1) &&
-           y->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS / GCUDA_MUL_MAT_GROUP;
+    return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
 }
 
-// What product i writes neither lies where one of the products before it reads or writes, nor the other way round.
+// The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
 static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
     bool is_so = true;
@@ -32150,7 +32618,7 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     return is_so;
 }
 
-// Weights of product i lie like those of the one at node 0, and meet the same columns.
+// Product i has the weight layout and the activations of product 0.
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
@@ -32158,48 +32626,30 @@ static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
            gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1);                                          // the hint
 }
 
-// What follows product i may be a step of it; a gate would have been its and the product's before.
+// The node after product i may be its epilogue. A gate does not count: it would be that of product i and the product before.
 static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
     return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken.
+// Product i can join the group of product 0, and has no epilogue of its own.
 static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
     return !gcudai_cuda_has_steps(w, i) && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
 }
 
-static void gcudai_cuda_group_args(const struct gcudai_cuda_window * w, int n, union gcudai_cuda_fused * args) {
-    for (int i = 0; i < n; ++i) {
-        union gcudai_args op;
-        gcudai_mul_mat_args(w->node[i], &op);
-        args->group.args[i] = op.mul_mat;
-        args->group.args[i].max_shared = w->cu->max_shared;
-        (void) gcudai_cuda_refined(w->cu, GCUDAI_CUDA_PRODUCT_VECTOR, &args->group.args[i]);
-    }
-    args->group.n = n;
+// The first n products as a group; whether the kernel file takes it.
+static bool gcudai_cuda_take_group(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, int n, struct gcudai_cuda_products * p) {
+    for (int i = 0; i < n; ++i) { gcudai_cuda_product_args(w, w->node[i], i, &p->args[i]); }
+    p->path = (enum gcuda_mul_mat_path) path;
+    p->n = n;
+    return gcudai_cuda_products_take(w->cu, p);
 }
 
 static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
     while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
-    gcudai_cuda_group_args(w, n, args);
-    const struct gcuda_mul_mat_args * p = args->group.args;
-    while (n > 1 && gcuda_is_quantized(p->a.type) && !gcuda_mul_mat_vec_takes_group(p, n)) { --n; }
-    args->group.n = n;
+    while (n > 1 && !gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_VEC, n, &args->products)) { --n; }
     return n > 1 ? n : 0;
-}
-
-static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    const struct gcuda_mul_mat_args * p = args->group.args;
-    return gcuda_is_quantized(p->a.type) ? gcuda_launch_mul_mat_vec_group(p, args->group.n, args->group.scratch, stream)
-                                         : gcuda_launch_mul_mat_vec_float_group(p, args->group.n, stream);
-}
-
-static void ** gcudai_cuda_scratch_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const struct gcuda_mul_mat_args * p = args->group.args;
-    *n_bytes = gcuda_is_quantized(p->a.type) ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
-    return &args->group.scratch;
 }
 
 // ---- ssm_conv, a bias of its channels or none, SiLU ----
@@ -32229,15 +32679,15 @@ static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * arg
 }
 #endif
 
-// ---- products of the same many columns, rounded once for all of them ----
-// One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, one that rounds to
-// BF16 too and adds up in another order: those whose way is more precise stay apart.
+// ---- products of the same activations with large N, rounded once ----
+// At least one takes WGMMA by itself. The others may have fewer rows and another path that rounds to BF16 too, with another order of
+// accumulation; products on a more precise path do not join.
 
-static bool gcudai_cuda_is_bf16_way(enum gcudai_cuda_product way) {
-    return way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS || way == GCUDAI_CUDA_PRODUCT_TILE || way == GCUDAI_CUDA_PRODUCT_HALVES;
+static bool gcudai_cuda_rounds_to_bf16(enum gcudai_cuda_mm_path path) {
+    return path == GCUDAI_CUDA_MM_WGMMA || path == GCUDAI_CUDA_MM_TILE || path == GCUDAI_CUDA_MM_CUBLAS_16;
 }
 
-// One matrix on one device, and one of columns.
+// One matrix of weights on one device, one matrix of activations.
 static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
@@ -32246,11 +32696,12 @@ static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
 }
 
 static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_whole(w, i)) { return false; }
-    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
-    const bool is_packed = gcuda_row_size(a->type, a->ne[0]) % 16 == 0 && ((uintptr_t) a->data | a->nb[1]) % 16 == 0;
-    return gcuda_is_quantized(a->type) && is_packed && gcudai_is_float(y->src[1]->type) &&
-           gcudai_cuda_is_bf16_way(gcudai_cuda_way_of(w, i));
+    if (!gcudai_cuda_is_whole(w, i) || !gcuda_is_quantized(w->node[i]->src[0]->type)) { return false; }
+    struct gcuda_mul_mat_args p;
+    gcudai_cuda_product_args(w, w->node[i], i, &p);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
+    job.device = &w->cu->kernels;
+    return gcudai_cuda_rounds_to_bf16(gcudai_cuda_choice(w, i)->path) && gcuda_mul_mat_takes(&job);
 }
 
 static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -32260,69 +32711,63 @@ static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, uni
         ++n;
     }
     bool is_large = false;
-    for (int i = 0; i < n; ++i) { is_large = is_large || gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_WARP_GROUPS; }
-    gcudai_cuda_group_args(w, n, args);
-    return n > 1 && is_large ? n : 0;
+    for (int i = 0; i < n; ++i) { is_large = is_large || gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_WGMMA; }
+    return n > 1 && is_large && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_WGMMA, n, &args->products) ? n : 0;
 }
 
-static gcuda_status gcudai_cuda_run_wide_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_wg_group(args->group.args, args->group.n, args->group.scratch, stream);
-}
-
-static void ** gcudai_cuda_scratch_wide_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = gcuda_mul_mat_wg_group_scratch_bytes(args->group.args, args->group.n);
-    return &args->group.scratch;
-}
-
-// ---- glu + mul_mat, with steps behind: a gate whose result is rounded for the product, and not written otherwise ----
-// The product's scratch has the columns. All of the gate's operands are read before the product begins, so its result may lie there.
+// ---- glu + mul_mat with an epilogue: the gate's result is written only in the product's layout ----
+// The product's scratch holds it. The gate reads all of its operands before the product begins, so the product may overwrite them.
 
 static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     const struct gcuda_tensor * glu = w->node[0];
     if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_GLU) || !gcudai_cuda_is_inner(w, 0) || !gcudai_cuda_is_wide_product(w, 1) ||
-        w->node[1]->src[1] != glu || gcudai_cuda_way_of(w, 1) != GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
+        w->node[1]->src[1] != glu || gcudai_cuda_choice(w, 1)->path != GCUDAI_CUDA_MM_WGMMA) {
         return 0;
     }
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, 1);
+    struct gcudai_cuda_products * p = &args->glu_mul_mat.products;
     union gcudai_cuda_fused product;
+    union gcudai_args op;
     GCUDAI_ZERO(product);
     const int n = gcudai_cuda_match_mul_mat(&rest, &product);
-    union gcudai_args op;
-    gcudai_mul_mat_args(w->node[1], &op);
-    args->glu_mul_mat.args = n > 0 ? product.mul_mat.args : op.mul_mat;
-    args->glu_mul_mat.args.max_shared = w->cu->max_shared;
-    args->glu_mul_mat.epilogue = product.mul_mat.epilogue;
-    args->glu_mul_mat.has_steps = n > 0;
+    *p = product.products;
+    if (n == 0) {
+        GCUDAI_ZERO(*p);
+        p->path = GCUDA_MUL_MAT_WGMMA;
+        gcudai_cuda_product_args(w, w->node[1], 1, &p->args[0]);
+        if (!gcudai_cuda_products_take(w->cu, p)) { return 0; }
+    }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p->args, NULL);
+    job.device = &w->cu->kernels;
     gcudai_glu_args(glu, &op);
     args->glu_mul_mat.glu = op.glu;
-    args->glu_mul_mat.glu.form = gcuda_mul_mat_wg_form(&args->glu_mul_mat.args, 1);
+    args->glu_mul_mat.glu.form = gcuda_mul_mat_layout(&job).form;
     return args->glu_mul_mat.glu.form != 0 && gcuda_glu_takes_form(&args->glu_mul_mat.glu) ? GCUDAI_MAX(n, 1) + 1 : 0;
 }
 
 static gcuda_status gcudai_cuda_run_glu_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     struct gcuda_glu_args glu = args->glu_mul_mat.glu;
-    struct gcuda_mul_mat_args p = args->glu_mul_mat.args;
-    void * const scratch = args->glu_mul_mat.scratch;
-    glu.y.data = p.b.data = scratch;
-    p.is_rounded = true;
+    struct gcudai_cuda_products p = args->glu_mul_mat.products;
+    glu.y.data = p.args[0].b.data = p.scratch;
+    p.args[0].is_rounded = true;
     GCUDAI_TRY(gcuda_launch_glu(&glu, stream));
-    return gcuda_launch_mul_mat_wg_fused(&p, args->glu_mul_mat.has_steps ? &args->glu_mul_mat.epilogue : NULL, scratch, stream);
+    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(&p);
+    return gcuda_launch_mul_mat(&job, stream);
 }
 
 static void ** gcudai_cuda_scratch_glu_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const struct gcuda_mul_mat_args * p = &args->glu_mul_mat.args;
-    *n_bytes = args->glu_mul_mat.has_steps ? gcuda_mul_mat_wg_fused_scratch_bytes(p) : gcuda_mul_mat_wg_scratch_bytes(p);
-    return &args->glu_mul_mat.scratch;
+    *n_bytes = args->glu_mul_mat.products.scratch_bytes;
+    return &args->glu_mul_mat.products.scratch;
 }
 
-// ---- products of the same columns in tiles, which are rounded once for all of them ----
-// Bits are those of each by itself. Where one is large enough for warp groups, these have been tried before.
+// ---- products of the same activations on path TILE, rounded once ----
+// Bits are those of single products. Groups with a product on WGMMA are matched before.
 
 static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_is_whole(w, i) && gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_TILE;
+    return gcudai_cuda_is_whole(w, i) && gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_TILE;
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken, which few columns have.
+// Product i can join the group of product 0, and has no epilogue of its own, which only few columns take.
 static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) {
     const bool may_have_steps = w->node[0]->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
     return gcudai_cuda_is_tile_product(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i) &&
@@ -32332,42 +32777,50 @@ static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) 
 static int gcudai_cuda_match_tile_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     int n = gcudai_cuda_is_tile_product(w, 0) ? 1 : 0;
     while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins_tiles(w, n)) { ++n; }
-    gcudai_cuda_group_args(w, n, args);
-    return n > 1 ? n : 0;
-}
-
-static gcuda_status gcudai_cuda_run_tile_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_tile_group(args->group.args, args->group.n, args->group.scratch, stream);
-}
-
-static void ** gcudai_cuda_scratch_tile_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = gcuda_mul_mat_tile_group_scratch_bytes(args->group.args, args->group.n);
-    return &args->group.scratch;
+    return n > 1 && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_TILE, n, &args->products) ? n : 0;
 }
 
 // ---- all of them, tried in this order ----
+// clang-format off
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
-    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL },
-    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL },
-    { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
-    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
-    { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
-    { "mul_mat beside mul_mat, tiles", gcudai_cuda_match_tile_group, gcudai_cuda_run_tile_group, gcudai_cuda_scratch_tile_group },
-    { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
-    { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
-    { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
-    { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL },
-    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
-    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
-    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
+    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat beside mul_mat, tiles", gcudai_cuda_match_tile_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_MUL_MAT_ID, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_GLU, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
+    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
+        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
+        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_RMS_NORM, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_SCALE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
 #if GCUDAI_KERNEL_HAS(RECURRENT)
-    { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL },
+    { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_SSM_CONV, GCUDA_OP_NONE, GCUDA_OP_NONE } },
 #endif
-    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
+    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
 };
+// clang-format on
 
 // The nodes from place `first` of the order on that something runs for.
 static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
@@ -32383,10 +32836,16 @@ static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const in
     }
 }
 
+static bool gcudai_cuda_may_begin(const struct gcudai_cuda_pattern * pattern, enum gcuda_op op) {
+    const enum gcuda_op * first = pattern->first;
+    return first[0] == GCUDA_OP_NONE || op == first[0] || op == first[1] || op == first[2];
+}
+
 // The first pattern that fits the nodes from the window's first on; NULL: none.
 static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
     const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args, int * n_taken) {
     for (size_t i = 0; i < sizeof(gcudai_cuda_patterns) / sizeof(gcudai_cuda_patterns[0]); ++i) {
+        if (!gcudai_cuda_may_begin(&gcudai_cuda_patterns[i], w->node[0]->op)) { continue; }
         GCUDAI_ZERO(*args);
         *n_taken = gcudai_cuda_patterns[i].match(w, args);
         if (*n_taken > 0) { return &gcudai_cuda_patterns[i]; }
@@ -32492,7 +32951,7 @@ enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one part of a model in the cache: fo
 
 struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
-    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
+    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which have a choice of their path
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
     int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
@@ -32504,6 +32963,7 @@ struct gcudai_cuda_step {
     bool is_rounded, was_rounded;    // its products take their columns as bytes; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
     cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
+    struct gcudai_cuda_mm_choice choice;  // of a product alone; of row-split weights made when it first runs
     union gcudai_cuda_fused args;
 };
 
@@ -32537,10 +32997,10 @@ struct gcudai_cuda_plan {
 
 // A step for a single node. Products and nodes that pack an operand first need more than one launcher: op is NULL.
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
-    const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
+    const bool is_product = gcudai_is_product(y->op) || y->op == GCUDA_OP_OUT_PROD;
     gcudai_op_row(y->op)->args(y, &s->args.op);
     s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
@@ -32580,6 +33040,7 @@ static void gcudai_cuda_step_make(
     s->n = last - first + 1;
     if (s->pattern == NULL) {
         gcudai_cuda_step_single(cu, s->node, s);
+        s->choice = gcudai_cuda_nth(plan, last)->choice;
     } else if (s->pattern->run == NULL) {
         s->op = gcudai_cuda_op_of(s->node->op);
     }
@@ -32593,6 +33054,7 @@ static gcuda_status gcudai_cuda_step_enqueue(struct gcudai_cuda * cu, const stru
 }
 
 static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
+    if (s->pattern == NULL && gcudai_is_product(s->node->op)) { return gcudai_cuda_run_product(cu, s->node, &s->args.op, &s->choice); }
     if (s->op == NULL && s->pattern == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
     if (s->scratch_bytes == 0) { return gcudai_cuda_step_enqueue(cu, s); }
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
@@ -32608,51 +33070,42 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
 }
 
-// ---- norms that leave their result as products would round it ----
-// Where products alone read it that take it in one form: of one column, which each of their blocks would round again, or of many on
-// warp groups, which a launch of its own would round. It lies where the result would, so that memory is used as before.
+// ---- norms that write prequantized activations ----
+// If only products read the norm's result, and all in one layout: one column on VEC, which every thread block would round again, or any
+// number on WGMMA, which another launch would round. It is written in place of the result.
 
 enum { GCUDAI_CUDA_READERS = 16 }; // steps behind a norm that are searched for those who read it
 
-// The products of a step, n of them with weights in blocks, and their way; NULL: there are none.
-static struct gcuda_mul_mat_args * gcudai_cuda_column_products(
-    const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, int * n, enum gcudai_cuda_product * way) {
-    struct gcuda_mul_mat_args * p = NULL;
-    *n = 1;
-    *way = GCUDAI_CUDA_PRODUCT_VECTOR;
-    if (s->pattern != NULL) {
-        const bool is_wide = s->pattern->run == gcudai_cuda_run_wide_group, is_group = is_wide || s->pattern->run == gcudai_cuda_run_group;
-        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat;
-        p = is_single ? &s->args.mul_mat.args : is_group ? s->args.group.args : NULL;
-        *n = is_group ? s->args.group.n : 1;
-        *way = is_single ? s->args.mul_mat.way : is_wide ? GCUDAI_CUDA_PRODUCT_WARP_GROUPS : *way;
-    } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL) {
-        p = &s->args.op.mul_mat;
-        *way = gcudai_cuda_product_of(cu, p);
+// The products of a step as one job; args NULL: there are none, or not of weights in blocks.
+static struct gcuda_mul_mat_job gcudai_cuda_step_job(const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
+    struct gcuda_mul_mat_job job;
+    GCUDAI_ZERO(job);
+    if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS) {
+        job = gcudai_cuda_products_job(&s->args.products);
+    } else if (s->pattern == NULL && s->node->op == GCUDA_OP_MUL_MAT && s->choice.path < GCUDAI_CUDA_MM_CUBLAS) {
+        job = gcudai_cuda_mm_job(s->choice.path, s->choice.is_made ? &s->args.op.mul_mat : NULL, NULL);
     }
-    return p != NULL && gcuda_is_quantized(p->a.type) ? p : NULL;
+    if (job.args != NULL && !gcuda_is_quantized(job.args->a.type)) { job.args = NULL; }
+    job.device = &cu->kernels;
+    return job;
 }
 
-// The form in which the step's products can take columns that are rounded; 0: none.
-static int gcudai_cuda_form_of(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
-    int n;
-    enum gcudai_cuda_product way;
-    const struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n, &way);
-    return p == NULL                                ? 0
-           : way == GCUDAI_CUDA_PRODUCT_VECTOR      ? gcuda_mul_mat_vec_form(p->a.type)
-           : way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? gcuda_mul_mat_wg_form(p, n)
-                                                    : 0; // others read floats
+// The layout in which the step's products can take activations that are rounded; form 0: they read floats.
+static struct gcuda_activation_layout gcudai_cuda_layout_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
+    struct gcuda_activation_layout none;
+    GCUDAI_ZERO(none);
+    return job.args != NULL ? gcuda_mul_mat_layout(&job) : none;
 }
 
 static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
-    int n;
-    enum gcudai_cuda_product way;
-    struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n, &way);
-    for (int i = 0; p != NULL && i < n; ++i) { p[i].is_rounded = is_rounded; }
-    s->is_rounded = is_rounded && p != NULL;
+    const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
+    struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.args : &s->args.op.mul_mat;
+    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_rounded = is_rounded; }
+    s->is_rounded = is_rounded && job.args != NULL;
 }
 
-// How often the step's products read node `at` as their columns.
+// How often the step's products read node `at` as activations.
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
@@ -32662,31 +33115,35 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const 
     return n;
 }
 
-// The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
-static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
+// The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
+static struct gcuda_activation_layout gcudai_cuda_layout_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
     const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
-    int n_reads = 0, form = 0;
+    struct gcuda_activation_layout layout, none;
+    int n_reads = 0;
+    GCUDAI_ZERO(layout);
+    GCUDAI_ZERO(none);
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
-        struct gcudai_cuda_step * s = &plan->steps[++*last];
+        const struct gcudai_cuda_step * s = &plan->steps[++*last];
         const int reads = gcudai_cuda_column_reads(plan, s, at);
-        const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
-        if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
-        form = reads > 0 ? wanted : form;
+        if (reads == 0) { continue; }
+        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_of(cu, s);
+        if (wanted.form == 0 || (layout.form != 0 && wanted.form != layout.form)) { return none; }
+        layout = wanted;
         n_reads += reads;
     }
-    return n_reads == n_uses ? form : 0;
+    return n_reads == n_uses ? layout : none;
 }
 
-// Whether the step's norm can leave its result in this form where its node lies. Columns of many rows are written all over it while
+// Whether the step's norm can write its result in this layout into its node's memory. Rows of many columns are scattered over it, while
 // other rows are still to be read.
-static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int form) {
+static bool gcudai_cuda_has_room_for(
+    const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, const struct gcuda_activation_layout * layout) {
     const struct gcuda_tensor * y = s->node;
     struct gcuda_norm_mul_args p = s->args.norm_mul;
-    p.form = form;
-    if (form == 0 || y->view_src != NULL || !gcuda_norm_mul_takes_form(&p)) { return false; }
-    const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
-    bool is_apart = of_many <= gcuda_nbytes(y);
-    for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
+    p.form = layout->form;
+    if (layout->form == 0 || y->view_src != NULL || !gcuda_norm_mul_takes_form(&p)) { return false; }
+    bool is_apart = layout->bytes <= gcuda_nbytes(y);
+    for (int i = s->first; i < s->first + s->n && layout->bytes > 0; ++i) {
         const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = seen->shape.src[k];
@@ -32705,8 +33162,9 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         int last = i;
-        if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul) { continue; }
-        const int wanted = gcudai_cuda_form_behind(cu, plan, i, &last), form = gcudai_cuda_has_room_for(plan, s, wanted) ? wanted : 0;
+        if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM) { continue; }
+        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_behind(cu, plan, i, &last);
+        const int form = gcudai_cuda_has_room_for(plan, s, &wanted) ? wanted.form : 0;
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
@@ -32988,8 +33446,8 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
 
 // What the step's launch may read early because of node t; NULL: nothing.
 static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
-    if (t->op == GCUDA_OP_MUL_MAT || t->op == GCUDA_OP_MUL_MAT_ID) { return t->src[0]; }
-    if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
+    if (gcudai_is_product(t->op)) { return t->src[0]; }
+    if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
     const struct gcuda_norm_mul_args * p = &s->args.norm_mul;
     return t->src[0]->data == p->w.data || t->src[0]->data == p->b.data   ? t->src[0]
            : t->src[1]->data == p->w.data || t->src[1]->data == p->b.data ? t->src[1]
@@ -33022,7 +33480,7 @@ static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     for (int i = 0; i < plan->look.n_nodes; ++i) {
         const struct gcuda_tensor * y = plan->look.seen[i].tensor;
         if (gcudai_is_skipped(y)) { continue; }
-        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y->op, &unused) != NULL;
+        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y, &unused) != NULL;
         plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
         plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
     }
@@ -33038,6 +33496,29 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
         }
     }
     return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
+    bool is_stale = look->seen[node].has_changed;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const int32_t source = look->seen[node].shape.src[k];
+        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
+    }
+    return is_stale;
+}
+
+// Chooses the paths of products on one device whose tensors have changed, or of all. Row-split weights choose when they first run.
+static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_look * look, bool all) {
+    for (int i = 0; i < look->n_nodes; ++i) {
+        struct gcudai_cuda_seen * s = &look->seen[i];
+        union gcudai_args args;
+        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(look, i))) { continue; }
+        GCUDAI_ZERO(s->choice);
+        if (gcudai_cuda_is_split(s->tensor)) { continue; }
+        gcudai_op_row(s->tensor->op)->args(s->tensor, &args);
+        gcudai_cuda_set_shared(cu, s->tensor->op, &args);
+        s->choice = gcudai_cuda_mm_choose_node(cu, s->tensor->op, &args);
+    }
 }
 
 static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
@@ -33068,20 +33549,11 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
     plan->is_relinked = true;
 }
 
-static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
-    bool is_stale = look->seen[node].has_changed;
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const int32_t source = look->seen[node].shape.src[k];
-        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
-    }
-    return is_stale;
-}
-
 // A step whose scratch could not be asked for is no step: the node is named, and counts as changed until that is known.
 static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcuda_tensor * first = NULL;
     for (int i = plan->n_steps - 1; i >= 0; --i) {
-        if (plan->steps[i].scratch_bytes == SIZE_MAX) {
+        if (plan->steps[i].scratch_bytes == SIZE_MAX || plan->steps[i].choice.scratch_bytes == SIZE_MAX) {
             first = plan->steps[i].node;
             gcudai_cuda_nth(plan, plan->steps[i].first)->has_changed = true;
         }
@@ -33123,6 +33595,7 @@ static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
+    gcudai_cuda_plan_choose(cu, look, false);
     bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
@@ -33195,6 +33668,7 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
     plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
     if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
+    gcudai_cuda_plan_choose(cu, &plan->look, true);
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -33480,6 +33954,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
         s->has_changed = gcudai_cuda_is_other(s, &plan->look.seen[i]) || plan->look.seen[i].has_changed ||
                          s->shape.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
         has_changed = has_changed || s->has_changed;
+        s->choice = plan->look.seen[i].choice;
     }
     const gcuda_status st = gcudai_cuda_can_follow(cu, look);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -33770,7 +34245,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
     return ((struct gcudai_cuda *) backend)->device->name;
 }
 
-// What a failed call on the backend's stream becomes.
+// The status of a call on the backend's stream.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
@@ -33789,7 +34264,7 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
     return err;
 }
 
-// Kernels that met an index out of range have said so in a flag, which travels behind them.
+// Waits for the stream. Kernels that found an index out of range have set a flag, whose copy to the host is queued after them.
 static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -33890,8 +34365,8 @@ static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct 
     return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
 }
 
-// On the source's stream; the destination's stream waits for it. What the destination has queued before is not waited
-// for: whoever overwrites a tensor that is still being read orders that.
+// Copies on the source's stream; the destination's stream waits for it. The copy does not wait for work queued on the destination: a
+// caller that overwrites a tensor still being read orders that.
 static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) {
@@ -33958,7 +34433,7 @@ static void gcudai_cuda_unlist(struct gcudai_cuda * cu) {
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
-// Takes half-made backends too. Errors have nobody left to go to.
+// Also frees backends whose construction failed half-way. Errors are dropped.
 static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -34019,7 +34494,8 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device, "clearing flags");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
-    cu->has_warp_groups = gcudai_cuda_fits_warp_groups(cu->max_shared) && gcuda_has_warp_groups();
+    cu->kernels.capability = cu->device->cc;
+    cu->kernels.has_wgmma = gcudai_cuda_fits_wgmma(cu->max_shared) && gcuda_has_warp_groups();
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
     return gcudai_cublas_open(cu, p->cublas);
 }
@@ -34398,7 +34874,7 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
     return &gcudai_cuda_found.items[index].device;
 }
 
-// Kept in the registry, which is there from the first question for devices on.
+// Kept in the registry, which exists since the first device query.
 static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
     const struct gcuda_backend_feature all[] = {
         { "ARCHS", gcuda_kernels_archs() },
@@ -34540,13 +35016,12 @@ static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
 // =====================================================================================================
-// Jobs are cut into pieces of at most a mebibyte; a slot holds as many as fit, of one direction. Upload: threads copy
-// the pieces into the slot (FILL), whoever copies the last one hands the slot to the stream (BUSY), whoever finds
-// nothing to copy waits for the oldest slot on the stream. Download: BUSY, then DRAIN. Slots are a ring and are handed
-// over in its order, so that jobs end in theirs. All state is under one lock, which is not held while bytes are copied
-// or waited for.
+// Jobs are cut into pieces of at most 1 MiB; a slot holds as many as fit, of one direction. Upload: threads copy pieces into the slot
+// (FILL), and the thread with the last piece submits the slot to the stream (BUSY). A thread without a piece waits for the oldest
+// slot on the stream. Download: BUSY, then DRAIN. Slots form a ring and are submitted in its order, so that jobs end in order. One
+// lock protects all state; it is not held during copies and waits.
 
 enum gcudai_slot_state { GCUDAI_SLOT_FILL, GCUDAI_SLOT_BUSY, GCUDAI_SLOT_DRAIN, GCUDAI_SLOT_DONE };
 enum {
@@ -34671,7 +35146,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
     return true;
 }
 
-// ---- slots on their way: the lock is held ----
+// ---- submitted slots: the lock is held ----
 
 static gcuda_status gcudai_piece_enqueue(
     struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s, const struct gcudai_upload_piece * p, size_t size) {
@@ -34884,7 +35359,7 @@ static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
                           : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
-// Of a ticket that is done; 0: the first failure that has not been reported.
+// Result of a finished ticket; 0: the first failure that has not been reported.
 static gcuda_status gcudai_ticket_result(struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket) {
     if (ticket != 0) { return gcudai_job_result(gcudai_uploader_find(up->failed, ticket)); }
     const struct gcudai_upload_job * job = up->unreported;
@@ -35153,9 +35628,9 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
 // =====================================================================================================
 // >>impl-cuda-profile   callbacks and timing around nodes, traces
 // =====================================================================================================
-// Each recorded node has two events of a pool as large as the largest graph. They are read, and free again, when the
-// next graph starts or somebody asks. Event times are floats of milliseconds, too coarse after some seconds: so a graph
-// has an event of its own at its start, nodes are timed against that, and those distances are summed in double.
+// Each recorded node has two events of a pool as large as the largest graph. They are read and released when the next graph starts
+// or the caller queries. Event times are floats of milliseconds, too coarse after some seconds. So each graph records a start event,
+// nodes are timed against that, and the distances between graphs are summed in double.
 
 struct gcudai_cuda_profile {
     gcuda_cuda_node_callback callback;
@@ -35828,7 +36303,7 @@ static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
     return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
 }
 
-// `forced` is 1 + the way that a product takes, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
+// `forced` is 1 + the path of a product, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
 enum { GCUDAI_SELFTEST_PACKED = 100 };
 struct gcudai_selftest_case {
     const char * name;
@@ -35841,14 +36316,14 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
     { "gates", gcudai_selftest_gates, 0 }, { "norms", gcudai_selftest_norm, 0 }, { "soft_max", gcudai_selftest_soft_max, 0 },
     { "sums", gcudai_selftest_sums, 0 }, { "losses", gcudai_selftest_loss, 0 }, { "sorting", gcudai_selftest_sort, 0 },
     { "rope", gcudai_selftest_rope, 0 }, { "products", gcudai_selftest_products, 0 },
-    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_OWN },
+    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PLAIN },
     { "quantized products", gcudai_selftest_quantized, 0 },
-    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
-    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_PRODUCT_TILE },
-    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_GEMM },
-    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
-    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
+    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_MM_VEC },
+    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_MM_TILE },
+    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_GEMM },
+    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_MM_WGMMA },
+    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
+    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
     { "experts", gcudai_selftest_experts, 0 }, { "experts of a token", gcudai_selftest_token, 0 },
     { "experts of floats of a token", gcudai_selftest_float_token, 0 }, { "attention", gcudai_selftest_attention, 0 },
     { "convolution", gcudai_selftest_conv, 0 }, { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
@@ -35891,8 +36366,8 @@ static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
 
 static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
     const int forced = gcudai_selftest_cases[i].forced;
-    return forced == 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? cu->has_warp_groups
-           : forced == 1 + GCUDAI_CUDA_PRODUCT_GEMM      ? cu->device->cc >= 800
+    return forced == 1 + GCUDAI_CUDA_MM_WGMMA ? cu->kernels.has_wgmma
+           : forced == 1 + GCUDAI_CUDA_MM_GEMM      ? cu->device->cc >= 800
                                                          : true;
 }
 
@@ -35913,11 +36388,14 @@ static gcuda_status gcudai_selftest_go(struct gcudai_cuda * cu, const struct gcu
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
     gcudai_cuda_set_shared(cu, y->op, &args);
-    return forced == GCUDAI_SELFTEST_PACKED ? gcudai_selftest_pack(cu, &args.conv)
-                                            : gcudai_cuda_multiply(cu, (enum gcudai_cuda_product)(forced - 1), args.mul_mat);
+    if (forced == GCUDAI_SELFTEST_PACKED) { return gcudai_selftest_pack(cu, &args.conv); }
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    const struct gcudai_cuda_mm_choice choice =
+        gcudai_cuda_mm_choice_with((enum gcudai_cuda_mm_path)(forced - 1), args.mul_mat.prec, &args.mul_mat, NULL, &device);
+    return gcudai_cuda_multiply(cu, &choice, args.mul_mat);
 }
 
-// The cases of forced ways once more, over what the graph has left.
+// The cases of forced paths once more, over the results of the graph.
 static gcuda_status gcudai_selftest_force(struct gcudai_selftest * t) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) t->backend;
     struct gcudai_cuda_scope scope;
@@ -36388,10 +36866,11 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
 // =====================================================================================================
 // >>impl-sched   scheduler: items, assignment, splits, placing, runs
 // =====================================================================================================
-// An item is a tensor of the caller's graph. Backends and the allocator see a description of the scheduler's own for each
-// (item.t), so that sources can be turned to copies; its place is written back into the caller's when all is placed.
-// Items that must be on one backend form a group, named by a representative: views and their owner, and what one
-// operation writes. Decisions are about groups.
+// An item is a tensor of the caller's graph. Backends and the allocator see a copy of its descriptor that the scheduler owns (item.t),
+// so that sources can be replaced by copies. After allocation the address is written back into the caller's tensor.
+//
+// Items that must be on one backend form a group, named by a representative: views with their owner, and tensors that one operation
+// writes. Backends are assigned to groups.
 
 enum gcudai_sched_why {
     GCUDAI_SCHED_NOBODY,
@@ -36407,14 +36886,14 @@ enum gcudai_sched_why {
     GCUDAI_SCHED_READER,
     GCUDAI_SCHED_REST
 };
-enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // of backends; outside: in memory that none of them reads
+enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // values of a backend; OUTSIDE: in memory that no backend reads
 
 // Snapshot of an item's original and its memory, from when the graph was allocated.
 struct gcudai_sched_key {
     struct gcudai_node_key node;
     gcuda_backend_buffer_type_t placed_in;
     int32_t usage;
-    bool has_changed; // a value that is followed differs
+    bool has_changed; // a value differs that may change without a new allocation
 };
 
 struct gcudai_sched_kept { // contents of a leaf, saved while the graph is allocated again; read only if the new graph names it
@@ -36424,53 +36903,53 @@ struct gcudai_sched_kept { // contents of a leaf, saved while the graph is alloc
 
 struct gcudai_sched_item {
     struct gcuda_tensor * original, * t;
-    int32_t root, rep;                 // owner of the memory; next on the way to the representative
+    int32_t root, rep;                 // owner of the memory; parent in the union-find tree of the group
     int32_t backend;                   // at the representative
     int32_t first_member, next_member; // computed nodes of a group; -1: none
     bool is_member, is_computed;
     int32_t first_copy;
-    int32_t n_writes; // of nodes that work in place, into an owner, so far in the order of the graph
-    int32_t why_item; // the weight that decided
+    int32_t n_writes; // of an owner: in-place writes by the nodes divided so far
+    int32_t why_item; // the weight that decided the backend
     uint8_t why;
-    bool is_placed, is_node, is_written; // written: an owner, by some node that works in place
-    int32_t node;                        // of a node, its place in the graph
+    bool is_placed, is_node, is_written; // is_written: an owner that some node writes in place
+    int32_t node;                        // of a node: its index in the graph
     gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
 };
 
-struct gcudai_sched_copy { // of an item, on a backend that cannot read it where it is
+struct gcudai_sched_copy { // of an item, for a backend that cannot read the item's memory
     int32_t item, backend, n_writes, next; // next of the same item
-    bool is_weight;                        // constant: one place serves all runs
-    bool is_uploaded;                      // from host memory to a GPU, by threads and a stream of the scheduler's
+    bool is_weight;                        // constant: one copy serves all runs
+    bool is_uploaded;                      // from host memory to a GPU, by the backend's uploader
     bool is_staged;                        // from host memory, through the backend's stage
-    int32_t ids;                           // experts that its only reader, a mul_mat_id, names; -1: all are copied
+    int32_t ids;                           // ids of its only reader, a mul_mat_id: only these experts are copied; -1: all
     gcuda_cuda_ticket ticket;
-    struct gcuda_tensor * places;          // one for each run that may be under way
+    struct gcuda_tensor * places;          // one for each run that may be in flight
 };
 
 struct gcudai_sched_split {
     int32_t backend, first, end; // nodes of the graph that is computed
     int32_t first_copy, end_copy;
-    int32_t first_foreign, end_foreign; // views of other backends' tensors that came between its nodes
-    int32_t next;                       // on the same backend; -1: none
-    bool has_before, has_uploads;       // one before it on the same backend
-    bool is_uploading;                  // in this run
+    int32_t first_foreign, end_foreign; // views of other backends' tensors between its nodes
+    int32_t next;                       // next split on the same backend; -1: none
+    bool has_before, has_uploads;       // has_before: a previous split is on the same backend
+    bool is_uploading;                  // its uploads have been submitted in this run
 };
 
-struct gcudai_sched_patch { // this source reads that copy
+struct gcudai_sched_patch { // a source replaced by a copy
     struct gcuda_tensor * node;
     int32_t k, copy;
 };
 
-struct gcudai_sched_staged { // bytes [first, end) of a stage, until the event is over
+struct gcudai_sched_staged { // bytes [first, end) of a stage are in use until the event completes
     size_t first, end;
     gcuda_backend_event_t event;
 };
 
-// What the host copies to a backend goes through here, so that it need not wait for the backend: a ring of bytes, and one of
-// what is in them, the oldest first.
+// Page-locked buffer through which the host copies to a backend without waiting for it: a ring of bytes, and a ring of the pieces
+// in use, oldest first.
 struct gcudai_sched_stage {
-    gcuda_backend_buffer_t buffer; // page-locked where the device has that; NULL: none, or none to be had
-    size_t size, at;               // size: as was asked for; at: the next byte
+    gcuda_backend_buffer_t buffer; // page-locked if the device supports it; NULL: none requested, or the allocation failed
+    size_t size, at;               // size: requested; at: the next byte
     struct gcudai_sched_staged * all;
     size_t n_all, n_wanted, first, n;
 };
@@ -36480,62 +36959,62 @@ struct gcudai_sched_backend {
     struct gcudai_sched_stage stage;
     gcuda_backend_buffer_type_t buft;
     bool is_async;
-    gcuda_backend_event_t done; // recorded when somebody has to wait; NULL: the device has no events
-    uint64_t given, recorded, seen; // pieces of work: queued, before the last record of done, known to be over
-    uint64_t given_before;          // when the run began
-    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or
-    bool has_no_uploader;                  // there was none to be had
-    int32_t last_split;                    // while splits are linked
+    gcuda_backend_event_t done; // recorded when another backend has to wait; NULL: the device has no events
+    uint64_t given, recorded, seen; // numbers of work items: queued, before the last record of done, known to be complete
+    uint64_t given_before;          // `given` at the start of the run
+    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or its creation failed
+    bool has_no_uploader;                  // its creation failed
+    int32_t last_split;                    // used while splits are linked
 };
 
 struct gcuda_backend_sched {
     int n_backends, n_copies;
     int debug, debug_realloc; // 1 and more: see struct gcuda_backend_sched_params
-    bool no_offload, was_reserved; // was_reserved: buffers have a size that was asked for
+    bool no_offload, was_reserved; // was_reserved: a reserve has set the buffers' size
     struct gcudai_sched_backend * backends;
-    bool * reads;                      // [a][b]: a reads what b computes where it is
-    uint64_t * waited;                 // [a][b]: of the work of b, what a has been made to wait for
-    gcuda_backend_event_t * run_ends;  // [backend][copy]: of the last run with these copies
+    bool * reads;                      // [a][b]: a reads results of b without a copy
+    uint64_t * waited;                 // [a][b]: the number of b's work items that a waits for
+    gcuda_backend_event_t * run_ends;  // [backend][copy]: end of the last run with these copies
     bool * run_end_is_set;
-    int run, slot;    // copies that the next run uses; places of the allocated graph's inputs
-    int * slot_run;   // [copy] the run that used the input places last; -1: none
+    int run, slot;    // run: copies that the next run uses; slot: the input copies of the allocated graph
+    int * slot_run;   // [copy] the run that used these input copies last; -1: none
     gcuda_gallocr_t galloc;
     gcuda_backend_sched_eval_callback callback;
     void * callback_data;
-    struct gcudai_map said; // by the caller: tensor to backend
+    struct gcudai_map said; // the caller's assignments: tensor to backend
     int32_t * said_backends;
     size_t cap_said;
     // the last graph
-    struct gcuda_context * arena; // own descriptions
+    struct gcuda_context * arena; // the scheduler's descriptors
     struct gcudai_map map;
     struct gcudai_sched_item * items;
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
-    uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint8_t * can;              // [group][backend]: 0 unknown, 1 yes, 2 no
     uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
     int32_t * foreign;
-    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // what the allocator is given
+    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // the allocator's graph
     int * node_ids, * leaf_ids, * old_ids;
     size_t cap_items, cap_keys, cap_nodes, cap_leaf_items, cap_sources, cap_can, cap_copies, cap_splits, cap_patches, cap_foreign;
     size_t cap_alloc_nodes, cap_alloc_leafs, cap_node_ids, cap_leaf_ids, cap_old_ids, cap_stage;
-    char * stage; // between backends that have no way but the host
+    char * stage; // host memory for copies between backends without a direct route
     int n_nodes, n_leafs, n_items, n_copied, n_splits, n_patches, n_foreign;
     int n_alloc_nodes, n_alloc_leafs, n_old_nodes, n_old_leafs;
-    struct gcuda_tensor * own;   // descriptions of all items
-    struct gcuda_cgraph * graph; // what backends compute
+    struct gcuda_tensor * own;   // descriptors of all items
+    struct gcuda_cgraph * graph; // the graph that backends compute
     bool is_allocated;
-    struct gcudai_sched_kept * kept; // until an allocation succeeds: what was in leafs of the graph before
+    struct gcudai_sched_kept * kept; // contents of the previous graph's leafs, until an allocation succeeds
     char * kept_bytes;
     int n_kept;
-    int last_run; // whose copies the patches name
-    gcuda_status bad_data; // indices out of range, found while the run goes on
+    int last_run; // the run whose copies the patches name
+    gcuda_status bad_data; // an index out of range, found during the run
     char bad_data_message[GCUDAI_MESSAGE_BYTES];
 };
 
-// Room for n elements behind a pointer to them, whose contents stay.
+// Grows an array to at least n elements and keeps its contents. `pointer` is the address of a pointer of any type.
 static gcuda_status gcudai_room(void * pointer, size_t * cap, size_t n, size_t size) {
     void * old = NULL;
     if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
@@ -36717,7 +37196,7 @@ static gcuda_backend_buffer_type_t gcudai_sched_placed_in(const struct gcuda_ten
     return t->buffer ? t->buffer->buft : gcuda_backend_cpu_buffer_type(); // memory of a context is the host's
 }
 
-// Memory that this scheduler gave, in an earlier graph, is none.
+// Whether a tensor has memory. Memory that this scheduler assigned in an earlier graph does not count.
 static bool gcudai_sched_has_memory(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
     return (t->data != NULL || t->buffer != NULL) && !gcudai_gallocr_owns(s->galloc, t->buffer);
 }
@@ -36773,17 +37252,18 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Forgets the descriptions of the last graph. What they took in several blocks will next time be in one that stays.
+// Frees the descriptors of the last graph. If they took several blocks, the arena gets one block of that size for the next.
 static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
     const size_t used = gcuda_used_mem(s->arena);
     gcuda_reset(s->arena);
     if (used > gcuda_get_mem_size(s->arena)) {
-        (void) gcuda_new_buffer(s->arena, used); // failing, it grows as before
+        (void) gcuda_new_buffer(s->arena, used); // on failure it grows block by block again
         gcuda_reset(s->arena);
     }
 }
 
-// Own descriptions. A leaf that has memory needs none, unless its owner has one; what it was is kept for gcuda_backend_sched_to_text.
+// Makes the scheduler's descriptors. A leaf with memory uses the caller's, unless its owner has a new one. s->own keeps a copy of
+// every tensor for gcuda_backend_sched_to_text.
 static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
     gcudai_sched_reset_arena(s);
     s->own = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1) * sizeof(*s->own));
@@ -36827,7 +37307,7 @@ static int32_t gcudai_sched_backend_of(gcuda_backend_sched_t s, int32_t i) {
 
 static bool gcudai_sched_is_work(gcuda_backend_sched_t s, int32_t i) { return !gcudai_is_skipped(s->items[i].t); }
 
-// In the order of the graph, so that the first computed member names the place in messages.
+// Members are in the order of the graph, so that messages name the first one.
 static void gcudai_sched_group(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_nodes; ++i) {
         struct gcudai_sched_item * item = &s->items[s->nodes[i]];
@@ -36842,7 +37322,7 @@ static void gcudai_sched_group(gcuda_backend_sched_t s) {
     }
     for (int i = s->n_nodes; i-- > 0;) {
         const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
-        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // listed twice, it is one member
+        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // a node listed twice is one member
             s->items[node].is_member = true;
             s->items[node].next_member = s->items[rep].first_member;
             s->items[rep].first_member = node;
@@ -36859,7 +37339,7 @@ static bool gcudai_sched_reads(gcuda_backend_sched_t s, int b, int32_t i) {
     return of >= 0 && s->reads[b * s->n_backends + of];
 }
 
-// Whether a backend computes a node when sources in memory that it cannot read are copied for it.
+// Whether a backend can compute a node, if sources in memory that it cannot read are copied.
 static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     struct gcuda_tensor node = *s->items[i].t, copies[GCUDA_MAX_SRC];
     gcuda_backend_t backend = s->backends[b].backend;
@@ -36886,7 +37366,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     return gcuda_backend_supports_op(backend, &node);
 }
 
-// The rule for a whole group: all that is computed there, and memory that there is already. Asked once.
+// Whether a backend can compute all members of a group, and use the memory that they already have. The answer is cached.
 static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
     uint8_t * known = &s->can[(size_t) rep * (size_t) s->n_backends + (size_t) b];
     if (*known == 0) {
@@ -36908,7 +37388,7 @@ static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcu
     rep->why = (uint8_t) why;
 }
 
-// Why no backend, or not the one that was asked for (b >= 0), takes the group of an item.
+// Fails with the reason why no backend, or not backend b (b >= 0), takes the group of an item.
 static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int b, const char * what) {
     char text[GCUDAI_MESSAGE_BYTES / 2];
     struct gcudai_text out = { text, sizeof(text), 0 };
@@ -36958,7 +37438,7 @@ static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
            root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
-// Where its weight is; the last backend gives it away when another says that copying the weight pays.
+// Assigns a node to the backend that reads its weight. If that is the last one, a backend whose offload_op accepts the node takes it.
 static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcuda_tensor * t = s->items[node].original;
@@ -37020,7 +37500,7 @@ static gcuda_status gcudai_sched_fix(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Neighbours take over the backend of the last node before them; the last backend does not spread in the first two sweeps.
+// Unassigned nodes get the backend of the previous node in the sweep's direction. The last backend spreads only with with_last.
 static void gcudai_sched_sweep(gcuda_backend_sched_t s, bool is_up, bool with_last) {
     int running = GCUDAI_SCHED_UNKNOWN;
     for (int j = 0; j < s->n_nodes; ++j) {
@@ -37053,7 +37533,7 @@ static void gcudai_sched_join_sources(gcuda_backend_sched_t s, int i) {
     if (best >= 0) { gcudai_sched_set(s, s->nodes[i], best, GCUDAI_SCHED_SOURCES); }
 }
 
-// To a backend of higher preference that uses the same memory.
+// Moves a node to a backend of higher preference that uses the same memory.
 static void gcudai_sched_prefer(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcudai_sched_item * group = &s->items[rep];
@@ -37110,7 +37590,7 @@ static void gcudai_sched_name_copy(gcuda_backend_sched_t s, int b, const struct 
     gcuda_format_name(t, "%s#%s#%d", gcuda_backend_name(s->backends[b].backend), of->name, c);
 }
 
-// n tensors of one layout, for one each run that may be under way.
+// Makes n tensors with the layout of `of`: one for each run that may be in flight.
 static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, const struct gcuda_tensor * of, int b, int n) {
     struct gcuda_tensor * t = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) n * sizeof(*t));
     for (int c = 0; t != NULL && c < n; ++c) {
@@ -37119,13 +37599,13 @@ static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, co
         memcpy(t[c].ne, of->ne, sizeof(t[c].ne));
         memcpy(t[c].nb, of->nb, sizeof(t[c].nb));
         t[c].flags = of->flags & GCUDA_TENSOR_FLAG_DYNAMIC;
-        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // never given to another tensor
+        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // the memory is never reused
         gcudai_sched_name_copy(s, b, of, c, &t[c]);
     }
     return t;
 }
 
-// The newest come first, so that those made before the last write end the search: a tensor may be written many times.
+// Newest first: a copy made before the last write ends the search, because a tensor may be written many times.
 static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b) {
     int32_t c = s->items[i].first_copy;
     const int32_t n_writes = s->items[s->items[i].root].n_writes;
@@ -37163,8 +37643,8 @@ static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A weight that is copied begins a split, so that what was copied before can make room for it. One of experts always does:
-// which of them are used has been computed then.
+// A weight to copy begins a split if the current one has copies, so that its memory can be that of an earlier copy. A weight of
+// experts always does: at its begin the ids have been computed.
 static bool gcudai_sched_wants_split(gcuda_backend_sched_t s, int i, int b) {
     const struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
     if (split == NULL || split->backend != b) { return true; }
@@ -37212,7 +37692,7 @@ static void gcudai_sched_count_writes(gcuda_backend_sched_t s, int i) {
     }
 }
 
-// Views are no work: those of the split's own tensors stay among its nodes for backends that look at them, others do not.
+// Views need no computation. Those on the split's backend stay among its nodes, because backends may look at them; others do not.
 static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, struct gcuda_cgraph * g) {
     const int32_t node = s->nodes[i], b = gcudai_sched_backend_of(s, node);
     struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
@@ -37235,7 +37715,7 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+// For a slice of the caller's graph: hash of the uses of its tensors by later nodes. If g is not NULL, also counts them there.
 static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
@@ -37262,8 +37742,8 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     }
     gcudai_graph_index(g);
     s->readers = gcudai_sched_readers(s, graph, g);
-    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
-    for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
+    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // a copy is a use
+    for (int i = 0; i < s->n_foreign; ++i) { // so is a view in no split: it or its source is copied
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
@@ -37274,7 +37754,7 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Weights for a split are uploaded while the one before it on the same backend computes.
+// Links the splits of each backend: weights for a split are uploaded while the previous split on the same backend computes.
 static void gcudai_sched_link(gcuda_backend_sched_t s) {
     for (int b = 0; b < s->n_backends; ++b) { s->backends[b].last_split = -1; }
     for (int32_t i = 0; i < s->n_splits; ++i) {
@@ -37289,14 +37769,14 @@ static void gcudai_sched_link(gcuda_backend_sched_t s) {
     }
 }
 
-// ---- placing: the allocator's graph has the copies in it ----
+// ---- placing: the allocator's graph includes the copies ----
 
 static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_nodes + 1;
     GCUDAI_TRY(gcudai_room(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
     GCUDAI_TRY(gcudai_room(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
     s->alloc_nodes[s->n_alloc_nodes] = t;
-    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // placed outside: not the allocator's
+    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // OUTSIDE: the allocator skips it
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37309,7 +37789,7 @@ static gcuda_status gcudai_sched_alloc_leaf(gcuda_backend_sched_t s, struct gcud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// An input with a place for each run that may be under way, always in the same order: its own is the slot-th of them.
+// Places an input once for each run that may be in flight, always in the same order. The item itself is number `slot`.
 static gcuda_status gcudai_sched_alloc_input(gcuda_backend_sched_t s, int32_t i) {
     struct gcudai_sched_item * item = &s->items[i];
     const int32_t b = gcudai_sched_backend_of(s, i);
@@ -37338,7 +37818,7 @@ static gcuda_status gcudai_sched_alloc_leafs(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A mark that keeps what is copied until then, and the copy's own place from there on.
+// Adds a marker node that reads the original, so that it stays alive until the copy, and then the copy as a node.
 static gcuda_status gcudai_sched_alloc_copy(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c) {
     const struct gcudai_sched_item * item = &s->items[c->item];
     if (!item->is_placed) {
@@ -37362,7 +37842,7 @@ static gcuda_status gcudai_sched_alloc_foreign(gcuda_backend_sched_t s, int firs
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Those of the split when it begins, or those that are uploaded before that.
+// Places the copies of a split: at its begin, or (is_ahead) those uploaded during the previous split.
 static gcuda_status gcudai_sched_alloc_copies(
     gcuda_backend_sched_t s, const struct gcudai_sched_split * split, bool is_ahead) {
     for (int c = split->first_copy; c < split->end_copy; ++c) {
@@ -37415,7 +37895,7 @@ static gcuda_status gcudai_sched_check_contents(gcuda_backend_sched_t s, const s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// From a graph to what is to be done; nothing is placed.
+// Plans a graph: items, backends, splits, the allocator's lists. Allocates no tensor memory.
 static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
     s->is_allocated = false;
     s->n_splits = s->n_items = 0;
@@ -37457,11 +37937,11 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// For those who look for graphs larger than what they reserved.
+// Reports graphs larger than the reserved one, for GCUDA_SCHED_DEBUG_REALLOC: 1 warns, 2 fails.
 static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
     if (s->debug_realloc <= 0 || !s->was_reserved) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
-    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is another one now
+    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is overwritten
     GCUDAI_TRY(gcudai_gallocr_plan(s->galloc, &g, s->node_ids, s->leaf_ids));
     for (int b = 0; b < s->n_backends; ++b) {
         const size_t need = s->galloc->owner[b] == b ? s->galloc->dyns[b].max_size : 0;
@@ -37479,7 +37959,7 @@ static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Page-locked memory that cannot be had is no failure: weights are then copied by the backend, more slowly.
+// Without page-locked memory the backend copies the weights, more slowly: not an error.
 static void gcudai_sched_make_uploaders(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits; ++i) {
         struct gcudai_sched_backend * b = &s->backends[s->splits[i].backend];
@@ -37503,8 +37983,7 @@ static size_t gcudai_sched_staged_bytes(gcuda_backend_sched_t s, const struct gc
 
 static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b);
 
-// What is there and large enough stays. Page-locked memory that cannot be had is no failure: the host then waits for the
-// backend before it copies.
+// Makes or enlarges a stage. Without its memory the host waits for the backend before it copies: not an error.
 static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size_t size, size_t n) {
     struct gcudai_sched_stage * stage = &s->backends[b].stage;
     gcuda_backend_buffer_type_t buft = gcuda_backend_dev_host_buffer_type(gcuda_backend_get_device(s->backends[b].backend));
@@ -37530,8 +38009,8 @@ static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Which copies the host makes, of what may change, to a backend that works while the host goes on; and room for those of as
-// many runs as may be under way and one more, up to 64 MiB or the largest of them.
+// Marks the copies that go through a stage: from host memory, not weights, to an asynchronous backend. A stage holds those of
+// n_copies + 1 runs, limited to 64 MiB or the largest copy.
 static gcuda_status gcudai_sched_make_stages(gcuda_backend_sched_t s) {
     const size_t n_runs = (size_t) s->n_copies + 1;
     for (int b = 0; b < s->n_backends; ++b) {
@@ -37565,7 +38044,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
     }
-    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // a failure here is the backend's and must not cause a reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
@@ -37608,7 +38087,7 @@ gcuda_status gcuda_backend_sched_reserve_size(
 
 // ---- order between backends ----
 
-// What an index out of range gives while the run goes on is kept for its end.
+// Keeps the first INVALID_DATA (an index out of range) for the end of the run and lets it continue.
 static gcuda_status gcudai_sched_keep_bad_data(gcuda_backend_sched_t s, gcuda_status st) {
     if (st != GCUDA_STATUS_INVALID_DATA) { return st; }
     if (s->bad_data == GCUDA_STATUS_SUCCESS) {
@@ -37637,7 +38116,7 @@ static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Makes backend a wait for all that b has been given.
+// Makes backend a wait for all work queued on b.
 static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
     struct gcudai_sched_backend * of = &s->backends[b];
     uint64_t * waited = &s->waited[a * s->n_backends + b];
@@ -37651,7 +38130,7 @@ static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
     }
     GCUDAI_TRY(gcuda_backend_event_wait(s->backends[a].backend, of->done));
     *waited = of->given;
-    s->backends[a].given++; // whoever waits for a from now on waits for b too
+    s->backends[a].given++; // a later wait for a includes this wait for b
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37667,7 +38146,7 @@ static gcuda_status gcudai_sched_wait_run(gcuda_backend_sched_t s, int a, int b,
     return gcuda_backend_event_synchronize(s->run_ends[at]);
 }
 
-// Waits for all, also after a failure of one.
+// Waits for all backends, also after a failure of one.
 static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
     char first[GCUDAI_MESSAGE_BYTES];
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -37682,7 +38161,7 @@ static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
         }
     }
     if (st != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(st, first); }
-    s->run = 0; // nothing is under way: copies begin anew, so that single runs always use the same places
+    s->run = 0; // nothing is in flight: single runs always use the first copies
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37752,7 +38231,7 @@ void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
 
 // ---- runs ----
 
-// As gcuda_backend_tensor_copy, with memory in between that stays.
+// Copies like gcuda_backend_tensor_copy, but through host memory that is kept (s->stage).
 static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(dst);
     const size_t size = gcuda_nbytes(src);
@@ -37766,7 +38245,7 @@ static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct 
     return gcuda_backend_tensor_set(dst, s->stage, 0, size);
 }
 
-// Waits for what was staged first.
+// Waits for the oldest staged piece and removes it.
 static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
     GCUDAI_TRY(gcuda_backend_event_synchronize(stage->all[stage->first].event));
     stage->first = (stage->first + 1) % stage->n_all;
@@ -37774,7 +38253,7 @@ static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Makes [at, at + size) free. What was staged lies behind `at` in the order of its age, up to the end, then from the start.
+// Frees [at, at + size), or [0, size) if the rest is too short. Pieces are ordered by age from `at` to the end, then from the start.
 static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, size_t size) {
     if (stage->at > stage->size - size) {
         while (stage->n > 0 && stage->all[stage->first].first >= stage->at) { GCUDAI_TRY(gcudai_sched_stage_pop(stage)); }
@@ -37787,7 +38266,7 @@ static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The source may change as soon as this returns. Behind the last readers of the copy, since they are on the same stream.
+// Copies through the stage: the source may change when this returns. The last readers of the copy precede it on the same stream.
 static gcuda_status gcudai_sched_copy_staged(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     struct gcudai_sched_backend * to = &s->backends[c->backend];
@@ -37806,7 +38285,7 @@ static gcuda_status gcudai_sched_copy_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Where the host can read the source, the copy is queued; else it is made now.
+// Queues the copy if the host can read the source; otherwise copies synchronously.
 static gcuda_status gcudai_sched_copy_by_host(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t to = s->backends[c->backend].backend;
@@ -37821,7 +38300,7 @@ static gcuda_status gcudai_sched_copy_by_host(
     return gcudai_sched_copy_now(s, src, dst);
 }
 
-// Queued behind the source's computation, and behind the last readers of the copy.
+// Queues the copy after the source's computation and after the last readers of the copy.
 static gcuda_status gcudai_sched_copy_queued(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t from = s->backends[of].backend, to = s->backends[c->backend].backend;
@@ -37841,7 +38320,7 @@ static gcuda_status gcudai_sched_run_copy(gcuda_backend_sched_t s, const struct 
     return st == GCUDA_STATUS_UNSUPPORTED ? gcudai_sched_copy_by_host(s, c, of, src, dst) : st;
 }
 
-// Up to each node whose result is wanted, waiting for it.
+// Computes a split up to each node that the callback wants, and waits for it.
 static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struct gcudai_sched_split * split) {
     gcuda_backend_t backend = s->backends[split->backend].backend;
     for (int first = split->first, end = first; first < split->end; first = end) {
@@ -37862,7 +38341,7 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Behind all that the backend has been given so far: what used the memory before.
+// Submits a split's uploads. They start after all queued work of the backend, which includes earlier users of the memory.
 static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     const struct gcudai_sched_backend * b = &s->backends[split->backend];
     if (!split->has_uploads || split->is_uploading || b->uploader == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -37878,7 +38357,7 @@ static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Which experts the ids name: a byte each, behind the ids.
+// Reads the ids to the host. *used: a byte per expert, 1 if an id names it, stored after the ids.
 static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int64_t n, uint8_t ** used) {
     const struct gcuda_tensor * ids = s->items[c->ids].t;
     const size_t size = gcuda_nbytes(ids);
@@ -37898,8 +38377,8 @@ static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const str
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Experts that lie side by side at once, and 512 bytes more, for kernels that read rows padded. The backend waits for the last:
-// uploads end in order.
+// Uploads the used experts, adjacent ones together, and 512 bytes more for kernels that read padded rows. The backend waits for the
+// last upload only, because uploads end in order.
 static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct gcudai_sched_copy * c) {
     struct gcudai_sched_backend * b = &s->backends[c->backend];
     const struct gcuda_tensor * src = s->items[c->item].t;
@@ -37920,8 +38399,8 @@ static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct 
     return is_any ? gcuda_cuda_upload_event_wait(b->uploader, c->ticket, b->backend) : GCUDA_STATUS_SUCCESS;
 }
 
-// The next split's weights come when this one's are all in the uploader's stream: that waits there for what the backend is at, and
-// what has not been handed over by then would wait as well.
+// Submits the next split's uploads after this one's: they make the uploader's stream wait for the backend's current work, and an
+// upload submitted later would wait too.
 static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
     GCUDAI_TRY(gcudai_sched_upload(s, split));
@@ -37943,7 +38422,7 @@ static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcud
 
 static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
-    for (int a = 0; a < s->n_backends; ++a) { // whose memory it shares
+    for (int a = 0; a < s->n_backends; ++a) { // backends whose memory it shares
         if (s->reads[split->backend * s->n_backends + a] || s->reads[a * s->n_backends + split->backend]) {
             GCUDAI_TRY(gcudai_sched_wait(s, split->backend, a));
         }
@@ -37955,7 +38434,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
 
-// Nobody waits for the end of a run that has copies of its own, until they are used again.
+// Records the end of a run. Only a later run that uses the same copies waits for it.
 static gcuda_status gcudai_sched_end_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_backends && s->n_copies > 1; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
@@ -37981,9 +38460,9 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_sched_run_split(s, &s->splits[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_sched_end_run(s) : st;
     if (st == GCUDA_STATUS_SUCCESS) { return gcudai_sched_take_bad_data(s); }
-    char text[GCUDAI_MESSAGE_BYTES]; // of the failure, not of what waiting says then
+    char text[GCUDAI_MESSAGE_BYTES]; // the failure's message; the waits below may replace it
     memcpy(text, gcudai_message, sizeof(text));
-    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not come
+    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not run
         if (s->backends[i].uploader != NULL) {
             while (gcuda_cuda_upload_wait(s->backends[i].uploader, 0) != GCUDA_STATUS_SUCCESS) {}
         }
@@ -38110,7 +38589,7 @@ static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcud
     return n;
 }
 
-// From where the leafs are to the host. A failure leaves all as it was.
+// Copies the contents of the leafs to the host. On failure nothing has changed.
 static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     size_t n_bytes = 0;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -38150,7 +38629,7 @@ static void gcudai_sched_unplace(gcuda_backend_sched_t s, struct gcuda_tensor * 
     }
 }
 
-// What an allocation that failed has kept is put back by the first that succeeds.
+// Allocates again and restores the leafs' contents. If the allocation fails, the next one that succeeds restores them.
 static gcuda_status gcudai_sched_alloc_again(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     if (s->is_allocated) { GCUDAI_TRY(gcudai_sched_keep_leafs(s, graph)); }
     gcuda_status st = gcudai_sched_alloc(s, graph);
@@ -38172,7 +38651,7 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
     if (graph == NULL) { return gcudai_null_fail("sched_graph_compute", "graph"); }
     if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcudai_sched_alloc_again(s, graph)); }
     s->graph->no_fusion = graph->no_fusion;
-    // What the caller may have enqueued since the last run (a result that is fetched) is work that others have to wait for, too.
+    // The caller may have queued work since the last run (fetching a result), for which other backends must wait too.
     for (int i = 0; i < s->n_backends; ++i) { s->backends[i].given += s->backends[i].is_async; }
     return gcudai_sched_run(s);
 }
@@ -38241,8 +38720,8 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
-        "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
+    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
+        "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
@@ -38443,7 +38922,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
     GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
-                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' is there twice (pair %llu)", label,
+                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
                                   g->kv[twice].key, (unsigned long long) twice);
 }
 
@@ -38451,7 +38930,7 @@ static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, cons
     GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
-                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' is there twice (tensor %llu)", label,
+                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
                                        g->tensors[twice].name, (unsigned long long) twice);
 }
 
@@ -38710,7 +39189,7 @@ static bool gcudai_gguf_pad_u64(uint64_t v, uint64_t align, uint64_t * out) { //
     return v <= UINT64_MAX - (align - 1);
 }
 
-// Each tensor starts where the one before ends, at the alignment. *end: where the last one ends.
+// Each tensor starts at the end of the previous one, aligned. *end: end of the last one.
 static gcuda_status gcudai_gguf_check_offset(
     const struct gcudai_gguf_reader * r, const struct gcudai_gguf_tensor * t, size_t alignment, uint64_t * end) {
     uint64_t start = 0;
@@ -38719,7 +39198,7 @@ static gcuda_status gcudai_gguf_check_offset(
             (unsigned long long) t->size);
     }
     if (t->offset != start) {
-        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, behind the tensor before it at an alignment of %llu", t->name,
+        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, after the previous tensor at an alignment of %llu", t->name,
             (unsigned long long) t->offset, t->offset < *end ? "overlaps the tensor before it" : "leaves a gap or is not aligned",
             (unsigned long long) start, (unsigned long long) alignment);
     }
@@ -39470,7 +39949,7 @@ size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, in
 
 #define GCUDAI_GGUF_PIECE ((size_t) 64 * 1024 * 1024) // from memory: bytes between two calls of the progress callback
 #define GCUDAI_GGUF_STAGE ((size_t) 16 * 1024 * 1024) // from a FILE or callback: of each of two stages
-#define GCUDAI_GGUF_PENDING 64                        // uploads under way
+#define GCUDAI_GGUF_PENDING 64                        // uploads in flight
 #define GCUDAI_GGUF_PENDING_BYTES (2 * GCUDAI_GGUF_PIECE)
 
 struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
@@ -39479,7 +39958,7 @@ struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
     int32_t group; // tensors of a group are on one backend; -1: chosen by the caller
     bool is_placed;
 };
-struct gcudai_gguf_upload { // under way
+struct gcudai_gguf_upload { // in flight
     struct gcuda_cuda_uploader * uploader;
     gcuda_cuda_ticket ticket;
     size_t size;
@@ -39735,7 +40214,7 @@ static gcuda_status gcudai_gguf_wait_oldest(struct gcudai_gguf_loading * l) {
     return gcudai_gguf_progress(l, u.size);
 }
 
-// Waits until at most n uploads of at most n_bytes are under way.
+// Waits until at most n uploads of at most n_bytes are in flight.
 static gcuda_status gcudai_gguf_wait_until(struct gcudai_gguf_loading * l, size_t n, size_t n_bytes) {
     while (l->n_pending > 0 && (l->n_pending > n || l->pending_bytes > n_bytes)) { GCUDAI_TRY(gcudai_gguf_wait_oldest(l)); }
     return GCUDA_STATUS_SUCCESS;
@@ -39780,7 +40259,7 @@ static gcuda_status gcudai_gguf_fill_upload(struct gcudai_gguf_loading * l, cons
     for (size_t at = 0; at < info->size; at += piece) {
         const size_t size = GCUDAI_MIN(piece, info->size - at);
         const char * data = NULL;
-        // of two stages, the one that is filled next is free when at most one upload is under way
+        // of two stages, the next one to fill is free when at most one upload is in flight
         GCUDAI_TRY(gcudai_gguf_wait_until(l, is_staged ? 1 : GCUDAI_GGUF_PENDING - 1, GCUDAI_GGUF_PENDING_BYTES));
         GCUDAI_TRY(gcudai_gguf_stage(l, info, at, size, &data));
         struct gcudai_gguf_upload * u = &l->pending[(l->first_pending + l->n_pending) % GCUDAI_GGUF_PENDING];

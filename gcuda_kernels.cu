@@ -3,29 +3,37 @@
 //   nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu        for a shared library: and -Xcompiler -fPIC
 //
 // CONTENTS
-//   >>k-base      element access, indices, warp and block reductions, launch(): the only launch in the file
-//   >>k-quants    block formats: 32 elements at a time as integer codes and scales
-//   >>k-copy      copies and conversions between all types, rows by index
-//   >>k-elements  unary, binary, scale and their like, optimizer steps
-//   >>k-reduce    sums, argmax, cross entropy
-//   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
-//   >>k-norm      norms, soft_max, running sums and rotations along rows
-//   >>k-conv-packed  image and weights of a large convolution, as the products of parts 11 and 13 read them
-//   >>k-conv      convolution, pooling, resampling
-//   >>k-ssm       recurrences: state spaces, linear attention, triangular systems
-//   >>k-sort      orders of rows
-//   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
-//   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
-//   >>k-mul-mat-vec  products of block formats with up to 8 columns, on tensor cores 16
-//   >>k-mul-mat-vec-float  products of float weights with up to 8 columns
-//   >>k-sm90      what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
-//   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
-//   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
-//   >>k-attention attention in one pass
+//   >>k-base            element access, indices, warp and block reductions, launch(): the only launch in the file
+//   >>k-quants          decoders of the block formats, quantizers, prequantized activations
+//   >>k-copy            copies and conversions between all types, get_rows, set_rows
+//   >>k-elements        unary and binary operations, scale, optimizer steps
+//   >>k-reduce          sums, argmax, cross entropy
+//   >>k-rows            repeat, concat, pad, roll, masks, generators
+//   >>k-norm            norms, soft_max, cumsum, rope
+//   >>k-conv-packed     packed image and weights of large convolutions, shared by parts 11 and 13
+//   >>k-conv            convolution, pooling, resampling
+//   >>k-ssm             recurrences: state spaces, linear attention, triangular systems
+//   >>k-sort            argsort, top_k
+//   >>k-mul-mat         matrix products: the general kernel for every type, stride and size; code shared by all paths
+//   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
+//   >>k-mul-mat-vec     matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
+//   >>k-mul-mat-vec-float  matrix-vector products of float weights, up to 8 columns
+//   >>k-sm90            what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+//   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
+//   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
+//   >>k-attention       attention in one pass
 //
-// Every operation has a form that is right for every stride and every size; packed rows, few columns and the like have
-// faster ones beside it. Kernels take plain structs by value, use no float atomics, and give the same bits on every run.
-// They work within 48 KiB of shared memory, or have a variant that does (launch_shared). Launchers only enqueue: they never allocate, wait or change the device.
+// Every operation has a general kernel that handles every stride and size. Packed rows, few columns and similar cases
+// have faster kernels. Kernels take plain structs by value, use no float atomics and are bitwise deterministic.
+// They need at most 48 KiB of shared memory or have a variant that does (launch_shared). Launchers only enqueue: they
+// never allocate, synchronize or change the device.
+//
+// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes; rows say the rest:
+//   shared   shared memory in bytes or elements, and pipeline stages. Absent: none
+//   floor    bytes or operations that no implementation can avoid
+//   needs    preconditions: alignment, strides, aliasing. Absent: none
+//   arch     compute capability. Absent: every one that CUDA compiles for
+// y is the destination, x the source; ne are elements, nb strides in bytes, T the element type.
 #include <cuda_runtime.h> // first: the shared part of gcuda.h is compiled for the device here
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -43,13 +51,13 @@
 // >>k-base   element access, indices, warp and block reductions, launch(): the only launch in the file
 // =====================================================================================================
 
-// The file as a whole (0, the default), or one part of it: parts are compiled side by side and linked together.
+// 0 (default): the whole file. n: part n only; parts are compiled in parallel and linked together.
 #ifndef GCUDA_KERNEL_PART
 #define GCUDA_KERNEL_PART 0
 #endif
 #define GCUDAI_PART(n) (GCUDA_KERNEL_PART == 0 || GCUDA_KERNEL_PART == (n))
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 177 // a part, or one architecture alone, uses only some of what all share
+#pragma nv_diag_suppress 177 // one part, or one architecture, uses a subset of the shared helpers
 #endif
 
 #ifdef __CUDACC__
@@ -64,7 +72,7 @@
 #define NO_INLINE
 #endif
 
-// Of an argument whose address may be taken without a copy of it for every thread. Below 7.0 the compiler refuses the word.
+// For a kernel parameter whose address is taken: without it every thread copies the parameter. nvcc refuses it below 7.0.
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700)
 #define D_GRID_CONSTANT __grid_constant__
 #else
@@ -80,14 +88,14 @@
 #endif
 #endif
 
-#define GRID_LIMIT 65536 // blocks; kernels loop over what is left, so that no grid is ever too large
+#define GRID_LIMIT 65536 // blocks; kernels loop over the remainder, so no grid exceeds a device limit
 
-// Shared memory that every block may have, on every device and in every context (CUDA in Graphics gives no more).
+// Bytes of shared memory available to every block on every device and in every context (CUDA in Graphics has no more).
 #define SHARED_ALWAYS (48 * 1024)
-// What the static arrays of a kernel may take beside its dynamic shared memory: d_block_reduce and the like.
+// Bytes reserved for the static shared arrays of a kernel (d_block_reduce and others) next to its dynamic shared memory.
 #define SHARED_STATIC 1024
 
-// What it takes of something for another form to pay. The simulated device goes there with small tensors, or no test would.
+// A size from which a faster kernel pays. The simulated device scales it down so that small test tensors reach that kernel.
 static inline int64_t enough(int64_t n) {
 #if defined(GCUDAI_SIM)
     return (n >> 14) + 4;
@@ -96,7 +104,7 @@ static inline int64_t enough(int64_t n) {
 #endif
 }
 
-// The dynamic shared memory of a kernel as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
+// A kernel's dynamic shared memory as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
 #if defined(GCUDAI_SIM)
 #define DYNAMIC_SHARED(T, name) T * const name = (T *) sim_dynamic_shared()
 #else
@@ -104,33 +112,33 @@ extern __shared__ __align__(128) unsigned char d_dynamic_shared[];
 #define DYNAMIC_SHARED(T, name) T * const name = (T *) d_dynamic_shared
 #endif
 
-// Whether a kernel with this much dynamic shared memory may be chosen under the cap in its args (max_shared; 0 means
-// SHARED_ALWAYS). Whoever has a smaller variant asks before launch_shared, which refuses.
+// Whether n_bytes of dynamic shared memory fit under the cap max_shared of the args (0: SHARED_ALWAYS). A launcher with a
+// smaller variant asks before launch_shared, which returns UNSUPPORTED.
 static inline bool fits_shared(size_t n_bytes, size_t max_shared) {
     return n_bytes + SHARED_STATIC <= (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS);
 }
 
-// A question to the device. Launchers, and what says how much scratch they want, ask in the middle of deciding: a failure is noted
-// for the next launch, or for asked_bytes, and CUDA's last error stays for the host side to read.
+// Result of a device query. Launchers and scratch sizes query while they choose a kernel. A failure is stored for the next
+// launch or asked_bytes; CUDA's last error stays for the host side.
 static inline bool asked(cudaError_t err) {
     if (err != cudaSuccess) { gcuda_thread_launches()->failed_query = (int) err; }
     return err == cudaSuccess;
 }
-static inline bool has_failed_query(gcuda_launch_series * series) { // and forgets it: it is about to be reported
+static inline bool has_failed_query(gcuda_launch_series * series) { // clears it: the caller reports it
     const bool has_failed = series->failed_query != 0;
     series->failed_query = 0;
     return has_failed;
 }
-// Scratch that a launcher wants; SIZE_MAX when a question has failed meanwhile.
+// Scratch bytes of a launcher; SIZE_MAX when a device query failed.
 static inline size_t asked_bytes(size_t n_bytes) { return has_failed_query(gcuda_thread_launches()) ? SIZE_MAX : n_bytes; }
 static inline size_t add_bytes(size_t a, size_t b) { return a == SIZE_MAX || b == SIZE_MAX ? SIZE_MAX : a + b; }
-// What a launcher says that finds the device without something, or could not ask.
+// Status of a launcher when the device lacks a feature or the query for it failed.
 static inline gcuda_status device_lacks() {
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_UNSUPPORTED;
 }
 
-// The only launch. With n_bytes of dynamic shared memory, UNSUPPORTED when the cap does not allow them. Failure leaves
-// CUDA's last error for the host side to read.
+// The only launch in the file. UNSUPPORTED when the cap refuses n_bytes of dynamic shared memory. A failed launch leaves
+// CUDA's last error for the host side.
 template <typename... P, typename... A>
 static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -144,7 +152,7 @@ static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t 
     if (n_bytes > 0 && !fits_shared(n_bytes, max_shared)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    if (n_bytes + SHARED_STATIC > SHARED_ALWAYS && // else every device gives it without being asked
+    if (n_bytes + SHARED_STATIC > SHARED_ALWAYS && // every device grants less without the attribute
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes) != cudaSuccess) {
         return GCUDA_STATUS_FAILED;
     }
@@ -168,8 +176,8 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
     return launch_as(false, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
-// Of a kernel whose threads all call d_wait_before before anything else that matters: where the caller allows it
-// (struct gcuda_launch_series), its blocks start while the kernel before it ends.
+// PDL launch where the caller allows it (struct gcuda_launch_series): blocks start while the previous kernel ends. Every
+// thread of the kernel calls d_pdl_wait before it touches memory that an earlier kernel may read or write.
 template <typename... P, typename... A>
 static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -178,16 +186,16 @@ static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, di
     return launch_as(may_overlap, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
-// Whether the kernel that is launched next may read its weights, and they alone, before it waits. Read by the launcher, and
-// handed to the kernel: an ordinary launch has nothing before it that is still running, so that it does no harm there.
+// Whether the next kernel may read its weights, and only them, before its PDL wait. The launcher passes the answer to the
+// kernel. Harmless in an ordinary launch: no earlier kernel is still running.
 static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
-// The same of a kernel that is launched behind one of the same launcher, which calls d_start_next at once: where kernels do not overlap
-// otherwise, all that was there before is over by then.
-static inline bool reads_weights_behind() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
+// Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_pdl_trigger).
+// Where other kernels do not overlap, everything before that launch has finished.
+static inline bool reads_weights_dependent() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
 
-// All that kernels before this one have written is there. By every thread that reads or writes memory which they may have
-// written or may still read, and by one at least of every launch, or the end of this kernel would not be that of those.
-static inline __device__ void d_wait_before() {
+// PDL wait: afterwards all writes of earlier grids are visible. Every thread that touches memory an earlier grid may
+// write or read calls it. At least one thread of every launch calls it, or this grid could finish before earlier ones.
+static inline __device__ void d_pdl_wait() {
 #if defined(GCUDAI_SIM)
     sim_wait_before();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -195,18 +203,18 @@ static inline __device__ void d_wait_before() {
 #endif
 }
 
-// The kernel behind this one may take the room that blocks of this one leave, once all of them have come here.
-static inline __device__ void d_start_next() {
+// PDL trigger: the next kernel may occupy SMs that this grid leaves once all of its blocks have called it.
+static inline __device__ void d_pdl_trigger() {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// First of all in a kernel for launch_in_turn. In this order, so that what was there before is over when blocks of the next one start:
-// that may be the second kernel of a launcher, which takes this for granted (launch_behind).
+// First call of a kernel for launch_in_turn: PDL wait, then trigger. In this order earlier grids have finished when blocks
+// of the next kernel start. A launcher's second kernel depends on it (launch_behind).
 static inline __device__ void d_take_turn() {
-    d_wait_before();
-    d_start_next();
+    d_pdl_wait();
+    d_pdl_trigger();
 }
 
 template <typename... P, typename... A>
@@ -219,19 +227,19 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
-// Behind a launch of the same launcher whose blocks call d_start_next: what was there before that one is over when this kernel's
-// blocks start, on devices that let them start early, and d_wait_before waits for that one alone.
+// Dependent launch after another one of the same launcher whose blocks call d_pdl_trigger. Where PDL exists, everything
+// before that launch has finished when these blocks start; d_pdl_wait waits for that launch only.
 template <typename... P, typename... A>
 static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
     return launch_as(gcuda_has_overlap(), kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
-static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when that failed
+static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when the query failed
     int device = 0, n = 0;
     return asked(cudaGetDevice(&device)) && asked(cudaDeviceGetAttribute(&n, attribute, device)) ? n : 0;
 }
-static inline int64_t n_multiprocessors() { // at least 1: sizes are divided by it
+static inline int64_t n_multiprocessors() { // at least 1: callers divide by it
     const int n = device_attribute(cudaDevAttrMultiProcessorCount);
     return n > 0 ? n : 1;
 }
@@ -263,7 +271,7 @@ struct d_index {
     int64_t i0, i1, i2, i3;
 };
 
-// Position of element i in logical order.
+// Coordinates of element i in logical order.
 static inline __device__ d_index d_unravel(const int64_t * ne, int64_t i) {
     d_index x;
     x.i0 = i % ne[0];
@@ -282,7 +290,7 @@ static inline __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t 
 
 static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
 
-// Row r, counting dimensions 1, 2, 3: no division that is not needed, they cost as much as a row's arithmetic.
+// Coordinates of row r over dimensions 1, 2 and 3. It skips divisions where it can: one costs as much as a row's arithmetic.
 static inline __device__ d_index d_row_index(const int64_t * ne, int64_t r) {
     d_index x = { 0, r, 0, 0 };
     if (r >= ne[1]) {
@@ -315,7 +323,7 @@ static inline __device__ void d_store(gcuda_type type, char * p, float v) {
     }
 }
 
-// The same with the type known when compiling: T is float, __half, __nv_bfloat16.
+// Load and store with the type known at compile time: T is float, __half or __nv_bfloat16.
 static inline __device__ float d_f32(float v) { return v; }
 static inline __device__ float d_f32(__half v) { return __half2float(v); }
 static inline __device__ float d_f32(__nv_bfloat16 v) { return __bfloat162float(v); }
@@ -323,7 +331,7 @@ static inline __device__ void d_put(float * p, float v) { *p = v; }
 static inline __device__ void d_put(__half * p, float v) { *p = __float2half_rn(v); }
 static inline __device__ void d_put(__nv_bfloat16 * p, float v) { *p = __float2bfloat16_rn(v); }
 
-// f of a value of the type, for kernels that are compiled for each: with_float(type, [&](auto t) { decltype(t) ... })
+// Calls f with a value of the type, to instantiate a kernel per type: with_float(type, [&](auto t) { decltype(t) ... })
 template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     switch (type) {
         case GCUDA_TYPE_F32: return f(float());
@@ -333,18 +341,18 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     }
 }
 
-// ---- sixteen bytes of a row at once ----
+// ---- vectorized row access: 16 bytes per load and store ----
 template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
 };
 
-// Neighbouring elements, a power of two, that are moved in as few accesses as there can be.
+// N adjacent elements (a power of 2), moved in as few accesses as possible.
 template <typename T, int N> struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) d_pack {
     T v[N];
 };
 
-// As they lie: what is loaded is converted after other loads are under way too (at F16 that doubled the speed).
-// Elements [0, n), the end of a row; what is missing is 0.
+// Elements [0, n) at the end of a row, zero-padded to 16 bytes. They are returned unconverted: conversion after further
+// loads are in flight doubled the speed for F16.
 template <typename T> static inline __device__ uint4 d_load_raw(const T * p, int64_t n) {
     if (n >= d_wide<T>::N) {
         return *(const uint4 *) p;
@@ -382,7 +390,7 @@ static inline __device__ void d_store16(__nv_bfloat16 * p, const float * v) {
     *(uint4 *) p = w;
 }
 
-// Elements [0, n) of them; the others are not written.
+// Stores elements [0, n) of a vector and leaves the rest of the destination alone.
 template <typename T> static inline __device__ void d_store_wide(T * p, int64_t n, const float * v) {
     if (n >= d_wide<T>::N) {
         d_store16(p, v);
@@ -393,7 +401,7 @@ template <typename T> static inline __device__ void d_store_wide(T * p, int64_t 
     }
 }
 
-// The same, of what nobody needs in the cache afterwards.
+// Streaming variants of d_load_raw and d_store_wide (evict-first), for data that nothing reads again.
 template <typename T> static inline __device__ uint4 d_load_last(const T * p, int64_t n) {
     return n >= d_wide<T>::N ? __ldcs((const uint4 *) p) : d_load_raw(p, n);
 }
@@ -435,7 +443,7 @@ static inline gcuda_array packed_array(gcuda_type type, void * data, int64_t ne0
     return a;
 }
 
-// A packed array as rows of n elements; strides of dimensions of one element may have been anything.
+// A packed array viewed as rows of n elements. Strides of dimensions with one element are ignored.
 static inline gcuda_array as_rows(gcuda_array a, int64_t n) {
     const int64_t total = n_elements(a);
     a.nb[0] = gcuda_type_size(a.type);
@@ -446,28 +454,28 @@ static inline gcuda_array as_rows(gcuda_array a, int64_t n) {
     return a;
 }
 
-// Packed rows that all begin at multiples of 16 bytes.
+// Packed rows, each aligned to 16 bytes.
 static inline bool is_wide(const gcuda_array & a) {
     uintptr_t bits = (uintptr_t) a.data;
     for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
     return a.nb[0] == gcuda_type_size(a.type) && bits % 16 == 0;
 }
 
-// ---- tiles: stretches of rows that 2^shift threads share, so that short rows fill a block too ----
+// ---- tiles: segments of rows shared by 2^shift threads, so that short rows also fill a block ----
 #define TILE_BLOCK 256
 struct tiles {
     int64_t n, per_row, n_rows;
     int shift;
 };
 
-// Of rows of y, a thread taking n_parts parts of n_wide elements from each tile.
+// Tiles over the rows of y; a thread takes n_parts vectors of n_wide elements from each.
 static inline tiles tiles_of(const gcuda_array & y, int n_wide, int n_parts) {
     const int64_t n = (y.ne[0] + n_wide - 1) / n_wide;
     tiles t;
     t.shift = 0;
     while (t.shift < 8 && ((int64_t) n_parts << t.shift) < n) { ++t.shift; }
     const auto idle = [&](int shift) { return ((int64_t) n_parts << shift) - 1 - (n - 1) % ((int64_t) n_parts << shift); };
-    for (int shift = t.shift - 1; shift >= 5; --shift) { // shorter ones where that leaves fewer threads without work
+    for (int shift = t.shift - 1; shift >= 5; --shift) { // shorter tiles where they leave fewer threads idle
         t.shift = idle(shift) + n / 16 < idle(t.shift) ? shift : t.shift;
     }
     t.per_row = (n + ((int64_t) n_parts << t.shift) - 1) / ((int64_t) n_parts << t.shift);
@@ -482,12 +490,12 @@ static gcuda_status launch_tiles(void (*kernel)(P...), const tiles & t, gcuda_st
     return launch_in_turn(kernel, (t.n + per_block - 1) / per_block, dim3(TILE_BLOCK), stream, args..., t);
 }
 
-// All that a kernel reads and writes it does in there.
+// Loop over tiles. It holds the PDL wait: a kernel reads and writes memory only inside it.
 #define FOR_TILES(tile, t) \
     for (int64_t tile = (d_take_turn(), blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift)); tile < (t).n; \
          tile += gridDim.x * (int64_t) (TILE_BLOCK >> (t).shift))
 
-// The row of a tile, and in i0 this thread's first element; its next ones are d_tile_step apart.
+// Row of a tile, and in i0 the first element of this thread; the following ones are d_tile_step apart.
 static inline __device__ d_index d_tile_at(
     const tiles & t, const int64_t * ne, int64_t tile, int n_wide, int n_parts) {
     d_index x = { 0, 0, 0, 0 };
@@ -505,7 +513,7 @@ static inline __device__ float d_load_f64(gcuda_type type, const char * p) {
     return type == GCUDA_TYPE_F64 ? (float) *(const double *) p : d_load(type, p);
 }
 
-// The slope that ALiBi gives a head (Press et al. 2022, arXiv:2108.12409).
+// ALiBi slope of a head (Press et al. 2022, arXiv:2108.12409).
 static inline __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
     if (max_bias <= 0.0f) {
         return 1.0f;
@@ -531,13 +539,13 @@ template <typename OP, typename T> static inline __device__ T d_warp_reduce(T v)
     return v;
 }
 
-// The result on every thread, in an order that depends on the block size alone. All threads of the block take part; the
-// block is a multiple of 32 threads, at most 1024.
+// Block reduction with the result in every thread. The order depends on the block size alone. All threads take part; the
+// block is a multiple of 32 threads, at most 1024. Shared: 32 T.
 template <typename OP, typename T> static inline __device__ T d_block_reduce(T v, T neutral) {
     __shared__ T part[32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     v = d_warp_reduce<OP>(v);
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 0) {
         part[warp] = v;
     }
@@ -554,12 +562,12 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
 #define FOR_ROWS(r, n) for (int64_t r = blockIdx.x; r < (n); r += gridDim.x)
 #define FOR_ROW_ELEMENTS(i, n) for (int64_t i = threadIdx.x; i < (n); i += blockDim.x)
 
-// Rows of a warp or a block. Whole warps leave together: all threads of a warp have the same row.
+// Loop over rows owned by a warp (THREADS == 32) or a block. All threads of a warp have the same row and leave together.
 #define FOR_HELD_ROWS(r, n, THREADS)                                                                          \
     for (int64_t r = THREADS == 32 ? blockIdx.x * (int64_t) (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x; \
          r < (n); r += gridDim.x * (int64_t) (THREADS == 32 ? blockDim.x / 32 : 1))
 
-// Rounded once each, whatever stands around them: a fused kernel gives the bits of the kernels that it replaces.
+// Rounded individually, never contracted to FMA: a fused kernel gives the same bits as the kernels it replaces.
 #ifdef __CUDACC__
 static inline __device__ float d_mul_rn(float a, float b) { return __fmul_rn(a, b); }
 static inline __device__ float d_add_rn(float a, float b) { return __fadd_rn(a, b); }
@@ -570,16 +578,16 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
-// Integer sort key of a float: negative floats are complemented, both zeros have one key. NaN is 0, below all numbers.
+// Integer sort key of a float: negative floats are complemented, both zeros share a key. NaN is 0, below all numbers.
 static inline __device__ uint32_t d_sort_key(float x) {
     const uint32_t raw = __float_as_uint(x), bits = raw == 0x80000000u ? 0 : raw;
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
     return (bits & 0x7fffffffu) > 0x7f800000u ? 0 : key;
 }
-// The key for an ascending sort in either order; NaN comes last in both.
+// Key of an ascending sort in either order; NaN comes last in both.
 static inline __device__ uint32_t d_sort_place(uint32_t key, bool is_descending) { return is_descending ? ~key : key - 1; }
 
-// On the special-function unit, one instruction each; what is below 2^-126 counts as 0.
+// Special-function unit, one instruction each; denormals count as 0.
 static inline __device__ float d_exp2(float x) {
 #ifdef __CUDACC__
     float y;
@@ -600,23 +608,23 @@ static inline __device__ float d_reciprocal(float x) {
 }
 static inline __device__ float d_exp(float x) { return d_exp2(x * 1.44269504088896340736f); }
 
-// A maximum and the sum of exponentials below it, found together.
+// Running maximum and sum of exponentials of online softmax.
 struct d_soft_sum {
     float max, sum;
 };
 
-// ---- activations that several sections know ----
-// The exponential never overflows, and the tail towards 0 keeps its digits.
+// ---- activations used by several sections ----
+// Sigmoid: the exponential never overflows, and the tail towards 0 keeps its relative precision.
 static inline __device__ float d_sigmoid(float x) {
-    const float root = d_exp(-0.5f * fabsf(x)), e = d_mul_rn(root, root); // a product keeps what is below 2^-126
-    return (x < 0.0f ? e : 1.0f) * d_reciprocal(1.0f + e); // of 1 to 2
+    const float root = d_exp(-0.5f * fabsf(x)), e = d_mul_rn(root, root); // the product keeps values below 2^-126
+    return (x < 0.0f ? e : 1.0f) * d_reciprocal(1.0f + e); // argument in [1, 2]
 }
-// 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
+// 1/2 (1 + tanh(u)) is sigmoid(2 u), which keeps its digits where tanh is near -1.
 static inline __device__ float d_gelu_logit(float x) { return 2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x); }
 static inline __device__ float d_gelu(float x) { return x * d_sigmoid(d_gelu_logit(x)); }
-// 1 + erf(x / sqrt 2), where erfcf had the better part of GEGLU_ERF's time: erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z), z >= 0,
-// q fitted by weighted least squares to 1.2e-8. In F32 the error is 4e-7 of the result up to |x| = 1, 2e-6 up to 6, 8e-6 up to 13, where
-// the exponent's rounding is all of it.
+// 1 + erf(x / sqrt 2); erfcf took over half the time of GEGLU_ERF. erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z), z >= 0.
+// q is a weighted least-squares fit to 1.2e-8. Relative error in F32: 4e-7 for |x| <= 1, 2e-6 up to 6, 8e-6 up to 13,
+// where rounding of the exponent dominates.
 static inline __device__ float d_one_plus_erf(float x) {
     const float t = d_reciprocal(1.0f + 0.26516504294495532f * fabsf(x));
     float q = 0.061696778789691605f;
@@ -628,13 +636,13 @@ static inline __device__ float d_one_plus_erf(float x) {
     q = q * t + 0.2054305667254833f;
     q = q * t + 0.2106334796851444f;
     q = q * t + 0.21161441645659343f;
-    const float root = d_exp2(-0.36067376022224085184f * x * x), tail = root * t * q * root; // what is below 2^-126 stays
+    const float root = d_exp2(-0.36067376022224085184f * x * x), tail = root * t * q * root; // the product keeps values below 2^-126
     return x < 0.0f ? tail : 2.0f - tail;
 }
 static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * d_one_plus_erf(x); }
 
-// Applies a gate to N pairs of x and g; alpha and limit: see gcuda_glu_args. Gates share subexpressions, and the last one is the else
-// branch: add a new gate here before raising the count below.
+// Applies a gate to N pairs of x and g; alpha and limit: see gcuda_glu_args. Gates share subexpressions and the last gate
+// is the else branch: add a new gate here before raising the count below.
 static_assert(GCUDA_GLU_OP_COUNT == 6, "d_glus computes another gate as GEGLU_QUICK: give the new one its lines there");
 template <int N>
 static inline __device__ void d_glus(gcuda_glu_op op, float (&x)[N], const float (&g)[N], float alpha, float limit) {
@@ -668,9 +676,9 @@ static inline __device__ float d_glu(gcuda_glu_op op, float x, float g, float al
     return v[0];
 }
 
-// ---- what becomes of the sums of a product: an epilogue ----
-// What becomes of the sums v before the residual is added, where there is an epilogue. up: the sums with its second matrix. The rest is
-// asked for where it is there: bias(k), up_bias(k) and factor(k) of v[k].
+// ---- epilogue of a matrix product ----
+// Applies the epilogue to N accumulators v, up to the residual, which the caller adds. up: accumulators of the second
+// matrix. bias(k), up_bias(k) and factor(k) load an operand for v[k] and are called only where it exists.
 template <bool MAY_HAVE_UP, int N, typename BIAS, typename UP_BIAS, typename FACTOR>
 static inline __device__ void d_finish_sums(
     const gcuda_mul_mat_epilogue & e, float (&v)[N], const float (&up)[N], BIAS bias, UP_BIAS up_bias, FACTOR factor) {
@@ -694,7 +702,7 @@ static inline __device__ void d_finish_sums(
     }
 }
 
-// Whether an epilogue is one: F32, of sizes that repeat over y, of mul_mat_id biases for experts.
+// Whether an epilogue is valid: F32 operands that broadcast to y; in mul_mat_id biases have one row per expert.
 static inline bool epilogue_fits(const gcuda_mul_mat_epilogue & e, const gcuda_array & y, int64_t n_experts) {
     const gcuda_array * arrays[4] = { &e.bias, &e.up_bias, &e.factor, &e.residual };
     for (int k = 0; k < 4; ++k) {
@@ -714,13 +722,13 @@ static inline bool epilogue_fits(const gcuda_mul_mat_epilogue & e, const gcuda_a
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
-// The exponent that is taken out of a row of floats with this largest magnitude, for halves. Nothing is scaled where it lies within
-// 2^-6 .. 2^15: smaller elements keep enough of their digits. Rows with infinities or NaN are left as they are.
+// Exponent to remove from a row of floats with this maximum magnitude before conversion to F16. 0 for maxima in
+// 2^-6 .. 2^15, where smaller elements keep enough digits, and for rows with infinities or NaN.
 static inline __device__ int d_half_exponent(float max) {
     int exponent = 0;
     if (max > 0.0f && max < INFINITY && (max < 0.015625f || max > 32768.0f)) {
         (void) frexpf(max, &exponent);
-        exponent -= 14; // the largest becomes 2^13 .. 2^14
+        exponent -= 14; // the maximum becomes 2^13 .. 2^14
     }
     return exponent;
 }
@@ -732,7 +740,7 @@ static inline __device__ int d_half_exponent(float max) {
 #define D_ASYNC_COPIES 0
 #endif
 
-// A place in shared memory, as copies want it.
+// Address in shared memory in the form that cp.async takes.
 #if D_ASYNC_COPIES
 typedef uint32_t d_shared_at;
 static inline __device__ d_shared_at d_shared_at_of(char * p) { return (uint32_t) __cvta_generic_to_shared(p); }
@@ -746,15 +754,15 @@ static inline __device__ uint32_t d_shared_address(uint32_t at) { return at; }
 static inline __device__ uint32_t d_shared_address(const char * p) { return (uint32_t) __cvta_generic_to_shared(p); }
 #endif
 
-// 16 bytes from global to shared memory, both at multiples of 16; n of them are read, the others are zero. Where the device
-// has no asynchronous copies the lane does it.
+// cp.async of 16 bytes to shared memory, both sides aligned to 16; n bytes are read, the rest are zero. Without cp.async
+// the thread copies synchronously.
 static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, int n) {
 #if D_ASYNC_COPIES
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
 #elif defined(GCUDAI_SIM)
     sim_cp_async_16(to, from, n);
 #else
-    alignas(16) char v[16] = {}; // bytes: what is read later has many types
+    alignas(16) char v[16] = {}; // bytes: the reader may use any type
     if (n >= 16) {
         memcpy(v, __builtin_assume_aligned(from, 16), 16);
     } else {
@@ -764,7 +772,7 @@ static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, in
 #endif
 }
 static inline __device__ void d_copy_16(char * to, const char * from, int n) { d_copy_16_to(d_shared_at_of(to), from, n); }
-// 16 bytes, or 16 zeros: then `from` is not read.
+// Copies 16 bytes, or writes 16 zeros without reading `from`.
 static inline __device__ void d_copy_16_or_zero(d_shared_at to, const char * from, bool is_read) {
 #if D_ASYNC_COPIES
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, p;\n}" ::"r"(to), "l"(from),
@@ -781,7 +789,7 @@ static inline __device__ void d_copies_commit() {
     sim_cp_async_commit();
 #endif
 }
-// All copies of this lane but those of the last N commits have arrived.
+// Waits until at most N commit groups of this thread are pending.
 template <int N> static inline __device__ void d_copies_wait() {
 #if D_ASYNC_COPIES
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -790,7 +798,7 @@ template <int N> static inline __device__ void d_copies_wait() {
 #endif
 }
 
-// Brings bytes into the L2 cache, both numbers multiples of 16; nobody sees it, whoever writes them.
+// Prefetches n_bytes into L2; address and size are multiples of 16. Safe while an earlier kernel still writes them.
 static inline __device__ void d_prefetch_l2(const char * p, int n_bytes) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n_bytes) : "memory");
@@ -806,7 +814,7 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
 }
 
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-// By shuffles, where dispatch does not come. Functions of their own: in their place they would be megabytes of code.
+// mma.sync emulated with shuffles, for architectures that dispatch never selects. Not inlined: inlining costs megabytes of code.
 static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -840,9 +848,10 @@ static __noinline__ __device__ void d_mma_tf32_shuffled(float * c, const uint32_
 }
 #endif
 
-// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
-// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
-// column g.
+// mma.sync m16n8k16, BF16: c += a b. With g = lane / 4 and t = lane % 4 (row, column):
+//   c   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+//   a   pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   b   pairs of k at 2t and 2t + 8 of column g
 static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -855,8 +864,9 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
 #endif
 }
 
-// c += a b for a 16 x 8 by 8 x 8 of TF32, the top 19 bits of a float. c lies as above; words of a are (g, t), (g + 8, t),
-// (g, t + 4), (g + 8, t + 4), of b k = t and t + 4 of column g.
+// mma.sync m16n8k8, TF32 (the top 19 bits of a float): c += a b. c as in d_mma.
+//   a   (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
+//   b   k = t and t + 4 of column g
 static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(GCUDAI_SIM)
     sim_mma_tf32(c, a, b, c);
@@ -869,7 +879,7 @@ static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// Floats as sums of two TF32 numbers, 21 bits together.
+// Floats split into two TF32 numbers, 21 bits together.
 template <int N> struct d_split_tf32 {
     uint32_t hi[N], lo[N];
 
@@ -878,15 +888,15 @@ template <int N> struct d_split_tf32 {
         lo[i] = __float_as_uint(v - __uint_as_float(hi[i]));
     }
 };
-// The same product of such sums; what both low parts give is below what is kept.
+// c += a b of split floats (3xTF32); lo * lo is below the precision kept.
 static inline __device__ void d_mma_split(float (&c)[4], const d_split_tf32<4> & a, const d_split_tf32<2> & b) {
     d_mma_tf32(c, a.lo, b.hi);
     d_mma_tf32(c, a.hi, b.lo);
     d_mma_tf32(c, a.hi, b.hi);
 }
 
-// Four bytes of a (0 .. 3) and b (4 .. 7), named by the nibbles of `order`, the lowest byte first; a nibble with 8 added gives
-// eight times the top bit of the byte instead, which __byte_perm does not.
+// PRMT: selects four bytes of a (0 .. 3) and b (4 .. 7) by the nibbles of `order`, lowest byte first. Bit 3 of a nibble
+// replicates the byte's sign bit instead, which __byte_perm does not offer.
 static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t order) {
 #if defined(GCUDAI_SIM)
     return sim_prmt(a, b, order);
@@ -903,9 +913,9 @@ static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t ord
 #define D_TENSOR_CORES 0
 #endif
 
-// ---- a warp's product of 16 x 8 words of A with 8 x 8 of B: 16 halfs or 8 TF32 numbers deep ----
-// Lane l has rows l/4 and l/4 + 8 of A at words l%4 and l%4 + 4, column l/4 of B likewise, and of the result rows l/4 and
-// l/4 + 8 at columns 2 (l%4) and the next.
+// ---- mma.sync on words: 16 x 8 words of A by 8 x 8 of B; depth 16 for F16, 8 for TF32 ----
+// With g = lane / 4 and t = lane % 4: A has rows g and g + 8 at words t and t + 4, B has column g at the same words. C has
+// rows g and g + 8 at columns 2 t and 2 t + 1.
 static inline __device__ float d_low(uint32_t w) {
     const uint16_t h = (uint16_t) w;
     __half v;
@@ -916,13 +926,13 @@ template <bool IS_F16> static inline __device__ float d_word_product(uint32_t a,
     return IS_F16 ? d_low(a) * d_low(b) + d_low(a >> 16) * d_low(b >> 16) : __uint_as_float(a) * __uint_as_float(b);
 }
 
-// What older devices do without the instructions: word by word from the lanes that have it. Rolled: in the tiles of a convolution it
-// would be millions of instructions.
+// d_mma_words emulated with shuffles for architectures without the instruction. Not unrolled: the tiles of a convolution
+// would take millions of instructions.
 template <bool IS_F16> static inline __device__ void d_mma_words_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
     NO_UNROLL for (int k = 0; k < 4; ++k) {
         for (int i = 0; i < 4; ++i) {
-            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
+            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 for odd i, word +4 for i >= 2
             for (int j = 0; j < 2; ++j) {
                 c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
             }
@@ -951,7 +961,7 @@ template <bool IS_F16> static inline __device__ void d_mma_words(float * c, cons
 #elif defined(GCUDAI_SIM)
     IS_F16 ? sim_mma_f16(c, a, b, c) : sim_mma_tf32(c, a, b, c);
 #elif __CUDA_ARCH__ >= 750
-    if (IS_F16) { // 8 deep each
+    if (IS_F16) { // two instructions of depth 8
         d_mma_f16_of_8(c, a, b[0]);
         d_mma_f16_of_8(c, a + 2, b[1]);
     } else {
@@ -962,7 +972,7 @@ template <bool IS_F16> static inline __device__ void d_mma_words(float * c, cons
 #endif
 }
 
-static inline __device__ uint32_t d_tf32(float v) { // to nearest, halves away from zero
+static inline __device__ uint32_t d_tf32(float v) { // round to nearest, ties away from zero
 #if D_TENSOR_CORES
     uint32_t w;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(w) : "f"(v));
@@ -979,8 +989,8 @@ static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
     return w;
 }
 
-// Four matrices of 8 x 8 halfs from shared memory: lane l gives row l % 8 of matrix l / 8, and gets of each matrix the two
-// halfs at 2 (l % 4) of row l / 4.
+// ldmatrix.x4: four 8 x 8 matrices of halves from shared memory. Lane l passes the address of row l % 8 of matrix l / 8
+// and receives from each matrix the two halves at column 2 (l % 4) of row l / 4. Rows are aligned to 16 bytes.
 static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -995,8 +1005,8 @@ static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
     }
 #endif
 }
-static inline __device__ void d_matrices(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
-// The same with each matrix transposed.
+static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
+// ldmatrix.x4.trans: each matrix transposed.
 static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
 #if defined(GCUDAI_SIM)
     sim_ldmatrix<4, true>(v, row);
@@ -1032,7 +1042,7 @@ static inline __device__ void d_shared_put_u16(d_shared_at at, uint32_t v) {
     *(uint16_t *) at = (uint16_t) v;
 #endif
 }
-// The compiler forgets how the place was computed, and does not compute it anew for each access.
+// Hides from the compiler how the address was computed, so that it is not recomputed for each access.
 static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
 #if D_ASYNC_COPIES
     asm volatile("" : "+r"(at));
@@ -1040,7 +1050,7 @@ static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
     return at;
 }
 
-// Of an 8 x 8 matrix of halfs whose pair (row lane / 4, columns 2 (lane % 4)) is given, the same pair of the transposed matrix.
+// movmatrix.trans: transposes an 8 x 8 matrix of halves held as pairs (row lane / 4, columns 2 (lane % 4) and the next).
 static inline __device__ uint32_t d_transposed(uint32_t pair) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     uint32_t d;
@@ -1053,7 +1063,7 @@ static inline __device__ uint32_t d_transposed(uint32_t pair) {
 #endif
 }
 
-// (a & mask) | bits in one instruction: a compiler that knows both as constants takes two.
+// (a & mask) | bits as one LOP3: with both constant the compiler emits two instructions.
 static inline __device__ uint32_t d_and_or(uint32_t a, uint32_t mask, uint32_t bits) {
 #ifdef __CUDACC__
     uint32_t d;
@@ -1064,7 +1074,7 @@ static inline __device__ uint32_t d_and_or(uint32_t a, uint32_t mask, uint32_t b
 #endif
 }
 
-// The same by shuffles, of one half of the depth, for code that was not compiled for tensor cores.
+// d_mma_s8_half emulated with shuffles, for code compiled without tensor cores.
 static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -1077,9 +1087,10 @@ static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32
     }
 }
 
-// Products of bytes by a warp, 32 deep, d = a b + c. With g = lane / 4 and t = lane % 4, d and c are (g, 2t), (g, 2t + 1),
-// (g + 8, 2t), (g + 8, 2t + 1); words of a are of rows g, g + 8, g, g + 8, words of b of column g: four bytes at k = 4t in
-// a[0], a[1] and b[0], four at k = 4t + 16 in the others.
+// mma.sync m16n8k32, S8: d = a b + c. With g = lane / 4 and t = lane % 4 (row, column):
+//   c, d   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+//   a      words of rows g, g + 8, g, g + 8; b: words of column g
+// a[0], a[1] and b[0] are the four bytes at k = 4t; a[2], a[3] and b[1] those at k = 4t + 16.
 static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const int (&c)[4]) {
 #if defined(GCUDAI_SIM)
     sim_mma_s8(d, a, b, c);
@@ -1093,7 +1104,7 @@ static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], cons
     d_mma_s8_shuffled(d, a[2], a[3], b[1]);
 #endif
 }
-// 16 deep: the first half of that.
+// mma.sync m16n8k16, S8: the first half of d_mma_s8's depth.
 static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
 #if defined(GCUDAI_SIM)
     const uint32_t a[4] = { a0, a1, 0, 0 }, both[2] = { b, 0 };
@@ -1109,14 +1120,14 @@ static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a
 }
 
 // =====================================================================================================
-// >>k-quants   block formats: 32 elements at a time as integer codes and scales
+// >>k-quants   decoders of the block formats, quantizers, prequantized activations
 // =====================================================================================================
-// A group is 32 consecutive elements of a block; a block has n / 32 of them. Every format decodes to the same form:
+// A group is 32 consecutive elements; a block of n elements has n / 32 groups. Every format decodes a group to
 //
 //     element j = scale[j / 16] * (code j - zero) - min[j / 16]
 //
-// with the codes as bytes, four to a word, element 0 lowest. The products are exact where those of the formula are, so the
-// values are those of the CPU. zero is a constant of the format; dot products take it out of the loop.
+// with the codes as bytes, four per word, element 0 in the lowest. Products are exact where those of the format's formula
+// are, so values equal the CPU's. zero is a constant of the format; dot products move it out of the loop.
 
 struct d_group {
     uint32_t q[8];
@@ -1125,7 +1136,7 @@ struct d_group {
 
 static inline __device__ float d_half(gcuda_fp16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
-// A word that lies at a multiple of 4, 2 or 1 bytes.
+// A 32-bit word aligned to 4, 2 or 1 bytes.
 static inline __device__ uint32_t d_word4(const void * p) { return *(const uint32_t *) p; }
 static inline __device__ uint32_t d_word2(const void * p) {
     const uint16_t * h = (const uint16_t *) p;
@@ -1139,7 +1150,7 @@ static inline __device__ uint32_t d_word1(const void * p) {
 // Bit i of four becomes bit 0 of byte i.
 static inline __device__ uint32_t d_spread_bits(uint32_t bits) { return (bits & 15u) * 0x00204081u & 0x01010101u; }
 
-// Bytes 1 .. 127 negated where the bit of `signs` is set.
+// Negates bytes 1 .. 127 where the bit of `signs` is set.
 static inline __device__ uint32_t d_negate_bytes(uint32_t bytes, uint32_t signs) {
     const uint32_t ones = d_spread_bits(signs);
     return (bytes ^ ones * 255u) + ones;
@@ -1150,7 +1161,7 @@ static inline __device__ uint32_t d_table_word(const int8_t * table, int k) {
            (uint32_t) (uint8_t) table[4 * k + 2] << 16 | (uint32_t) (uint8_t) table[4 * k + 3] << 24;
 }
 
-// Eight nibbles through a table of 16 bytes: the low ones of each byte, then the high ones.
+// Looks eight nibbles up in a table of 16 bytes: *low gets the low nibble of each byte, *high the high one.
 static inline __device__ void d_lookup_words(
     uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3, uint32_t nibbles, uint32_t * low, uint32_t * high) {
     const uint32_t s = nibbles & 0x77777777u, upper = (nibbles & 0x88888888u) >> 1 | 0x32103210u;
@@ -1174,7 +1185,7 @@ static inline __device__ void d_set_scale(d_group & o, float scale, float min) {
     d_set_scales(o, scale, scale, min, min);
 }
 
-// What formats share; n is the number of elements of a block.
+// Members common to all formats; N is the number of elements per block.
 template <gcuda_type TYPE, typename BLOCK, int N, int ZERO, bool HAS_MIN> struct d_format_of {
     typedef uint32_t entry_type;
     static constexpr int n_entries = 0; // of a codebook, see D_CODEBOOK
@@ -1281,7 +1292,7 @@ template <> struct d_format<GCUDA_TYPE_Q3_K> : d_format_of<GCUDA_TYPE_Q3_K, gcud
     }
 };
 
-// The pair of 6-bit scale and min of group g in the 12 bytes of Q4_K and Q5_K.
+// The 6-bit scale and min of group g in the 12 scale bytes of Q4_K and Q5_K.
 static inline __device__ void d_k_scale(const uint8_t * p, gcuda_fp16_t d, gcuda_fp16_t dmin, int g, d_group & o) {
     const int j = g % 4;
     const uint32_t a = p[j], b = p[j + 4], c = p[j + 8];
@@ -1311,7 +1322,7 @@ template <> struct d_format<GCUDA_TYPE_Q5_K> : d_format_of<GCUDA_TYPE_Q5_K, gcud
 template <> struct d_format<GCUDA_TYPE_Q6_K> : d_format_of<GCUDA_TYPE_Q6_K, gcuda_block_q6_k, 256, 32, false> {
     static inline __device__ void decode(const block * b, int g, d_group & o) {
         const float d = d_half(b->d);
-        const int part = g / 4, k4 = g % 4; // k4: which 32 of the half's 128 elements
+        const int part = g / 4, k4 = g % 4; // k4: which 32 of the 128 elements of a half
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t lo = d_word2(b->ql + 64 * part + 32 * (k4 % 2) + 4 * k) >> 4 * (k4 / 2) & 0x0f0f0f0fu;
             o.q[k] = lo | (d_word2(b->qh + 32 * part + 4 * k) >> 2 * k4 & 0x03030303u) << 4;
@@ -1338,7 +1349,7 @@ template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, 
 };
 
 // ---- blocks of 256 with codebooks ----
-// entry(i) is what an entry of the codebook stands for; decode_with takes it from wherever the caller keeps entries.
+// entry(i) decodes entry i of the codebook. decode_with takes a caller's lookup instead, for example in shared memory.
 #define D_CODEBOOK(BLOCK, T, N, ENTRY)                                                                  \
     typedef T entry_type;                                                                               \
     static constexpr int n_entries = N;                                                                 \
@@ -1346,7 +1357,7 @@ template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, 
     static inline __device__ void decode(const BLOCK * b, int g, d_group & o) {                         \
         decode_with(b, g, o, [](uint32_t i) { return entry(i); });                                      \
     }
-// Of signed formats put_with gives magnitudes and signs of eight or four elements at a time: put(k, entry, signs).
+// Signed formats: put_with passes magnitudes and signs of eight or four elements at a time to put(k, entry, signs).
 #define D_SIGNED_CODEBOOK(PUT)                                                                                       \
     template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {   \
         put_with(b, g, o, entry, [&](int k, entry_type e, uint32_t signs) { PUT(k, e, signs, o.q); });                \
@@ -1371,7 +1382,7 @@ template <> struct d_format<GCUDA_TYPE_IQ2_XXS> : d_format_of<GCUDA_TYPE_IQ2_XXS
     }
 };
 
-// Scales of 16 elements each, in nibbles
+// Two scales of 16 elements each, packed in nibbles.
 static inline __device__ void d_iq2_scales(gcuda_fp16_t d, uint32_t nibbles, d_group & o) {
     d_set_scales(o, d_half(d) * (0.5f + (float) (nibbles & 15u)) * 0.25f,
         d_half(d) * (0.5f + (float) (nibbles >> 4)) * 0.25f, 0.0f, 0.0f);
@@ -1432,7 +1443,7 @@ template <> struct d_format<GCUDA_TYPE_IQ3_S> : d_format_of<GCUDA_TYPE_IQ3_S, gc
     }
 };
 
-// Digits 0 1 2 stand for -1 0 1, moved by an eighth up or down: in eighths 8 digit - 8 +- 1, or 8 digit + (2 or 0) - 9.
+// Digits 0 1 2 stand for -1 0 1 plus or minus an eighth. In eighths: 8 digit - 8 +- 1, or 8 digit + (2 or 0) - 9.
 static inline __device__ uint64_t d_iq1_entry(uint32_t code) { return 8u * gcudai_spread_2(gcudai_grid_iq1s[code]); }
 
 static inline __device__ void d_put_iq1(uint64_t eighths, bool is_down, uint32_t * q) {
@@ -1469,7 +1480,7 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
     }
 };
 
-// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
+// ---- codebooks as nibbles: an entry of eight 2-bit digits becomes eight nibbles whose upper bits select the table half ----
 static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
     digits = (digits | digits << 8) & 0x00ff00ffu;
     digits = (digits | digits << 4) & 0x0f0f0f0fu;
@@ -1481,27 +1492,27 @@ static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
     bits = (bits | bits << 6) & 0x03030303u;
     return (bits | bits << 3) & 0x11111111u;
 }
-// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
+// Seven bits to nibbles; the eighth is their parity. A nibble of the product counts the bits below it.
 static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
     bits = d_bits_to_nibbles(bits);
     return bits | (bits * 0x11111111u & 0x10000000u);
 }
-// Digits 0 1 2 as 8 25 43, with 4 added negative.
+// Digits 0 1 2 become 8 25 43; with 4 added, their negatives.
 static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
     q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
 }
-static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
-// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
+static inline __device__ void d_codes8_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
+// Digits 0 1 2 become 0 8 16; with 4 added, those plus 2 (the shift up, see d_put_iq1).
 static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
     q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
 }
-static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
     d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
 }
 
-// ---- all of them ----
+// ---- lists of block types ----
 // clang-format off
 #define D_WEIGHT_TYPES(X)                                                                                   \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)     \
@@ -1509,7 +1520,7 @@ static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_
 #define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
 // clang-format on
 
-// f(d_format<type>()) for a block type, or for one that weights have; UNSUPPORTED for others.
+// Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
 template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     switch (type) {
@@ -1518,7 +1529,7 @@ template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     }
 }
 template <typename F> static gcuda_status with_weight_format(gcuda_type type, F f) {
-    (void) f; // every type may be left out
+    (void) f; // every type may be compiled out
     switch (type) {
         D_WEIGHT_TYPES(X)
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -1526,7 +1537,7 @@ template <typename F> static gcuda_status with_weight_format(gcuda_type type, F 
 }
 #undef X
 
-// Code of element j, zero taken off.
+// Code of element j minus zero.
 template <typename FORMAT> static inline __device__ int d_code(const d_group & g, int j) {
     return (int) (int8_t) (g.q[j / 4] >> 8 * (j % 4)) - FORMAT::zero;
 }
@@ -1535,34 +1546,34 @@ template <typename FORMAT> static inline __device__ float d_value(int code, floa
     return FORMAT::has_min ? scale * (float) code - min : scale * (float) code;
 }
 
-// Four elements, moved at once.
+// Four elements moved in one access.
 template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four {
     T v[4];
 };
 
-// Element i of a row.
+// Element i of a quantized row.
 template <typename FORMAT> static inline __device__ float d_element(const char * row, int64_t i) {
     d_group g;
     const int j = (int) (i % 32);
     FORMAT::decode((const typename FORMAT::block *) row + i / FORMAT::n, (int) (i % FORMAT::n) / 32, g);
-    uint32_t word = 0; // no dynamic index into registers
+    uint32_t word = 0; // avoids a dynamic index into registers
     UNROLL for (int k = 0; k < 8; ++k) { word = j / 4 == k ? g.q[k] : word; }
     return d_value<FORMAT>((int) (int8_t) (word >> 8 * (j % 4)) - FORMAT::zero, j < 16 ? g.scale[0] : g.scale[1],
         j < 16 ? g.min[0] : g.min[1]);
 }
 
-// ---- columns as bytes, for products with up to 8 of them (>>k-mul-mat-vec), which go through them in steps ----
+// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec): int8, walked in steps of VEC_STEP elements ----
 #define VEC_STEP 2048
 
-// Where a lane's 64 elements lie in a step, and in which order a group's bytes are dotted.
+// Which 64 elements of a step belong to a lane, and the order of a group's bytes in the dot product.
 enum d_vec_order {
-    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes as they are
-    D_INTERLEAVED,  // the same groups; of each eight bytes four are of the first half, four of the second, in turn
-    D_TWO_APART     // groups g and g + 2 of each four
+    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes in element order
+    D_INTERLEAVED, // the same groups; each eight bytes alternate between the first and the second half of the group
+    D_TWO_APART // groups g and g + 2 of each four
 };
 
-// How a column is made ready for a format. Piece i of a lane, 16 elements, meets codes that are 2^k times too large, where
-// k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
+// Activation layout for a weight format. A lane has four pieces of 16 elements. Piece i meets weight codes 2^k times too
+// large, where k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
 struct d_vec_form {
     d_vec_order order;
     int zero;
@@ -1570,7 +1581,7 @@ struct d_vec_form {
     int of_odd, of_second, of_odd_lane;
 };
 
-// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_vec_form).
+// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_layout).
 static inline __host__ __device__ constexpr int d_vec_form_number(const d_vec_form & f) {
     return 1 | (int) f.order << 1 | (int) f.has_min << 3 | f.of_odd << 4 | f.of_second << 7 | f.of_odd_lane << 10 | f.zero << 13;
 }
@@ -1578,15 +1589,15 @@ static inline __host__ __device__ constexpr d_vec_form d_vec_form_of_number(int 
     return { (d_vec_order) (n >> 1 & 3), n >> 13, (n >> 3 & 1) != 0, n >> 4 & 7, n >> 7 & 7, n >> 10 & 7 };
 }
 
-// A column's bytes lie as [step][4][32] pieces of 16, behind those of all steps the pieces' scales in the same order.
+// An activation column is int8 pieces of 16 elements in the order [step][4][32], then the pieces' scales in that order.
 #define VEC_STEP_BYTES (VEC_STEP + VEC_STEP / 16 * 8)
 static inline __host__ __device__ int64_t vec_steps(int64_t k) { return (k + VEC_STEP - 1) / VEC_STEP; }
 
-// The larger of two magnitudes as bits: they have the order of floats, and NaN comes last, which fmaxf would drop.
+// Maximum of two magnitudes as bits: they order like floats, and NaN comes last, which fmaxf would drop.
 static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
 
-// 4 N elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum,
-// if it is wanted. All lanes of the warp take part.
+// Quantizes 4 N elements v per lane to int8. n_lanes adjacent lanes form a piece with one scale *d and, where wanted, the
+// sum of its bytes. All lanes of the warp take part.
 template <int N>
 static inline __device__ void d_vec_bytes(float4 (&v)[N], int n_lanes, bool wants_sum, float * d, int * sum, uint32_t (&bytes)[N]) {
     const int low = 0x7fffffff;
@@ -1600,15 +1611,15 @@ static inline __device__ void d_vec_bytes(float4 (&v)[N], int n_lanes, bool want
     float inverse;
     if (max >= 1e-30f && max <= 1e30f) {
         inverse = 127.0f * d_reciprocal(max);
-    } else { // zeros; what has no inverse, or one that is lost in the rounding, is moved to where it has
-        const bool is_finite = max <= 3.4028235e38f; // else bytes 0, and a scale that makes NaN of them
+    } else { // zero, or an inverse that overflows or rounds to 0: lift the values first
+        const bool is_finite = max <= 3.4028235e38f; // otherwise bytes are 0 and the scale makes them NaN
         const float lift = !is_finite ? 0.0f : max < 1e-30f ? 1208925819614629174706176.0f : 1.0f / 1208925819614629174706176.0f;
         UNROLL for (int k = 0; k < N; ++k) {
             v[k] = is_finite ? make_float4(v[k].x * lift, v[k].y * lift, v[k].z * lift, v[k].w * lift) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
         inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
     }
-    UNROLL for (int k = 0; k < N; ++k) { // the last byte of 1.5 * 2^23 + n is that of n
+    UNROLL for (int k = 0; k < N; ++k) { // the last byte of 1.5 * 2^23 + n is the last byte of n
         const int a = __float_as_int(v[k].x * inverse + 12582912.0f), b = __float_as_int(v[k].y * inverse + 12582912.0f);
         const int c = __float_as_int(v[k].z * inverse + 12582912.0f), e = __float_as_int(v[k].w * inverse + 12582912.0f);
         bytes[k] = __byte_perm(__byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
@@ -1627,14 +1638,14 @@ static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_
 
 static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
 
-// Which four elements of 128 lane i takes, counted in fours.
+// Index, in quads of 4, of the elements that lane i takes from 128.
 static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
 
-#define D_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
+#define D_BIAS 12582912 // 1.5 * 2^23: adding an integer below 2^22 to the bits adds it to the float
 static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
 
-// Where piece i, of 16 elements, of part w lies, and its scale with what is kept beside it: the scaled sum of its bytes for mins or, as
-// bits, what the dot products with its bytes begin with.
+// Position of piece i (16 elements) of part w, and its scale with a companion value. The companion is the scaled byte sum
+// for formats with mins, otherwise the bits of the start value of the dot product.
 static inline __device__ int d_vec_piece_at(int piece, int w) { return piece % 4 * 32 + piece / 4 + 2 * w; }
 static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, float d, int sum) {
     const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
@@ -1642,19 +1653,19 @@ static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, flo
     return make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
 }
 
-// Where the first of two quads begins that a lane rounds together, among 256 elements, and how far the second is from it: half of a piece.
-// In interleaved forms they are 16 elements apart, and odd lanes have the second first, so that one load of a warp asks for all of a line
-// at once: all blocks want the same lines.
+// First of the two quads that a lane quantizes (half a piece) among 256 elements, and the distance to the second. In
+// interleaved layouts the quads are 16 elements apart and odd lanes swap them: one load of a warp then covers whole
+// cache lines, which all blocks request.
 static inline __device__ int d_vec_eight(int lane, d_vec_order order) {
     return order == D_INTERLEAVED ? lane / 4 * 32 + lane % 4 * 4 + lane % 2 * 16 : 8 * lane;
 }
 static inline __device__ int d_vec_second_quad(int lane, d_vec_order order) { return order != D_INTERLEAVED ? 4 : lane % 2 == 0 ? 16 : -16; }
 
-// N parts, w and on, 128 elements each, of a step: those of d_vec_quad(lane), or with two quads a lane those of d_vec_eight; pieces of 16,
-// of which piece i goes to lane i / 4, its place i % 4.
+// Quantizes parts w .. w + N - 1 of a step, 128 elements each. The quads are those of d_vec_quad(lane) for N = 1 and of
+// d_vec_eight for N = 2. Piece i of 16 elements goes to lane i / 4, position i % 4.
 template <int N>
 static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
-    constexpr int LANES = 4 / N; // of a piece
+    constexpr int LANES = 4 / N; // lanes per piece
     float d;
     int sum;
     uint32_t bytes[N];
@@ -1663,7 +1674,7 @@ static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, co
     const int at = d_vec_piece_at(piece, w + lane / (8 * LANES));
     if constexpr (N == 2) {
         uint2 words = make_uint2(bytes[0], bytes[1]);
-        if (f.order == D_INTERLEAVED) { // the two of odd lanes are the other way round
+        if (f.order == D_INTERLEAVED) { // odd lanes have their two quads swapped
             words = make_uint2(__byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x5140 : 0x1504),
                 __byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x7362 : 0x3726));
         }
@@ -1671,7 +1682,7 @@ static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, co
     } else {
         int word = lane % 4;
         if (f.order == D_INTERLEAVED) {
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes[0], 2); // those 16 elements away
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes[0], 2); // the quad 16 elements away
             bytes[0] = word < 2 ? __byte_perm(bytes[0], other, 0x5140) : __byte_perm(other, bytes[0], 0x7362);
             word = 2 * (word % 2) + word / 2;
         }
@@ -1684,23 +1695,24 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane,
     d_vec_quantize<1>(one, w, lane, f, xq, xs);
 }
 
-// ---- columns that products on warp groups have rounded already ----
-// As k_wg_columns leaves them for weights in blocks: BF16 as [tile][step of 64 elements of k][column][128 bytes], zeros behind the last
-// column. Their form as a number is the columns of a tile, which is even, as no form of bytes is; k a multiple of 256.
-#define WG_K 64 // elements of k in a step: 128 bytes of a column, the width of the swizzle
-// Columns, and pieces of 2048 elements of them, are counted in 31 bits.
+// ---- activations packed for wgmma (packed B) ----
+// Written by k_wg_columns for quantized weights: BF16 as [tile][step of 64 elements of k][column][128 bytes], zero-padded to
+// whole tiles. A step is a copy of the shared-memory layout of B, with its swizzle. The layout number is the columns per tile: even,
+// unlike every int8 layout. k is a multiple of 256.
+#define WG_K 64 // elements of k per step: 128 bytes of a column, the width of the swizzle
+// Columns and their pieces of 2048 elements are counted in 31 bits.
 static inline bool is_wg_form(int form, int64_t k, int64_t n) {
     return (form == 64 || form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 && (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
 }
-static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) { return (n + form - 1) & ~(int64_t) (form - 1); } // a power of 2
+static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) { return (n + form - 1) & ~(int64_t) (form - 1); } // form: a power of 2
 
 static inline __device__ char * d_wg_column(char * image, int64_t k, int form, uint32_t c) {
     const uint32_t in_tile = c & (uint32_t) (form - 1);
     return image + ((int64_t) (c - in_tile) * k + (int64_t) in_tile * WG_K) * 2;
 }
 
-// Elements k .. k + 127 of column c, a warp's, four a lane: element 4 of lane 8 t + s is where lane t of a quad has it in instruction s
-// (d_wg_put has more at once). A lane gets two words of the image from the two that have them.
+// A warp stores elements k .. k + 127 of column c, four per lane. Element 4 of lane 8 t + s goes where lane t of a quad reads
+// it in instruction s. Each lane gathers its two words from two other lanes. d_wg_put stores more at once.
 static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c, int k, const float4 & v) {
     const int lane = (int) threadIdx.x % 32, from = lane / 4 + 16 * (lane % 2), piece = lane % 16 / 2 ^ (int) (c % 8);
     const uint32_t low = d_bf16_pair(v.x, v.y), high = d_bf16_pair(v.z, v.w);
@@ -1711,7 +1723,7 @@ static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c,
 }
 
 #if GCUDAI_PART(8) || GCUDAI_PART(10)
-// ---- quantizers of blocks: those of the CPU (>>impl-blocks) ----
+// ---- quantizers: shared with the CPU (>>impl-blocks) ----
 // clang-format off
 #define D_QUANTIZED_TYPES(X)                                                                                      \
     X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q8_1, q8_1) X(IQ4_NL, iq4_nl)         \
@@ -1726,7 +1738,7 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize(const float 
 D_QUANTIZED_TYPES(X)
 #undef X
 
-// By all threads of a block, before the first of its blocks is made.
+// Called by all threads of a block before d_quantize.
 template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) {
     if (TYPE == GCUDA_TYPE_IQ4_NL || TYPE == GCUDA_TYPE_IQ4_XS) { gcudai_iq4nl_begin(); }
 }
@@ -1734,12 +1746,12 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) 
 
 #if GCUDAI_PART(8)
 // =====================================================================================================
-// >>k-copy   copies and conversions between all types, rows by index
+// >>k-copy   copies and conversions between all types, get_rows, set_rows
 // =====================================================================================================
-// Elements move in units: a group of 32 where a side has blocks to be decoded, a block where one is made, one element
-// otherwise. A map says where unit u comes from and goes to.
+// Elements move in units: a group of 32 where one side is decoded from blocks, a whole block where one is quantized,
+// otherwise a single element. A map gives source and destination of unit u.
 
-// Where unit u, in logical order, lies: row and number in it. Rows hold whole units, or all elements are packed.
+// Row of unit u in logical order; *u becomes its index in that row. Rows hold whole units, or the array is packed.
 static inline __device__ char * d_unit_row(const gcuda_array & a, int64_t * u, int64_t unit) {
     const int64_t n0 = a.ne[0] / unit, r = *u / (n0 > 0 ? n0 : 1);
     if (n0 * unit != a.ne[0]) {
@@ -1749,22 +1761,22 @@ static inline __device__ char * d_unit_row(const gcuda_array & a, int64_t * u, i
     return d_row(a, r);
 }
 
-// Where group u of the blocks of a lies: block and number of the group in it.
+// Block that holds group u of a row.
 template <typename FORMAT> static inline __device__ const typename FORMAT::block * d_group_at(const char * row, int64_t u) {
     return (const typename FORMAT::block *) row + u / (FORMAT::n / 32);
 }
 
 struct d_target {
     const char * x; // row of the source, NULL: zeros
-    int64_t i;      // unit of that row
-    char * y;       // first element of the unit, NULL: nothing to do
+    int64_t i; // unit in that row
+    char * y; // first element of the unit, NULL: skip
 };
 
-// Of a copy: the k-th element of x becomes the k-th of y.
+// Map of a copy: element k of x becomes element k of y.
 struct d_map_cpy {
     static const bool HAS_ROWS = true;
     gcuda_array x, y;
-    int64_t y_bytes; // of a unit
+    int64_t y_bytes; // per unit
 
     inline __device__ d_target at(int64_t u, int64_t unit) const {
         int64_t iy = u;
@@ -1776,13 +1788,13 @@ struct d_map_cpy {
         return t;
     }
     inline __device__ bool is_f64() const { return y.type == GCUDA_TYPE_F64; }
-    // of equal shapes
+    // x and y have equal shapes
     inline __device__ d_target row(const d_index & i) const {
         return { d_at(x, 0, i.i1, i.i2, i.i3), 0, d_at(y, 0, i.i1, i.i2, i.i3) };
     }
 };
 
-// Of get_rows.
+// Map of get_rows.
 struct d_map_get {
     gcuda_get_rows_args p;
 
@@ -1810,13 +1822,13 @@ struct d_map_get {
     }
 };
 
-// Of set_rows.
+// Map of set_rows.
 static inline __device__ int64_t d_index_of(const gcuda_array & ids, int64_t i0, int64_t i1, int64_t i2) {
     const char * p = d_at(ids, i0, i1, i2, 0);
     return ids.type == GCUDA_TYPE_I64 ? *(const int64_t *) p : (int64_t) *(const int32_t *) p;
 }
 
-// Where row r goes, or -1.
+// Destination row of row r; -1 if out of range or if a later row has the same destination.
 static inline __device__ int64_t d_set_row_of(const gcuda_get_rows_args & p, int64_t r, int64_t j1, int64_t j2) {
     const int64_t to = d_index_of(p.ids, r, j1, j2);
     bool is_last = to >= 0 && to < p.y.ne[1];
@@ -1828,8 +1840,8 @@ static inline __device__ int64_t d_set_row_of(const gcuda_get_rows_args & p, int
 template <bool MAY_LOOK> struct d_map_set {
     static const bool HAS_ROWS = true;
     gcuda_get_rows_args p;
-    int64_t y_bytes; // of a unit
-    int64_t looks;   // itself: nothing is in scratch. A word, or the simulated device takes what pads it for an address
+    int64_t y_bytes; // per unit
+    int64_t looks; // computes destinations instead of reading scratch. 64 bits: the simulated device takes padding for an address
 
     inline __device__ int64_t to(int64_t r, int64_t j1, int64_t j2) const {
         if (MAY_LOOK && looks) { return d_set_row_of(p, r, j1, j2); }
@@ -1852,13 +1864,13 @@ template <bool MAY_LOOK> struct d_map_set {
     }
 };
 
-// Of what makes blocks other than by whole rows: a copy, set_rows, or the sum of blocks and b. One kernel for all of them: the
-// quantizers are up to 175 KB of code each.
+// Map of everything that quantizes other than by whole rows: copy, set_rows, and the sum of blocks and b. One kernel serves
+// all three: a quantizer is up to 175 KB of code.
 struct d_map_blocks {
     static const bool HAS_ROWS = false;
     d_map_cpy cpy;
-    d_map_set<true> set; // instead, where it has a y
-    gcuda_array b;       // F32, of the shape of cpy.x: data is NULL where nothing is added
+    d_map_set<true> set; // used instead of cpy where it has a y
+    gcuda_array b; // F32, shape of cpy.x; data NULL: nothing is added
 
     inline __device__ d_target at(int64_t u, int64_t unit) const { return set.p.y.data != nullptr ? set.at(u, unit) : cpy.at(u, unit); }
 };
@@ -1877,7 +1889,7 @@ static const d_map_blocks & blocks_of(const d_map_blocks & map) { return map; }
 // ---- blocks to floats ----
 static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
 
-// Four results, in one store where the address allows it.
+// Four results, in one store where alignment allows.
 template <typename T> static inline __device__ void d_put4(char * y, const float * v) {
     d_four<T> four;
     UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
@@ -1888,11 +1900,12 @@ template <typename T> static inline __device__ void d_put4(char * y, const float
     }
 }
 
-// A warp decodes 32 groups, a lane each, and writes them out together: eight lanes to a group.
-//   floor   blocks read once, 32 * sizeof(T) bytes written per group     shared  9.5 KiB
+// Quantized to float. A warp decodes 32 groups, one per lane, to shared memory and stores them with eight lanes per group.
+//   shared  9.5 KiB
+//   floor   blocks read once, 32 * sizeof(T) bytes written per group
 template <typename FORMAT, typename T, typename MAP>
 static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_t n_groups) {
-    __shared__ uint32_t codes[4][32][9]; // 9: lanes hit different banks
+    __shared__ uint32_t codes[4][32][9]; // 9: avoids bank conflicts
     __shared__ float scales[4][32][4];
     __shared__ char * ys[4][32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -1922,7 +1935,7 @@ static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_
                 UNROLL for (int j = 0; j < 4; ++j) {
                     v[j] = d_value<FORMAT>((int) (int8_t) (q >> 8 * j) - FORMAT::zero, scale, min);
                 }
-                if (sizeof(T) == 4 && map.is_f64()) { // by the kernel of F32: kernels of their own would be a third of a megabyte
+                if (sizeof(T) == 4 && map.is_f64()) { // F64 shares the F32 kernel: separate kernels cost 340 KB of code
                     d_put4<double>(ys[warp][at] + 4 * word * sizeof(double), v);
                 } else {
                     d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
@@ -1942,7 +1955,7 @@ static gcuda_status dequantize(gcuda_type type, const MAP & map, int64_t n_eleme
 }
 
 // ---- floats to blocks ----
-// Group i of a row, which is the u-th of all groups, and what is added to it. Rounded like the sum of the decoded row.
+// Decodes group i of a row, group u overall, and adds b. Rounded like the sum of decoded floats.
 template <typename FORMAT>
 static inline __device__ void d_add_group(const char * row, int64_t i, const gcuda_array & b, int64_t u, float * x) {
     const char * from = d_unit_row(b, &u, 32) + u * 32 * (int64_t) b.nb[0];
@@ -1953,7 +1966,7 @@ static inline __device__ void d_add_group(const char * row, int64_t i, const gcu
     }
 }
 
-// A warp writes n blocks to where ys say, NULL: nowhere.
+// A warp stores n blocks to the addresses ys; NULL: skipped.
 template <typename block> static inline __device__ void d_write_blocks(const char * blocks, int n, char * const * ys, int lane) {
     constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
     for (int i = lane; i < n * words; i += 32) {
@@ -1965,8 +1978,9 @@ template <typename block> static inline __device__ void d_write_blocks(const cha
     }
 }
 
-// Blocks of 32, a lane makes one: a warp reads the elements of 32 blocks together and writes the blocks together.
-//   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
+// Float to blocks of 32. A warp loads the elements of 32 blocks, quantizes one block per lane and stores them coalesced.
+//   shared  22 KiB
+//   floor   n * sizeof(x) bytes read, blocks written once
 template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     typedef typename d_format<TYPE>::block block;
@@ -2005,8 +2019,7 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks m
     }
 }
 
-// Rows of packed, aligned elements: 32 neighbouring blocks of a row are 1,024 neighbouring elements, and are read and
-// written sixteen bytes at a time; in shared memory too, where eight lanes that hit different banks go together.
+// Stages 1,024 elements of a row (32 blocks) in shared memory by 16-byte accesses without bank conflicts.
 template <typename X> static inline __device__ void d_stage_elements(const X * x, int n, int lane, float (*to)[36]) {
     const int N = d_wide<X>::N, PARTS = 32 / N;
     uint4 raw[PARTS];
@@ -2022,6 +2035,10 @@ template <typename X> static inline __device__ void d_stage_elements(const X * x
     }
 }
 
+// Float to blocks of 32, row by row. A warp quantizes 1,024 elements of a row, one block per lane.
+//   shared  18 KiB for the elements and 128 blocks
+//   floor   x read once, blocks written once
+//   needs   x F32, F16 or BF16, packed rows aligned to 16 bytes
 template <gcuda_type TYPE, typename MAP>
 static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, const gcuda_array x, int64_t per_row, int64_t n_groups) {
     typedef typename d_format<TYPE>::block block;
@@ -2031,7 +2048,7 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     d_quantize_begin<TYPE>();
     for (int64_t group = blockIdx.x * (int64_t) 4 + warp; group < n_groups; group += gridDim.x * (int64_t) 4) {
-        const int64_t row = per_row < n_groups ? group / per_row : 0, first = (group - row * per_row) * 1024; // often one row
+        const int64_t row = per_row < n_groups ? group / per_row : 0, first = (group - row * per_row) * 1024; // often a single row
         const d_target t = map.row(per_row < n_groups ? d_row_index(x.ne, row) : d_index{ 0, 0, 0, 0 });
         const int n = (int) (x.ne[0] - first < 1024 ? x.ne[0] - first : 1024), n_bytes = n / 32 * (int) sizeof(block);
         char * y = t.y + first / 32 * (int64_t) sizeof(block);
@@ -2064,8 +2081,8 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     }
 }
 
-// ---- K formats: a lane makes a sub-block, a warp two or four blocks ----
-template <gcuda_type TYPE> // elements of a sub-block, 0 of other formats
+// ---- K-quants: a lane quantizes a sub-block, a warp two or four blocks ----
+template <gcuda_type TYPE> // elements per sub-block, 0 for other formats
 static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q5_K ? 32
                                : TYPE == GCUDA_TYPE_Q2_K || TYPE == GCUDA_TYPE_Q3_K || TYPE == GCUDA_TYPE_Q6_K ? 16 : 0;
 
@@ -2076,8 +2093,8 @@ static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q
 X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k)
 #undef X
 
-// The codes q, as they are stored, and scales of the lane's sub-block, and with the first of a block its factors; scales and
-// mins are shared by the warp, those of the block's sub-blocks from `first`.
+// Searches scale, min and codes q of the lane's sub-block; the first lane of a block also stores the block's factors. scales
+// and mins are shared by the warp; those of the block's sub-blocks start at `first`.
 template <gcuda_type TYPE>
 static inline __device__ void d_make_affine(const float * x, float * scales, float * mins, int lane, gcudai_k_block * t, float * q) {
     const gcudai_affine_format f = gcudai_affine_format_of(TYPE);
@@ -2129,13 +2146,13 @@ static inline __device__ void d_make_q6_k(const float * x, float * scales, int l
     if (g == 0) { t->d = has_values ? gcudai_fp32_to_fp16(1.0f / is) : 0; }
 }
 
-// The elements of a warp's blocks, the u-th and those behind it, a row of `to` to a lane. xs and ys: where the blocks come from
-// and go, NULL: nowhere.
+// Stages the elements of a warp's blocks, from block u on, one row of `to` per lane. xs and ys: source and destination of each
+// block, NULL: skipped.
 template <gcuda_type TYPE, int LEN>
 static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_type, int64_t x_size, bool is_wide, int64_t u, int lane,
     const char * const * xs, char * const * ys, float (*to)[LEN + 4]) {
     constexpr int BLOCKS = LEN / 8;
-    if (map.b.data != nullptr) { // a lane decodes 32
+    if (map.b.data != nullptr) { // a lane decodes 32 elements
         if (lane < BLOCKS * 8 && ys[lane / 8] != nullptr) {
             const int64_t from = u + lane / 8;
             const d_target t = map.at(from, 256);
@@ -2160,18 +2177,19 @@ static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_t
     __syncwarp();
 }
 
-// `rounds` times, a lane makes a sub-block. It asks where a block of the warp lies once for all rounds, 32 blocks at most.
-//   floor   instructions, not bytes, the search's tries for each element. A try of a scale and a min is 17: difference, product,
-//           clamp, two for the nearest code, six for three sums and six for the error (five in Q2_K); of a scale, 10. So 21 * 17
-//           in Q4_K, 16 * 17 in Q5_K, 16 * 16 in Q2_K, 19 * 10 in Q6_K: 0.4 to 0.7 ms for 8192 x 8192 where 132 processors issue
-//           four at 1.98 GHz and the bytes take 0.08. The sums' order is the host's, so a sub-block is one lane's
+// Float to K-quant blocks. In each of `rounds` rounds a lane quantizes one sub-block. A warp maps its blocks once for all
+// rounds, 32 at most. One lane owns a sub-block because its sums keep the CPU's order.
 //   shared  17 to 30 KiB
-template <gcuda_type TYPE> // codes of one try, elements and weights in registers
+//   floor   instructions: the search's tries per element. A try of scale and min costs 17: difference, product, clamp, two
+//           to round, six for three sums, six for the error (five in Q2_K). A try of a scale alone costs 10.
+//           Q4_K 21 * 17, Q5_K 16 * 17, Q2_K 16 * 16, Q6_K 19 * 10: 0.4 to 0.7 ms for 8192 x 8192 on 132 SMs that issue
+//           four instructions per cycle at 1.98 GHz; the bytes take 0.08 ms
+template <gcuda_type TYPE> // registers hold the codes of one try, elements and weights
 static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
     typedef typename d_format<TYPE>::block block;
-    constexpr int LEN = k_sub_len<TYPE>, SUBS = 256 / LEN, BLOCKS = 32 / SUBS; // of a warp
-    alignas(16) __shared__ float elements[4][32][LEN + 4];                     // eight lanes that read sixteen bytes each hit different banks
+    constexpr int LEN = k_sub_len<TYPE>, SUBS = 256 / LEN, BLOCKS = 32 / SUBS; // per warp
+    alignas(16) __shared__ float elements[4][32][LEN + 4]; // eight lanes that read 16 bytes each hit different banks
     __shared__ gcudai_k_block parts[4][BLOCKS];
     alignas(16) __shared__ char blocks[4][BLOCKS * sizeof(block)];
     __shared__ float scales[4][32], mins[4][32];
@@ -2209,8 +2227,10 @@ static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     }
 }
 
-// Other blocks of 256 are made by a thread each: Q8_K, IQ4_XS.
-template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
+// Float to Q8_K and IQ4_XS. A thread quantizes one block of 256.
+//   floor   x read once, blocks written once
+// Four blocks per SM: without the limit the compiler takes 80 to 255 registers.
+template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     d_quantize_begin<TYPE>();
     FOR_ELEMENTS(u, n_blocks) {
@@ -2227,7 +2247,7 @@ static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_bloc
     }
 }
 
-// Enough of a row for a warp.
+// Rows long enough for a warp per 1,024 elements.
 static bool can_quantize_rows(const gcuda_array & x) { return is_float(x.type) && is_wide(x) && x.ne[0] >= 1024; }
 
 template <gcuda_type TYPE, typename MAP>
@@ -2243,8 +2263,8 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     if constexpr (d_format<TYPE>::n == 32) {
         return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     } else if constexpr (k_sub_len<TYPE> > 0) {
-        constexpr int at_once = k_sub_len<TYPE> / 8; // blocks of a warp
-        // rounds of a warp: one, until there are four such warps for each that runs
+        constexpr int at_once = k_sub_len<TYPE> / 8; // blocks per warp
+        // one round per warp until there are four warps for each resident one
         const int64_t many = n / (n_multiprocessors() * 16 * 4 * at_once);
         const int rounds = (int) (many < 1 ? 1 : many < 32 / at_once ? many : 32 / at_once);
         const int64_t per_block = 4 * at_once * rounds;
@@ -2254,7 +2274,7 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     }
 }
 
-// has_rows: map.row gives rows of x, and what they become.
+// has_rows: map.row maps rows of x to rows of the destination.
 template <typename MAP>
 static gcuda_status quantize(gcuda_type type, const gcuda_array & x, const MAP & map, bool has_rows, gcuda_stream stream) {
     const int64_t n = n_elements(x) / gcuda_blck_size(type);
@@ -2268,7 +2288,7 @@ static gcuda_status quantize(gcuda_type type, const gcuda_array & x, const MAP &
 }
 
 // ---- plain elements ----
-// As on the CPU: to odd, so that rounding once more is rounding once. See gcudai_f32_odd and gcudai_f64_odd.
+// Round to odd, as on the CPU: a second rounding then equals a single one. See gcudai_f32_odd and gcudai_f64_odd.
 static inline __device__ float d_f32_odd(double v) {
     const float f = (float) v;
     const uint32_t bits = __float_as_uint(f);
@@ -2290,7 +2310,7 @@ static inline __device__ double d_number(gcuda_type type, const char * p) {
     }
 }
 
-// To integers: towards zero, saturating, NaN becomes 0.
+// To integer: toward zero, saturating, NaN becomes 0.
 static inline __device__ int64_t d_saturated(double v, double limit) {
     if (v != v) {
         return 0;
@@ -2310,7 +2330,7 @@ static inline __device__ void d_put_number(gcuda_type type, char * p, double v) 
     }
 }
 
-// A plain element to another type; equal types keep every bit.
+// Converts one plain element; equal types keep every bit.
 static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda_type y_type, char * y) {
     const bool x_float = x_type == GCUDA_TYPE_F32 || x_type == GCUDA_TYPE_F16 || x_type == GCUDA_TYPE_BF16;
     const bool y_float = y_type == GCUDA_TYPE_F32 || y_type == GCUDA_TYPE_F16 || y_type == GCUDA_TYPE_BF16;
@@ -2323,7 +2343,8 @@ static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda
     }
 }
 
-// One kernel stands for all: they are compiled together.
+// Does nothing; its attributes tell which architectures the file was compiled for.
+//   floor   none: never launched
 static __global__ void k_nothing(int unused) { (void) unused; }
 
 int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
@@ -2340,7 +2361,7 @@ struct gcuda_launch_series * gcuda_thread_launches(void) {
 }
 
 bool gcuda_has_overlap(void) {
-    int binary_cc = 0, ptx_cc = 0; // the code that runs comes of PTX for ptx_cc, whoever compiled it
+    int binary_cc = 0, ptx_cc = 0; // the running code comes from PTX for ptx_cc, also after JIT
     return asked((cudaError_t) gcuda_kernels_compiled_for(&binary_cc, &ptx_cc)) && ptx_cc >= 900 && capability_major() >= 9;
 }
 
@@ -2353,13 +2374,12 @@ const char * gcuda_kernels_archs(void) {
 }
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
-//   floor   x read once, y written once
-// A copy as loops over units, the dimensions in the order of the destination's strides, merged where both sides allow.
+// A strided copy as nested loops over units. Dimensions are in the order of y's strides and merged where both sides allow.
 struct d_walk {
     const char * x;
     char * y;
-    int64_t ne[4], xs[4], ys[4]; // units; bytes
-    int64_t n;                   // units in all
+    int64_t ne[4], xs[4], ys[4]; // ne in units; strides in bytes
+    int64_t n; // total units
 };
 
 static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char ** x, char ** y) {
@@ -2373,13 +2393,16 @@ static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char 
     *y = w.y + at.i0 * w.ys[0] + at.i1 * w.ys[1] + at.i2 * w.ys[2] + at.i3 * w.ys[3];
 }
 
-// Four units a thread, all read before the first is written.
+// Vectors of four floats convert element by element, other units keep their bits.
 template <typename X, typename Y> static inline __device__ void d_convert_unit(const X & x, Y & y) { y = x; }
 template <typename X, typename Y> static inline __device__ void d_convert_unit(const d_four<X> & x, d_four<Y> & y) {
     UNROLL for (int k = 0; k < 4; ++k) { d_put(&y.v[k], d_f32(x.v[k])); }
 }
 
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_walk(const d_walk w) {
+// Strided copy with conversion X to Y. A thread moves four units, all loaded before the first store.
+//   floor   x read once, y written once
+//   needs   both sides aligned to a unit; x and y do not overlap
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_walk w) {
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         X v[4];
         char * to[4];
@@ -2400,8 +2423,8 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
     }
 }
 
-// Numbers of other than one of the pairs above: by way of I32 where that holds all that can come of them, else of F64.
-// One kernel each for all pairs: the types are the same for all threads, and asked for once in four units.
+// Other pairs of types convert through a stage: I32 where it holds every possible value, otherwise F64. One kernel per stage
+// serves all pairs; the type is uniform and is tested once per four units.
 template <typename STAGE> static inline __device__ STAGE d_staged(gcuda_type x_type, gcuda_type y_type, const char * p);
 template <> inline __device__ double d_staged(gcuda_type x_type, gcuda_type y_type, const char * p) {
     return x_type == GCUDA_TYPE_I64 && y_type == GCUDA_TYPE_F64 ? (double) *(const int64_t *) p : d_number(x_type, p);
@@ -2422,7 +2445,7 @@ static inline __device__ void d_put_staged(gcuda_type type, char * p, int32_t v)
         case GCUDA_TYPE_I16: *(int16_t *) p = (int16_t) max(-32768, min(v, 32767)); break;
         case GCUDA_TYPE_I32: *(int32_t *) p = v; break;
         case GCUDA_TYPE_F32: *(float *) p = (float) v; break;
-        default: { // to odd like d_f64_odd, where F32 has not all digits
+        default: { // to odd, like d_f64_odd, where F32 lacks digits
             const bool is_exact = (v >= -(1 << 24) && v <= 1 << 24) || (v & 255) == 0;
             d_store(type, p, (float) (is_exact ? v : (v | 256) & ~255));
             break;
@@ -2454,7 +2477,9 @@ template <typename STAGE, typename F> static inline __device__ void d_with_plain
     }
 }
 
-// A unit is 16 bytes of the stage.
+// Strided copy between number types through STAGE. A unit is 16 bytes of the stage; a thread moves four units.
+//   floor   x read once, y written once
+//   needs   both sides dense along dimension 0 and aligned to a unit
 template <typename STAGE>
 static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcuda_type x_type, gcuda_type y_type) {
     const int N = 16 / (int) sizeof(STAGE);
@@ -2482,7 +2507,7 @@ static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcud
     }
 }
 
-// In the source dimension 1 is the dense one: squares of 32 x 32 through shared memory.
+// Conversion of one element; integers of equal size keep their bits.
 template <typename X, typename Y> static inline __device__ Y d_converted(X v) {
     Y y;
     d_put(&y, d_f32(v));
@@ -2493,7 +2518,10 @@ template <> inline __device__ uint16_t d_converted(uint16_t v) { return v; }
 template <> inline __device__ uint32_t d_converted(uint32_t v) { return v; }
 template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
 
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_tile(const d_walk w) {
+// Transposing copy where x is dense along dimension 1. A block moves tiles of 32 x 32 elements through shared memory.
+//   shared  32 * 33 * sizeof(Y) bytes
+//   floor   x read once, y written once
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_walk w) {
     __shared__ Y tile[32][33];
     const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
     const int i = (int) threadIdx.x % 32, j = (int) threadIdx.x / 32;
@@ -2518,10 +2546,8 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
     }
 }
 
-// The same with words of four bytes on both sides, for elements of SIZE bytes: a thread turns squares of 4 / SIZE x
-// 4 / SIZE elements. A tile is 32 words wide and as many elements high; two for elements of four bytes, whose rows would
-// be short otherwise.
-template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
+// Transposes a square of 4 / SIZE by 4 / SIZE elements of SIZE bytes in registers.
+template <int SIZE> static inline __device__ void d_transpose_square(uint32_t * w) {
     if (SIZE == 2) {
         const uint32_t lo = __byte_perm(w[0], w[1], 0x5410), hi = __byte_perm(w[0], w[1], 0x7632);
         w[0] = lo;
@@ -2536,13 +2562,18 @@ template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
     }
 }
 
-template <int SIZE> struct d_turned {
-    static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // of a word; of a tile's row; elements
+template <int SIZE> struct d_transpose_tile {
+    static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // elements per word; words per tile row; elements per side
 };
 
-template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(const d_walk w) {
-    typedef d_turned<SIZE> T;
-    const int ROWS = 256 / T::WORDS; // at once
+// Transposing copy in 32-bit words on both sides, for elements of SIZE bytes. A block moves square tiles of 32 words a side,
+// 64 for 4-byte elements, whose rows would otherwise be short.
+//   shared  SIDE * (WORDS + 1) words, at most 17 KiB
+//   floor   x read once, y written once
+//   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_transpose_words)
+template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_walk w) {
+    typedef d_transpose_tile<SIZE> T;
+    const int ROWS = 256 / T::WORDS; // per pass
     __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
     const int64_t t0 = (w.ne[0] + T::SIDE - 1) / T::SIDE, t1 = (w.ne[1] + T::SIDE - 1) / T::SIDE;
     const int i = (int) threadIdx.x % T::WORDS, j = (int) threadIdx.x / T::WORDS;
@@ -2564,7 +2595,7 @@ template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(con
         UNROLL for (int k = 0; k < T::WORDS; k += ROWS) { // squares of column j + k
             uint32_t v[T::PER];
             UNROLL for (int r = 0; r < T::PER; ++r) { v[r] = tile[i * T::PER + r][j + k]; }
-            d_turn<SIZE>(v);
+            d_transpose_square<SIZE>(v);
             UNROLL for (int r = 0; r < T::PER; ++r) {
                 if ((j + k) * T::PER < n1 && i * T::PER < n0) { *(uint32_t *) (y + (k * T::PER + r) * w.ys[1]) = v[r]; }
             }
@@ -2573,7 +2604,9 @@ template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(con
     }
 }
 
-// Elements of blocks, one at a time; also shapes that differ with neither side packed.
+// Copy of equal types without conversion: quantized blocks, and shapes that differ with neither side packed. A thread moves a
+// word of an element or block.
+//   floor   x read once, y written once
 template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, const gcuda_array y, int64_t blck, int64_t words) {
     const int64_t n = d_n(y) / blck * words;
     FOR_ELEMENTS(i, n) {
@@ -2585,6 +2618,8 @@ template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, 
     }
 }
 
+// General copy with conversion of plain elements, any strides and shapes. A thread converts one element.
+//   floor   x read once, y written once
 static __global__ void k_cpy_plain(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
         d_convert(p.x.type, d_at(p.x, d_unravel(p.x.ne, i)), p.y.type, d_at(p.y, d_unravel(p.y.ne, i)));
@@ -2597,7 +2632,7 @@ template <typename WORD> static gcuda_status cpy_words(const gcuda_cpy_args & p,
 }
 
 static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
-    switch (gcuda_type_size(p.y.type) & (~gcuda_type_size(p.y.type) + 1)) { // the largest power of two that divides it
+    switch (gcuda_type_size(p.y.type) & (~gcuda_type_size(p.y.type) + 1)) { // largest power of two that divides the size
         case 1: return cpy_words<uint8_t>(p, stream);
         case 2: return cpy_words<uint16_t>(p, stream);
         case 4: return cpy_words<uint32_t>(p, stream);
@@ -2615,7 +2650,7 @@ static void walk_swap(d_walk & w, int d, int e) {
     w.ys[e] = ys;
 }
 
-// False: the shapes differ, and neither side is packed.
+// False: shapes differ and neither side is packed.
 static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
     const gcuda_array * shape = &p.y;
     d_walk w = {};
@@ -2643,7 +2678,7 @@ static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
     for (int d = 1; d < 4; ++d) {
         for (int e = d; e > 0 && (w.ne[e - 1] == 1 || (w.ne[e] != 1 && w.ys[e - 1] > w.ys[e])); --e) { walk_swap(w, e - 1, e); }
     }
-    for (int d = 1, n = 1; d < 4; ++d) { // merge into dimension n - 1
+    for (int d = 1, n = 1; d < 4; ++d) { // merges dimension d into n - 1
         if (w.ne[d] == 1 || (w.xs[d] == w.xs[n - 1] * w.ne[n - 1] && w.ys[d] == w.ys[n - 1] * w.ne[n - 1])) {
             w.ne[n - 1] *= w.ne[d];
             w.ne[d] = 1;
@@ -2656,68 +2691,68 @@ static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
     return true;
 }
 
-// Bytes, a power of two up to 16, that rows of both sides can be moved by.
+// Largest access size in bytes, a power of two up to 16, that rows of both sides are aligned to.
 static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
     uint64_t all = (uint64_t) row_bytes | (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | 16u;
     for (int d = 1; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return (int64_t) (all & (~all + 1));
 }
 
-template <typename X, typename Y> static gcuda_status cpy_walk(const d_walk & w, gcuda_stream stream) {
-    return launch(k_cpy_walk<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
+template <typename X, typename Y> static gcuda_status cpy_strided(const d_walk & w, gcuda_stream stream) {
+    return launch(k_cpy_strided<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
 }
 
-// Rows dense on both sides, one type: as few and wide words as there can be.
+// Rows dense on both sides, equal types: the largest words that alignment allows.
 static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
     const int64_t word = walk_word(w, w.ne[0] * size);
     w.n = w.n * size / word;
     w.ne[0] = w.ne[0] * size / word;
     w.xs[0] = w.ys[0] = word;
     switch (word) {
-        case 1: return cpy_walk<uint8_t, uint8_t>(w, stream);
-        case 2: return cpy_walk<uint16_t, uint16_t>(w, stream);
-        case 4: return cpy_walk<uint32_t, uint32_t>(w, stream);
-        case 8: return cpy_walk<uint2, uint2>(w, stream);
-        default: return cpy_walk<uint4, uint4>(w, stream);
+        case 1: return cpy_strided<uint8_t, uint8_t>(w, stream);
+        case 2: return cpy_strided<uint16_t, uint16_t>(w, stream);
+        case 4: return cpy_strided<uint32_t, uint32_t>(w, stream);
+        case 8: return cpy_strided<uint2, uint2>(w, stream);
+        default: return cpy_strided<uint4, uint4>(w, stream);
     }
 }
 
-template <typename X, typename Y> static gcuda_status cpy_tile(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 1) {
         walk_swap(w, 1, dense);
     }
-    return launch(k_cpy_tile<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
+    return launch(k_cpy_transpose<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
 }
 
-// Both sides are dense along one of the first two dimensions, in whole words.
-template <int SIZE> static bool can_turn(const d_walk & w) {
+// Whether both sides are dense along one of the first two dimensions, in whole words.
+template <int SIZE> static bool can_transpose_words(const d_walk & w) {
     uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
     for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return all % 4 == 0 && w.ys[0] == SIZE && w.xs[1] == SIZE && w.ne[0] % (4 / SIZE) == 0 && w.ne[1] % (4 / SIZE) == 0;
 }
 
-template <int SIZE, typename T> static gcuda_status cpy_turn(d_walk w, int dense, gcuda_stream stream) {
-    const int64_t side = d_turned<SIZE>::SIDE;
+template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w, int dense, gcuda_stream stream) {
+    const int64_t side = d_transpose_tile<SIZE>::SIDE;
     d_walk v = w;
     if (dense > 1) {
         walk_swap(v, 1, dense);
     }
-    if (!can_turn<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
-        return cpy_tile<T, T>(w, dense, stream);
+    if (!can_transpose_words<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
+        return cpy_transpose<T, T>(w, dense, stream);
     }
-    return launch(k_cpy_turn<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
+    return launch(k_cpy_transpose_words<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
 }
 
-static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
     switch (size) {
-        case 1: return cpy_turn<1, uint8_t>(w, dense, stream);
-        case 2: return cpy_turn<2, uint16_t>(w, dense, stream);
-        case 4: return cpy_turn<4, uint32_t>(w, dense, stream);
-        default: return cpy_tile<uint64_t, uint64_t>(w, dense, stream);
+        case 1: return cpy_transpose_words<1, uint8_t>(w, dense, stream);
+        case 2: return cpy_transpose_words<2, uint16_t>(w, dense, stream);
+        case 4: return cpy_transpose_words<4, uint32_t>(w, dense, stream);
+        default: return cpy_transpose<uint64_t, uint64_t>(w, dense, stream);
     }
 }
 
-// Rows dense on both sides become rows of units of n elements. False: they are not whole, or not aligned to a unit.
+// Regroups rows that are dense on both sides into units of n elements. False: rows are not whole units or not aligned to one.
 static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
     const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
     bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
@@ -2733,12 +2768,12 @@ static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
     return fits;
 }
 
-// Floats of different types, rows dense or the source transposed.
+// Float conversions; rows dense, or the source transposed.
 template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 0) {
-        return cpy_tile<X, Y>(w, dense, stream);
+        return cpy_transpose<X, Y>(w, dense, stream);
     }
-    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_walk<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
+    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_strided<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 template <typename STAGE> static gcuda_status cpy_numbers(d_walk w, const gcuda_cpy_args & p, gcuda_stream stream) {
@@ -2755,7 +2790,7 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
         for (int d = 3; d >= 0; --d) { dense = w.xs[d] == xs && (w.ne[d] > 1 || d == 0) ? d : dense; }
         if (p.x.type == p.y.type) {
             st = dense == 0 && w.ne[0] > 1 ? cpy_dense(w, xs, stream)
-                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_tile_same(w, dense, xs, stream) : st;
+                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_transpose_same(w, dense, xs, stream) : st;
         } else if (is_float(p.x.type) && is_float(p.y.type) && dense >= 0) {
             st = with_float(p.x.type, [&](auto tx) {
                 return with_float(p.y.type, [&](auto ty) { return cpy_floats<decltype(tx), decltype(ty)>(w, dense, stream); });
@@ -2770,7 +2805,7 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
     return p.x.type == p.y.type ? cpy_same(p, stream) : launch_elements(k_cpy_plain, p.y, stream, p);
 }
 
-// As one row where both sides are packed.
+// Packed arrays are quantized as a single row.
 static gcuda_status cpy_quantize(const gcuda_cpy_args & p, d_map_cpy map, gcuda_stream stream) {
     bool same = true;
     for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
@@ -2786,7 +2821,7 @@ size_t gcuda_cpy_scratch_bytes(const gcuda_cpy_args * args) {
     return by_way_of_f32 ? (size_t) n_elements(args->y) * sizeof(float) : 0;
 }
 
-// Blocks become others by way of F32 in scratch, of the shape of y: so its rows are quantized as such.
+// Block format to block format through F32 scratch of the shape of y, whose rows are quantized as such.
 static gcuda_status cpy_blocks(const gcuda_cpy_args & p, gcuda_stream stream) {
     const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.y.ne[0], p.y.ne[1], p.y.ne[2], p.y.ne[3]);
     const gcuda_cpy_args from = { p.x, t, nullptr }, to = { t, p.y, nullptr };
@@ -2821,11 +2856,13 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
     return cpy_plain(p, stream);
 }
 
-// ---- blocks and floats, added ----
-// Small ones group by group, or, where the result is blocks, block by block: one launch.
+// ---- sum of quantized and float arrays ----
+// Small sums take one launch: by group, or by block where the result is quantized.
 #define ADD_BLOCKS_SMALL 65536 // elements
 static bool is_small_sum(const gcuda_binary_args & p) { return n_elements(p.a) <= ADD_BLOCKS_SMALL; }
 
+// y = decoded x + b, small sums with a float result. A thread adds one group of 32.
+//   floor   x and b read once, y written once
 template <typename FORMAT> static __global__ void __launch_bounds__(128) k_add_groups(const d_map_cpy map, const gcuda_array b, int64_t n_groups) {
     FOR_ELEMENTS(u, n_groups) {
         const d_target t = map.at(u, 32);
@@ -2851,7 +2888,7 @@ size_t gcuda_add_scratch_bytes(const gcuda_binary_args * args) {
     return gcuda_is_quantized(args->a.type) && !is_small_sum(*args) ? (size_t) n_elements(args->a) * sizeof(float) : 0;
 }
 
-// Large ones by way of F32 in scratch.
+// Large sums go through F32 scratch.
 gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_stream stream) {
     const gcuda_binary_args & p = *args;
     if (is_small_sum(p)) { return add_small(p, stream); }
@@ -2864,8 +2901,8 @@ gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_st
 }
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
-// An index out of range gives a row of zeros and sets the flag.
-//   floor   one row read and written for each index
+// General get_rows for plain types. A thread converts one element. An index out of range gives zeros and sets bad_index.
+//   floor   one row read and written per index
 static __global__ void k_get_rows(const d_map_get map) {
     const gcuda_get_rows_args & p = map.p;
     FOR_ELEMENTS(u, d_n(p.y)) {
@@ -2878,11 +2915,14 @@ static __global__ void k_get_rows(const d_map_get map) {
     }
 }
 
-// Whole rows, written sixteen bytes at a time; like: the array whose rows are counted.
-template <typename Y> struct d_row_parts { // elements a time, and how many times a thread
+template <typename Y> struct d_row_parts { // elements per store, and stores per thread
     static const int N = d_wide<Y>::N, PARTS = N == 4 ? 4 : 2;
 };
 
+// Vectorized row copy with conversion, for get_rows and set_rows: 16-byte stores, PARTS per thread. `like` is the array whose
+// rows are counted.
+//   floor   each row read once and written once
+//   needs   packed rows aligned to 16 bytes on both sides
 template <typename X, typename Y, typename MAP>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_rows_wide(const MAP map, const gcuda_array like, const tiles t) {
     const int N = d_row_parts<Y>::N, PARTS = d_row_parts<Y>::PARTS;
@@ -2926,25 +2966,30 @@ gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_strea
     }
     if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && is_wide(args->x) && is_wide(args->y)) {
         return args->x.type == GCUDA_TYPE_I32
-                   ? rows_wide<float, float>(map, args->y, stream) // the bits as they are
+                   ? rows_wide<float, float>(map, args->y, stream) // moves the bits of I32
                    : with_float(args->x.type, [&](auto t) { return rows_wide<decltype(t), float>(map, args->y, stream); });
     }
     return launch_elements(k_get_rows, args->y, stream, map);
 }
 
 // >>op:get_rows_back ----------------------------------------------------------------------------------
-// Rows that go to one place make a chain: a warp for each index looks for the next equal one, and whether there is an
-// earlier one; who has none starts the chain of its place. Then a block owns 256 elements of a row of the result and adds
-// its chain up in order, in double.
-//   floor   gradient read once, result written once; indices n / 32 times, from L2
+// Scatter-add in index order, accumulated in double. Kernels by size:
+//   few indices, small y   k_get_rows_back_few: one launch
+//   up to 1,024 indices    linked list per row of y: k_get_rows_back_none, _chain, then k_get_rows_back
+//   more indices           counting sort by row of y: k_gather_clear, _count, _start, _place, _sort, _sum
 static inline __device__ int32_t d_index_i32(const gcuda_array & ids, int64_t i) {
     return *(const int32_t *) ((const char *) ids.data + i * (int64_t) ids.nb[0]);
 }
 
+// Clears the list heads, one per thread.
+//   floor   8 bytes written per row of y
 static __global__ void __launch_bounds__(256) k_get_rows_back_none(int64_t * first, int64_t n) {
     FOR_ELEMENTS(i, n) { first[i] = -1; }
 }
 
+// Builds the lists. A warp per index finds the next equal index, and writes the head if no earlier one is equal. Indices out of
+// range set bad_index.
+//   floor   indices read n / 32 times, from L2
 static __global__ void __launch_bounds__(256) k_get_rows_back_chain(const gcuda_get_rows_args p, int64_t * first, int64_t * next) {
     const int64_t n = p.ids.ne[0], n_warps = (int64_t) gridDim.x * blockDim.x / 32;
     const int lane = (int) threadIdx.x % 32;
@@ -2974,6 +3019,8 @@ static __global__ void __launch_bounds__(256) k_get_rows_back_chain(const gcuda_
     }
 }
 
+// Adds the lists up. A block owns 256 elements of a row of y and adds its list in order.
+//   floor   gradient read once, y written once
 static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_rows_args p, const int64_t * first, const int64_t * next) {
     const int64_t n_parts = (p.y.ne[0] + 255) / 256;
     for (int64_t item = blockIdx.x; item < n_parts * p.y.ne[1]; item += gridDim.x) {
@@ -2988,12 +3035,11 @@ static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_ro
     }
 }
 
-// Many indices: counted, gathered by the place they go to, and brought in order within it. Where the indices of a place lie
-// among those of others differs from run to run, their order does not. A block owns 1,024 or 4,096 elements of a row of the result.
-//   floor   gradient read once, result written once
+// Counting sort of indices by destination row. Where a row's segment starts varies between runs (atomicAdd), the order inside
+// it does not.
 #define ROWS_BACK_FEW 1024
 struct d_gathered {
-    int32_t * count, * start, * total, * slot, * order, * sorted; // of rows of y; one; of indices
+    int32_t * count, * start, * total, * slot, * order, * sorted; // count, start: per row of y; total: one; the others: per index
     int64_t n, n_rows;
 };
 static d_gathered gathered_of(const gcuda_get_rows_args & p) {
@@ -3010,10 +3056,14 @@ static d_gathered gathered_of(const gcuda_get_rows_args & p) {
 }
 static bool is_gathered(const gcuda_get_rows_args & p) { return p.ids.ne[0] > ROWS_BACK_FEW && p.ids.ne[0] < INT32_MAX; }
 
+// Clears the counters, one per thread.
+//   floor   4 bytes written per row of y
 static __global__ void __launch_bounds__(256) k_gather_clear(const d_gathered g) {
     FOR_ELEMENTS(i, g.n_rows) { g.count[i] = 0; }
     if (blockIdx.x == 0 && threadIdx.x == 0) { *g.total = 0; }
 }
+// Counts the indices of each row of y. A thread takes one index and keeps its arrival number in slot.
+//   floor   8 bytes and an integer atomic per index
 static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_rows_args p, const d_gathered g) {
     FOR_ELEMENTS(r, g.n) {
         const int32_t to = d_index_i32(p.ids, r);
@@ -3022,6 +3072,8 @@ static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_row
         if (!is_in && p.bad_index != nullptr) { *p.bad_index = 1; }
     }
 }
+// Allocates a segment per row of y: a warp scans 32 counts and adds their sum to the total.
+//   floor   8 bytes per row of y, an integer atomic per 32 rows
 static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g) {
     const int lane = (int) threadIdx.x % 32;
     for (int64_t first = blockIdx.x * (int64_t) 256 + threadIdx.x - lane; first < g.n_rows; first += gridDim.x * (int64_t) 256) {
@@ -3036,12 +3088,16 @@ static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g)
         if (first + lane < g.n_rows) { g.start[first + lane] = base + sum - own; }
     }
 }
+// Stores each index in its row's segment, in order of arrival. A thread takes one index.
+//   floor   16 bytes per index
 static __global__ void __launch_bounds__(256) k_gather_place(const gcuda_get_rows_args p, const d_gathered g) {
     FOR_ELEMENTS(r, g.n) {
         if (g.slot[r] >= 0) { g.order[g.start[d_index_i32(p.ids, r)] + g.slot[r]] = (int32_t) r; }
     }
 }
-static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) { // a warp to an index
+// Sorts each segment by rank. A warp per index counts the smaller indices of its segment.
+//   floor   8 bytes per index; a segment of n indices is read n times, from L2
+static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) {
     const int lane = (int) threadIdx.x % 32;
     for (int64_t r = (blockIdx.x * (int64_t) 256 + threadIdx.x) / 32; r < g.n; r += gridDim.x * (int64_t) 8) {
         const int32_t to = d_index_i32(p.ids, r);
@@ -3053,8 +3109,11 @@ static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows
     }
 }
 
-// WIDE: vectors of four elements. Most rows of the result have few of the gradient: GATHER_PARTS places of two are read together.
+// Loads in flight per thread: vectors of the row, two rows at a time, since most rows of y have few rows of the gradient.
 #define GATHER_PARTS 4
+// Adds each segment in order. A block owns GATHER_PARTS * 256 vectors of a row of y: 1,024 elements, 4,096 if WIDE.
+//   floor   gradient read once, y written once
+//   needs   WIDE: ne0 a multiple of 4, packed rows aligned to 16 bytes
 template <typename T, bool WIDE>
 static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g, int64_t n_parts) {
     const int AHEAD = 2, V = WIDE ? 4 : 1;
@@ -3103,13 +3162,15 @@ static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_
     });
 }
 
-// Little of both: one launch, whose threads look through all indices. The sums are the same, in the same order.
+// Few indices and a small y: one launch in which every thread scans all indices. Same sums in the same order.
 #define ROWS_BACK_ONE 32
-#define ROWS_BACK_SMALL 65536 // elements of the result
+#define ROWS_BACK_SMALL 65536 // elements of y
 static bool get_rows_back_at_once(const gcuda_get_rows_args & p) {
     return p.ids.ne[0] <= ROWS_BACK_ONE && n_elements(p.y) > 0 && n_elements(p.y) <= ROWS_BACK_SMALL;
 }
 
+// y[row] = sum of the gradient rows with that index, in double. A thread owns an element of y and scans all indices.
+//   floor   gradient and indices read, y written once
 static __global__ void __launch_bounds__(256) k_get_rows_back_few(const gcuda_get_rows_args p) {
     FOR_ELEMENTS(u, d_n(p.y)) {
         const int64_t row = u / p.y.ne[0], i = u - row * p.y.ne[0];
@@ -3141,10 +3202,14 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
-// Of equal indices the last row stays. Who goes where, or -1, is in scratch: where indices are few a warp for each looks
-// whether a later one is equal; where they are many they go through a hash table, one to a batch, that keeps the last.
-//   floor   x read once, its rows of y written once; few indices n / 64 times, from L2
+// The last of equal indices wins. Destinations (-1: skip) are computed into scratch first. Kernels by number of indices:
+//   up to 8, small x   k_set_rows_few: one launch without scratch
+//   up to 1,024        k_set_rows_index compares each index with all later ones
+//   more               hash table per batch: k_set_rows_clear, _enter, _last
+// Then k_rows_wide or k_set_rows moves the rows, or a quantizer does.
 #define SET_ROWS_FEW 1024
+// Destination of each index, -1 if out of range (sets bad_index) or repeated later. A warp takes one index.
+//   floor   indices read n / 64 times, from L2
 static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
     const int64_t n = d_n(p.ids), n_warps = (int64_t) gridDim.x * blockDim.x / 32;
     const int lane = (int) threadIdx.x % 32;
@@ -3167,31 +3232,35 @@ static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
     }
 }
 
-// A slot holds a row of y in its upper half and the number of its last index in the lower one; all ones: free. The lower
-// half only grows, and where a row of y stands does not matter, so every run leaves the same.
+// Open-addressing hash table. A slot holds a row of y in its upper half and the last index for it in the lower one; all ones:
+// free. The lower half only grows and slot positions do not matter, so the result is deterministic.
 struct d_last_table {
     unsigned long long * slots;
-    int64_t per_batch; // a power of two
-    int shift;         // of a hash
+    int64_t per_batch; // slots, a power of two
+    int shift; // of the hash value
 };
 
-static int64_t set_rows_slots(const gcuda_get_rows_args & p) { // of a batch; 0: no table
+static int64_t set_rows_slots(const gcuda_get_rows_args & p) { // per batch; 0: no table
     int64_t n = 2;
     while (n < 2 * p.ids.ne[0]) { n *= 2; }
     return p.ids.ne[0] <= SET_ROWS_FEW || p.ids.ne[0] > INT32_MAX / 2 || p.y.ne[1] >= (int64_t) UINT32_MAX ? 0 : n;
 }
 
-// The slot of a row of y: its own or a free one.
+// Linear probing from the slot of row `to` until is_done accepts a slot.
 template <typename F> static inline __device__ void d_probe(const d_last_table & t, int64_t batch, uint32_t to, F is_done) {
     const uint32_t mask = (uint32_t) (t.per_batch - 1);
     uint32_t at = (to * 2654435769u) >> t.shift; // Knuth's multiplicative hash
     while (!is_done(t.slots + batch * t.per_batch + at)) { at = (at + 1) & mask; }
 }
 
+// Frees all slots, one per thread.
+//   floor   8 bytes written per slot
 static __global__ void __launch_bounds__(256) k_set_rows_clear(const d_last_table t, int64_t n) {
     FOR_ELEMENTS(i, n) { t.slots[i] = ~0ull; }
 }
 
+// Enters each index into its batch's table; atomicMax keeps the last. A thread takes one index; bad ones set bad_index.
+//   floor   index read, one or two integer atomics per index
 static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_rows_args p, const d_last_table t) {
     FOR_ELEMENTS(i, d_n(p.ids)) {
         const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
@@ -3211,6 +3280,8 @@ static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_r
     }
 }
 
+// Writes each index's destination to scratch, -1 unless the table names it as the last. A thread takes one index.
+//   floor   index and slot read, 8 bytes written per index
 static __global__ void __launch_bounds__(256) k_set_rows_last(const gcuda_get_rows_args p, const d_last_table t) {
     FOR_ELEMENTS(i, d_n(p.ids)) {
         const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
@@ -3240,12 +3311,13 @@ static gcuda_status set_rows_index(const gcuda_get_rows_args & p, gcuda_stream s
     return st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_last, (n + 255) / 256, 256, stream, p, t) : st;
 }
 
-// Few small rows, as a cache takes them token by token: one launch, whose threads look themselves whether a later row goes where
-// theirs goes.
+// Few small rows, such as a KV cache written token by token: one launch whose threads scan the later indices themselves.
 #define SET_ROWS_ONE 8
 #define SET_ROWS_SMALL 65536 // elements
 static bool set_rows_at_once(const gcuda_get_rows_args & p) { return p.ids.ne[0] <= SET_ROWS_ONE && n_elements(p.x) <= SET_ROWS_SMALL; }
 
+// General set_rows for plain types. A thread converts one element; destinations come from scratch.
+//   floor   x read once, its rows of y written once
 static __global__ void k_set_rows(const d_map_set<false> map) {
     const gcuda_get_rows_args & p = map.p;
     FOR_ELEMENTS(u, d_n(p.x)) {
@@ -3256,6 +3328,8 @@ static __global__ void k_set_rows(const d_map_set<false> map) {
     }
 }
 
+// set_rows for few indices: a thread converts one element and scans the later indices of its batch.
+//   floor   x read once, its rows of y written once
 static __global__ void __launch_bounds__(256) k_set_rows_few(const gcuda_get_rows_args p) {
     FOR_ELEMENTS(u, d_n(p.x)) {
         const d_index i = d_unravel(p.x.ne, u);
@@ -3293,7 +3367,7 @@ gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_strea
 
 #if GCUDAI_PART(2)
 // =====================================================================================================
-// >>k-elements   unary, binary, scale and their like, optimizer steps
+// >>k-elements   unary and binary operations, scale, optimizer steps
 // =====================================================================================================
 
 // >>op:add  >>op:sub  >>op:mul  >>op:div  >>op:add1 ---------------------------------------------------
@@ -3309,8 +3383,8 @@ struct d_mul {
 struct d_div {
     static __device__ float apply(float a, float b) { return a / b; }
 };
-// The same where the result is rounded to 16 bits: the reciprocal is exact to two units of the last of 24. F16 is always within
-// its range.
+// Division for results of 16 bits: the reciprocal is exact to two units in the last of 24 places. F16 divisors are always in its
+// range.
 struct d_div_half {
     static __device__ float apply(float a, float b) { return a * d_reciprocal(b); }
 };
@@ -3334,9 +3408,10 @@ struct d_silu_back {
     }
 };
 
-// y = a o b, b repeated. Sixteen bytes at a time where rows allow it and b repeats whole rows or one element;
-// else element by element, of any types and strides.
+// y = a o b with b broadcast along dimensions 1 to 3, and along rows if b has one element per row. A thread has two vectors of
+// 16 bytes.
 //   floor   a read, y written, b read once
+//   needs   packed rows aligned to 16 bytes; y may be a
 template <typename TA, typename TB, typename TY, typename OP>
 static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
     const int N = d_wide<TA>::N < d_wide<TY>::N ? d_wide<TY>::N : d_wide<TA>::N;
@@ -3365,6 +3440,8 @@ static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
     }
 }
 
+// y = a o b for any types and strides, b broadcast. A thread has four elements.
+//   floor   a read, y written, b read once
 template <typename OP> static __global__ void k_binary(const gcuda_binary_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -3424,7 +3501,7 @@ gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream
 }
 
 // >>op:unary ------------------------------------------------------------------------------------------
-// Comparisons, not fminf and fmaxf, which drop NaN.
+// Comparisons instead of fminf and fmaxf, which drop NaN.
 static __device__ float d_hardsigmoid(float x) {
     const float v = (x + 3.0f) / 6.0f;
     return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v;
@@ -3434,7 +3511,7 @@ static __device__ float d_xielu(float x, const float * p) {
     return x > 0.0f ? p[2] * x * x + p[3] * x : (expm1f(fminf(x, p[4])) - x) * p[1] + p[3] * x;
 }
 
-// One for each line of GCUDA_UNARY_OPS: one that is missing does not compile.
+// One per line of GCUDA_UNARY_OPS; a missing one does not compile.
 #define D_UNARY(ID, expr)                                                      \
     static inline __device__ float d_unary_##ID(float x, const float * p) {    \
         (void) p;                                                              \
@@ -3480,8 +3557,9 @@ struct d_unary_any {
     static __device__ float apply(float x, const gcuda_unary_args & p) { return d_unary(p.op, x, p.p); }
 };
 
-// y = f(x), sixteen bytes at a time, or element by element with any strides.
+// y = f(x), vectorized. A thread has two vectors of 16 bytes.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
+//   needs   one type, packed rows aligned to 16 bytes; y may be x
 template <typename T, typename OP, typename ARGS> static __global__ void k_map_wide(const ARGS p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -3500,6 +3578,8 @@ template <typename T, typename OP, typename ARGS> static __global__ void k_map_w
     }
 }
 
+// y = f(x) for any types and strides. A thread has four elements.
+//   floor   x read, y written
 template <typename OP, typename ARGS> static __global__ void k_map(const ARGS p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -3536,7 +3616,9 @@ gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stre
 }
 
 // >>op:glu --------------------------------------------------------------------------------------------
-//   floor   x and g read, y written: 3 * n * sizeof(T) bytes; as columns 10 n
+// y = gate(x) g, vectorized. A thread has two vectors of 16 bytes.
+//   floor   x and g read, y written: 3 * n * sizeof(T) bytes
+//   needs   one type, packed rows aligned to 16 bytes; y may be x or g
 template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -3559,6 +3641,8 @@ template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_
     }
 }
 
+// y = gate(x) g for any types and strides. A thread has four elements.
+//   floor   x and g read, y written
 template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -3573,7 +3657,9 @@ template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const til
     }
 }
 
-// As columns for products. A block has 2048 elements of one, a warp 256 of them.
+// y = gate(x) g as packed B for wgmma, zero-padded to whole tiles. A block has 2048 elements of a column, a warp 256.
+//   floor   x and g read, 2 bytes per element written: 10 * n bytes
+//   needs   F32, packed rows and y aligned to 16 bytes (gcuda_glu_takes_form)
 template <int OP> static __global__ void __launch_bounds__(256) k_glu_columns(const gcuda_glu_args p) {
     d_take_turn();
     const int k_all = (int) p.y.ne[0], n = (int) p.y.ne[1];
@@ -3677,8 +3763,8 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
     return map<d_leaky_relu, d_leaky_relu>(*args, stream);
 }
 
-// ---- element-wise operations in a row: x read once, y written once, operands read as they come ----
-// One operation, looked up once for all elements of a thread, so that a launch goes through little of the code.
+// ---- chains of element-wise operations: x read once, y written once, each operand when its step begins ----
+// One operation for all elements of a thread: a single dispatch per step keeps the executed code small.
 template <int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], const float (&b)[N], F f) {
     UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j], b[j]); }
 }
@@ -3687,7 +3773,7 @@ template <int N, typename F> static inline __device__ void d_chain_each(float (&
 }
 
 template <typename DIV, int N>
-static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) { // second: b comes first
+static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) { // is_second: b is the first operand
     switch (op) {
         case GCUDA_OP_ADD: d_chain_each(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
         case GCUDA_OP_MUL: d_chain_each(v, b, [](float x, float y) { return d_mul_rn(x, y); }); break;
@@ -3716,7 +3802,7 @@ template <int N> static inline __device__ void d_chain_map(gcuda_op op, gcuda_un
     }
 }
 
-// Between two operations values are rounded to the type, as if they had been stored.
+// Rounds to the type between operations, as a store and load would.
 template <typename T, int N> static inline __device__ void d_chain_round(float (&v)[N]) {
     UNROLL for (int j = 0; j < N; ++j) {
         T t;
@@ -3725,11 +3811,11 @@ template <typename T, int N> static inline __device__ void d_chain_round(float (
     }
 }
 
-// What the kernel of whole rows takes: all that is the same for every thread is decided by the host.
-enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 }; // no operand; an element for all of a row; rows of the type; of F32
+// Parameters of k_chain_wide: the host decides everything that is uniform over threads.
+enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 }; // no operand; one element per row; rows of type T; rows of F32
 struct chain_array {
     const char * data;
-    int64_t nb[3]; // of dimensions 1, 2, 3; 0 where it repeats one
+    int64_t nb[3]; // of dimensions 1, 2, 3; 0 where broadcast
 };
 struct chain_step {
     gcuda_op op;
@@ -3737,28 +3823,28 @@ struct chain_step {
     chain_kind kind;
     gcuda_type type;
     chain_array b;
-    uint32_t ne[3]; // dimensions in which it repeats several; 0: others
-    int next;       // the next step that has an operand; 0: none
+    uint32_t ne[3]; // sizes of partly broadcast dimensions; 0: others
+    int next; // next step with an operand; 0: none
     bool is_second, is_partial;
     float p[5];
 };
 struct chain {
     chain_array x, y;
-    int64_t n; // elements of a row
+    int64_t n; // elements per row
     gcuda_type x_type;
     divisor per_row, ne1, ne2;
     uint32_t n_tiles, n_blocks;
-    int shift, n_steps, first; // first: the first step that has an operand; -1: none
-    bool is_deep;              // has more than two dimensions
+    int shift, n_steps, first; // first step with an operand; -1: none
+    bool is_deep; // more than two dimensions
     chain_step steps[GCUDA_CHAIN_MAX];
 };
 
-// Where a thread works: its row, its first element there, and how many there are from that on; parts are step elements apart.
+// Position of a thread: its row, first element, and the number of elements from there on; parts are `step` elements apart.
 struct d_chain_at {
     uint32_t i1, i2, i3;
     int step;
     int64_t i0, n;
-    bool is_full; // all parts are
+    bool is_full; // all parts are complete
 };
 
 template <int N, int PARTS> static inline __device__ d_chain_at d_chain_where(const chain & p, uint32_t block) {
@@ -3788,7 +3874,7 @@ static inline __device__ T * d_chain_row(const chain_array & a, const chain & p,
     return (T *) (a.data + offset) + at.i0;
 }
 
-// All of a thread's elements of an array that has the type T: PARTS parts of N.
+// Loads a thread's elements of an array of type T: PARTS parts of N.
 template <typename T, int N, int PARTS>
 static inline __device__ void d_chain_load(const T * from, const d_chain_at & at, uint4 * raw) {
     const int M = d_wide<T>::N;
@@ -3805,7 +3891,7 @@ static inline __device__ void d_chain_load(const T * from, const d_chain_at & at
     }
 }
 
-// x of 16 bits in a chain of F32, where a part is eight bytes of it. All threads branch alike; a kernel of its own would be 61 KB.
+// x of 16 bits in an F32 chain, eight bytes per part. The branch is uniform; a separate kernel would be 61 KB.
 template <int PARTS> static inline __device__ void d_chain_load_short(const uint16_t * from, const d_chain_at & at, uint4 * raw) {
     UNROLL for (int k = 0; k < PARTS; ++k) {
         const uint16_t * part = from + k * at.step;
@@ -3828,7 +3914,7 @@ static inline __device__ void d_chain_unpack_short(gcuda_type type, const uint4 
     UNROLL for (int j = 0; j < 4; ++j) { v[j] = u[j]; }
 }
 
-// The operand of step s as it lies, to be unpacked when the step's turn comes.
+// Loads the operand of step s unconverted; d_chain_unpack converts it when its step begins.
 template <typename T, int N, int PARTS>
 static inline __device__ void d_chain_operand(const chain & p, const chain_step & s, const d_chain_at & at, uint4 * raw) {
     uint32_t i1 = at.i1, i2 = at.i2, i3 = at.i3;
@@ -3857,7 +3943,7 @@ template <typename T, int E> static inline __device__ void d_chain_unpack(chain_
     }
 }
 
-// Division as the kernels of one operation do it.
+// The division that the single-operation kernels use.
 template <typename T> struct chain_div {
     typedef d_div_short type;
 };
@@ -3865,21 +3951,23 @@ template <> struct chain_div<float> {
     typedef d_div type;
 };
 
-// Blocks a multiprocessor has room for; 7.5 has it for 1024 threads.
+// Resident blocks per SM; 7.5 has 1024 threads per SM.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define CHAIN_BLOCKS 4
 #else
 #define CHAIN_BLOCKS 5
 #endif
 
-// A thread's elements, E = 8 in parts of sixteen bytes. Twice as many, with room for 3 or 4 blocks, take as long for large tensors,
-// and up to 15% longer for small ones (H200).
+// A thread has E = 8 elements in vectors of 16 bytes. Twice as many, with 3 or 4 blocks per SM, take as long for large tensors
+// and up to 15 % longer for small ones (H200).
 template <typename T> struct chain_width {
     static const int N = d_wide<T>::N, PARTS = sizeof(T) == 4 ? 2 : 1, E = N * PARTS;
 };
 
-// All threads of a block take all turns and steps together; those behind the end of a row compute with zeros. x and the first
-// operand are on their way together, the next operand's while what comes before it is computed.
+// Chain of element-wise operations, vectorized. All threads of a block execute every step; those past the end of a row compute with
+// zeros. x and the first operand are loaded together, each later operand during the preceding step.
+//   floor   x and operands read once, y written once
+//   needs   packed rows aligned to 16 bytes; operands in the type of y or F32, whole rows or one element per row. y may be x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
     const bool is_short = sizeof(T) == 4 && p.x_type != GCUDA_TYPE_F32;
@@ -3922,10 +4010,11 @@ template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN
     }
 }
 
-// Where a repeated operand is in a dimension: divisions only where it is neither one row for all nor as large as the result.
+// Index of a broadcast operand in a dimension. Divides only where it is broadcast in part.
 static inline __device__ int64_t d_repeated_at(int64_t i, int64_t ne, int64_t n) { return ne == 1 ? 0 : ne == n ? i : i % ne; }
 
-// Any strides.
+// Chain of element-wise operations for any types and strides. A thread has four elements.
+//   floor   x and operands read once, y written once
 static __global__ void __launch_bounds__(TILE_BLOCK) k_chain(const D_GRID_CONSTANT gcuda_chain_args p, const tiles t) {
     const gcuda_type type = p.y.type;
     FOR_TILES(tile, t) {
@@ -3967,7 +4056,7 @@ static chain_array chain_array_of(const gcuda_array & a) {
     return c;
 }
 
-// s is zero.
+// s is zero-filled.
 static void chain_step_of(const gcuda_chain_step & from, const gcuda_array & y, chain_step & s) {
     s.op = from.op;
     s.unary = from.unary;
@@ -4013,7 +4102,7 @@ template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p,
     return launch_in_turn(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
 }
 
-// Operations of d_chain_binary and d_chain_map, whose default branch would compute any other as their last one.
+// Operations of d_chain_binary and d_chain_map; their default branches would compute any other as their last one.
 static bool is_chain_step(const gcuda_chain_step & s) {
     switch (s.op) {
         case GCUDA_OP_ADD:
@@ -4050,13 +4139,15 @@ gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stre
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 // params: alpha, beta1, beta2, eps, weight decay, 1 / (1 - beta1^t), 1 / (1 - beta2^t)
-//   floor   a, m, v, grad read, a, m, v written: 28 bytes an element
 static inline __device__ void d_adamw(float & a, float & m, float & v, float g, const float * c) {
     m = m * c[1] + g * (1.0f - c[1]);
     v = v * c[2] + g * g * (1.0f - c[2]);
     a = a * (1.0f - c[0] * c[4]) - c[0] * (m * c[5]) / (sqrtf(v * c[6]) + c[3]);
 }
 
+// AdamW step in place. A thread has four elements; the last n % 4, or all of unaligned arrays, go one by one.
+//   floor   a, m, v, grad read, a, m, v written: 28 bytes per element
+//   needs   packed F32; n_wide > 0: all aligned to 16 bytes
 static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p, int64_t n_wide) {
     float c[7];
     for (int k = 0; k < 7; ++k) { c[k] = ((const float *) p.params.data)[k]; }
@@ -4078,10 +4169,10 @@ static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p, int64_t n_w
     }
 }
 
-// How many times four elements of all that are contiguous; 0 where one of them is not aligned.
+// Number of 4-element vectors; 0 if an array is not aligned to 16 bytes.
 static int64_t opt_step_wide(const gcuda_opt_step_args & p) {
     const uintptr_t bits =
-        (uintptr_t) p.a.data | (uintptr_t) p.grad.data | (uintptr_t) p.m.data | (uintptr_t) p.v.data; // sgd: NULL
+        (uintptr_t) p.a.data | (uintptr_t) p.grad.data | (uintptr_t) p.m.data | (uintptr_t) p.v.data; // SGD has no m and v
     return bits % 16 == 0 ? n_elements(p.a) / 4 : 0;
 }
 
@@ -4096,9 +4187,11 @@ gcuda_status gcuda_launch_opt_step_adamw(const gcuda_opt_step_args * args, gcuda
 }
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-//   floor   a and grad read, a written: 12 bytes an element
 static inline __device__ float d_sgd(float a, float g, const float * c) { return a * (1.0f - c[0] * c[1]) - c[0] * g; }
 
+// SGD step in place. A thread has four elements; the last n % 4, or all of unaligned arrays, go one by one.
+//   floor   a and grad read, a written: 12 bytes per element
+//   needs   packed F32; n_wide > 0: both aligned to 16 bytes
 static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p, int64_t n_wide) {
     const float c[2] = { ((const float *) p.params.data)[0], ((const float *) p.params.data)[1] };
     FOR_ELEMENTS(i, n_wide) {
@@ -4121,8 +4214,8 @@ gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_s
 // >>k-reduce   sums, argmax, cross entropy
 // =====================================================================================================
 
-// A tensor to one number: up to N_PARTIALS blocks leave a partial result each in scratch, and one more adds those in
-// their order. Few elements take one block and no scratch.
+// Reduction of a tensor to one number: up to N_PARTIALS blocks write partial results to scratch, and one more block adds them in
+// order. Few elements take one block and no scratch.
 #define N_PARTIALS 1024
 #define PARTIAL_MIN 32768 // elements below which one block is faster than two launches
 
@@ -4134,8 +4227,7 @@ static inline int64_t n_partials(const gcuda_array & x) {
 static size_t partial_bytes(const gcuda_array & x) { return n_partials(x) > 1 ? (size_t) n_partials(x) * 8 : 0; }
 
 // >>op:sum --------------------------------------------------------------------------------------------
-//   floor   x read once: ne0 * n_rows * sizeof(T) bytes
-// Sums in double, the partial ones too.
+// Sums and partial sums are in double.
 static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
     sum = d_block_sum(sum);
     if (threadIdx.x == 0 && gridDim.x > 1) {
@@ -4145,6 +4237,10 @@ static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
     }
 }
 
+// Sum of a packed array, or a partial sum per block. A thread adds vectors of 16 bytes, four loads in flight.
+//   shared  that of d_block_reduce
+//   floor   x read once
+//   needs   one row (rows are folded), aligned to 16 bytes
 template <typename T> static __global__ void __launch_bounds__(512) k_sum_packed(const gcuda_sum_args p) {
     const int64_t n = d_n(p.x), step = (int64_t) gridDim.x * blockDim.x;
     const int N = d_wide<T>::N;
@@ -4162,12 +4258,18 @@ template <typename T> static __global__ void __launch_bounds__(512) k_sum_packed
     d_sum_end(p, sum);
 }
 
+// Sum of an array with any type and strides, or a partial sum per block.
+//   shared  that of d_block_reduce
+//   floor   x read once
 static __global__ void __launch_bounds__(512) k_sum(const gcuda_sum_args p) {
     double sum = 0.0;
     FOR_ELEMENTS(i, d_n(p.x)) { sum += (double) d_load(p.x.type, d_at(p.x, d_unravel(p.x.ne, i))); }
     d_sum_end(p, sum);
 }
 
+// Adds n partial sums in order; one block.
+//   shared  that of d_block_reduce
+//   floor   8 * n bytes
 static __global__ void k_sum_partials(const gcuda_sum_args p, int64_t n) {
     double sum = 0.0;
     FOR_ROW_ELEMENTS(i, n) { sum += ((const double *) p.scratch)[i]; }
@@ -4178,7 +4280,7 @@ size_t gcuda_sum_scratch_bytes(const gcuda_sum_args * args) { return partial_byt
 
 gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) {
     const int64_t n = n_partials(args->x);
-    const bool is_packed = n_rows(args->x) == 1 && is_wide(args->x); // rows are folded
+    const bool is_packed = n_rows(args->x) == 1 && is_wide(args->x); // folded rows
     const gcuda_status st =
         is_packed ? with_float(args->x.type, [&](auto t) { return launch(k_sum_packed<decltype(t)>, n, 512, stream, *args); })
                   : launch(k_sum, n, 512, stream, *args);
@@ -4186,7 +4288,7 @@ gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) 
 }
 
 // >>op:sum_rows  >>op:mean ----------------------------------------------------------------------------
-// f(sixteen bytes as floats, place of the first) over packed elements [0, n), THREADS threads, four loads at a time.
+// Calls f(16 bytes as floats, index of the first) over packed elements [0, n) with THREADS threads, four loads in flight.
 template <typename T, int THREADS, typename F> static inline __device__ void d_each_wide(const T * x, int64_t n, F f) {
     const int N = d_wide<T>::N;
     for (int64_t i = (int64_t) (threadIdx.x % THREADS) * N; i < n; i += 4 * THREADS * N) {
@@ -4207,8 +4309,11 @@ template <typename T, int THREADS> static NO_INLINE __device__ double d_row_sum_
     return THREADS == 32 ? d_warp_reduce<d_sum_op>(sum) : d_block_sum(sum);
 }
 
+// Sums of packed rows, divided by `divisor`. A warp or a block owns a row. Long rows are cut into n_parts, whose sums in double go
+// to scratch for k_sum_rows_parts.
+//   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   x read once: ne0 * n_rows * sizeof(T) bytes
-// Long rows are cut into n_parts, whose sums in double go to scratch; a second launch adds them.
+//   needs   rows aligned to 16 bytes; parts are multiples of 8 elements
 template <typename T, int THREADS>
 static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce_args p, float divisor, int64_t n_parts, int64_t part) {
     FOR_HELD_ROWS(r, d_rows(p.x) * n_parts, THREADS) {
@@ -4222,7 +4327,7 @@ static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce
         const float own = (sum[0] + sum[1]) + (sum[2] + sum[3]);
         const bool is_part = THREADS > 32 && n_parts > 1;
         const double all = is_part ? d_block_sum((double) own) : (double) (THREADS == 32 ? d_warp_reduce<d_sum_op>(own) : d_block_sum(own));
-        const bool is_lost = !(fabs(all) <= 1.7976931348623157e308); // an infinite sum in F32, or NaN from two of them
+        const bool is_lost = !(fabs(all) <= 1.7976931348623157e308); // infinite F32 sum, or NaN from two of them
         const double sum_again = is_lost ? d_row_sum_double<T, THREADS>(x, n) : 0.0;
         if (threadIdx.x % THREADS == 0 && is_part) {
             ((double *) p.scratch)[r] = is_lost ? sum_again : all;
@@ -4232,6 +4337,9 @@ static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce
     }
 }
 
+// Adds the partial sums of each row in order. A block owns a row.
+//   shared  that of d_block_reduce
+//   floor   8 * n_parts * n_rows bytes
 static __global__ void k_sum_rows_parts(const gcuda_reduce_args p, float divisor, int64_t n_parts) {
     FOR_ROWS(r, d_rows(p.x)) {
         double sum = 0.0;
@@ -4241,6 +4349,9 @@ static __global__ void k_sum_rows_parts(const gcuda_reduce_args p, float divisor
     }
 }
 
+// Sums of rows with any type and strides, in double. A block owns a row.
+//   shared  that of d_block_reduce
+//   floor   x read once
 static __global__ void __launch_bounds__(512) k_sum_rows(const gcuda_reduce_args p, float divisor) {
     FOR_ROWS(r, d_rows(p.x)) {
         const char * x = d_row(p.x, r);
@@ -4253,7 +4364,7 @@ static __global__ void __launch_bounds__(512) k_sum_rows(const gcuda_reduce_args
     }
 }
 
-// Parts of 32768 elements where rows are long and too few to fill the device, but not more than 1024 in all.
+// Parts of 32768 elements where rows are long and too few to fill the device, at most 1024 in all.
 #define SUM_PART 32768
 static int64_t sum_parts(const gcuda_array & x) {
     const int64_t rows = n_rows(x), n = x.ne[0] / SUM_PART, most = rows > 0 ? 1024 / rows : 0;
@@ -4289,8 +4400,7 @@ gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stre
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Of equal maxima the last one; of a row without a number the last element. Index -1: no number seen yet.
-//   floor   x read once
+// The last of equal maxima; in a row without numbers the last element. Index -1: no number yet.
 struct d_best {
     float value;
     int32_t index;
@@ -4308,6 +4418,10 @@ static __device__ d_best d_warp_best(d_best best) {
     return best;
 }
 
+// Index of each row's maximum. A warp or a block owns a row. WIDE: vectors of 16 bytes.
+//   shared  32 pairs of value and index
+//   floor   x read once
+//   needs   packed rows; WIDE: aligned to 16 bytes
 template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bounds__(1024) k_argmax(const gcuda_reduce_args p) {
     __shared__ d_best part[32];
     const int64_t n = p.x.ne[0];
@@ -4317,7 +4431,7 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
         if (WIDE) {
             d_each_wide<T, THREADS>(x, n, [&](const float * v, int64_t i) {
                 for (int j = 0; j < d_wide<T>::N; ++j) {
-                    if (v[j] >= best.value && i + j < n) { best = { v[j], (int32_t) (i + j) }; } // the last of equal ones
+                    if (v[j] >= best.value && i + j < n) { best = { v[j], (int32_t) (i + j) }; } // keeps the last of equal ones
                 }
             });
         } else {
@@ -4328,7 +4442,7 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
         }
         best = d_warp_best(best);
         if (THREADS > 32) {
-            __syncthreads(); // the last use of part is over
+            __syncthreads(); // part may still be read
             if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = best; }
             __syncthreads();
             best = d_warp_best(part[threadIdx.x % 32 < THREADS / 32 ? threadIdx.x % 32 : 0]);
@@ -4338,8 +4452,8 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
 }
 
 template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcuda_stream stream) {
-    const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors(); // blocks of 512, by their registers
-    const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // all at once, none behind the others
+    const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors(); // blocks of 512 threads, limited by registers
+    const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // one wave
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         return n <= 1024                      ? launch(k_argmax<T, WIDE, 32>, (rows + 7) / 8, 256, stream, p)
@@ -4353,7 +4467,6 @@ gcuda_status gcuda_launch_argmax(const gcuda_reduce_args * args, gcuda_stream st
 }
 
 // >>op:count_equal ------------------------------------------------------------------------------------
-//   floor   a and b read once: 8 * ne0 * n_rows bytes
 static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n) {
     n = d_block_reduce<d_sum_op>(n, 0LL);
     if (threadIdx.x == 0) {
@@ -4361,6 +4474,9 @@ static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n
     }
 }
 
+// Counts equal I32 elements, any strides. One count, or a partial count per block.
+//   shared  that of d_block_reduce
+//   floor   a and b read once: 8 * n bytes
 static __global__ void __launch_bounds__(512) k_count_equal(const gcuda_count_equal_args p) {
     long long n = 0;
     FOR_ELEMENTS(i, d_n(p.a)) {
@@ -4370,6 +4486,10 @@ static __global__ void __launch_bounds__(512) k_count_equal(const gcuda_count_eq
     d_count_end(p, n);
 }
 
+// k_count_equal in vectors of 16 bytes, four loads in flight.
+//   shared  that of d_block_reduce
+//   floor   a and b read once: 8 * n bytes
+//   needs   a and b packed, one folded row, aligned to 16 bytes
 static __global__ void __launch_bounds__(512) k_count_equal_wide(const gcuda_count_equal_args p) {
     const int64_t n_all = d_n(p.a), step = (int64_t) gridDim.x * blockDim.x * 4;
     long long n = 0;
@@ -4389,6 +4509,9 @@ static __global__ void __launch_bounds__(512) k_count_equal_wide(const gcuda_cou
     d_count_end(p, n);
 }
 
+// Adds n_parts partial counts; one block.
+//   shared  that of d_block_reduce
+//   floor   8 * n_parts bytes
 static __global__ void k_count_partials(const gcuda_count_equal_args p, int64_t n_parts) {
     long long n = 0;
     FOR_ROW_ELEMENTS(i, n_parts) { n += ((const int64_t *) p.scratch)[i]; }
@@ -4405,12 +4528,12 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// ln sum_i exp(a_i) of a row as max + log. Never added up: added to a large maximum the logarithm would be rounded away, and
-// (x - max) - log keeps it.
+// ln sum_i exp(a_i) of a row as max and log, never added: a large maximum would round the logarithm away, and (x - max) - log
+// keeps it.
 struct d_log_sum {
     float max, log;
 };
-static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x) { // on every thread
+static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x) { // result on every thread
     float max = -INFINITY, sum = 0.0f;
     FOR_ROW_ELEMENTS(i, a.ne[0]) { max = fmaxf(max, d_load(a.type, x + i * a.nb[0])); }
     max = d_block_max(max);
@@ -4419,9 +4542,7 @@ static __device__ d_log_sum d_log_sum_exp(const gcuda_array & a, const char * x)
 }
 static inline __device__ float d_log_soft(float x, d_log_sum norm) { return (x - norm.max) - norm.log; }
 
-// A block walks rows r, r + gridDim.x, ... and writes the sum of their losses to scratch, or the result if it is the only block. A label
-// of 0 adds 0 whatever its logit is (0 ln 0 = 0), as on the CPU.
-//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes
+// A label of 0 adds 0 whatever its logit is (0 ln 0 = 0), as on the CPU.
 static inline __device__ double d_loss_term(float label, float x, d_log_sum norm) {
     return label != 0.0f ? (double) label * ((double) norm.max - (double) x + (double) norm.log) : 0.0;
 }
@@ -4435,6 +4556,9 @@ static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double los
     }
 }
 
+// Mean loss over rows, or a partial loss per block, for any types and strides. A block owns rows r, r + gridDim.x, ...
+//   shared  that of d_block_reduce
+//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes; logits are read three times, mostly from cache
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4447,8 +4571,8 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
     d_loss_end(p, loss);
 }
 
-// d_log_sum_exp of a packed row. labels: fetch(i, at) for each vector, all under way together; then rebase(from, to) when the
-// largest logit so far changes, and add(i, x, base) with the vector of logits, -inf past the end.
+// d_log_sum_exp of a packed row in one pass. labels: fetch(k, at) per vector, all in flight together; rebase(from, to) when the
+// running maximum changes; add(k, x, base) with a vector of logits, -inf past the end.
 template <typename T, typename L> static __device__ d_log_sum d_log_sum_exp_wide(const T * x, int64_t n, L & labels) {
     const int N = d_wide<T>::N;
     const int64_t step = (int64_t) blockDim.x * N;
@@ -4488,7 +4612,7 @@ struct d_no_labels {
     inline __device__ void add(int, const float *, float) {}
 };
 
-// Of the labels of a row, sum_i b_i (base - x_i) and sum_i b_i.
+// For the labels of a row: sum_i b_i (base - x_i) and sum_i b_i.
 template <typename T> struct d_label_sums {
     const T * b;
     int64_t n;
@@ -4508,7 +4632,10 @@ template <typename T> struct d_label_sums {
     }
 };
 
-// Loss of packed rows in one pass: sum_i b_i (max - x_i) + log sum_i b_i, in double.
+// k_cross_entropy_loss of packed rows in one pass: sum_i b_i (max - x_i) + log sum_i b_i, in double.
+//   shared  that of d_block_reduce
+//   floor   logits and labels read once
+//   needs   one type, ne0 > 0, rows aligned to 16 bytes
 template <typename T> static __global__ void __launch_bounds__(512) k_cross_entropy_loss_wide(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4519,27 +4646,30 @@ template <typename T> static __global__ void __launch_bounds__(512) k_cross_entr
     d_loss_end(p, loss);
 }
 
+// Adds n partial losses in order and divides by the rows; one block.
+//   shared  that of d_block_reduce
+//   floor   8 * n bytes
 static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t n) {
     double loss = 0.0;
     FOR_ROW_ELEMENTS(i, n) { loss += ((const double *) p.scratch)[i]; }
     d_loss_end(p, loss);
 }
 
-// So little that one block has all rows at once: `span` neighbouring threads each, a power of two.
+// Small losses: one block has all rows at once, `span` adjacent threads per row, a power of two.
 #define LOSS_SMALL 8192 // elements, in 2 to 1024 rows
-#define LOSS_EACH 16    // of a row, elements a thread: more than half of 1024 threads have rows
+#define LOSS_EACH 16 // elements per thread and row: more than half of 1024 threads have rows
 static bool is_small_loss(const gcuda_cross_entropy_args & p) {
     return n_rows(p.logits) > 1 && n_rows(p.logits) <= 1024 && n_elements(p.logits) <= LOSS_SMALL;
 }
 
-// On each thread of a span. All threads of the block are here.
+// Reduction over a span, result on each of its threads. All threads of the block call it.
 template <typename OP> static __device__ float d_span_reduce(float v, int span) {
     __shared__ float part[32];
     const int warp = (int) threadIdx.x / 32, n_warps = span / 32, first = n_warps > 0 ? warp / n_warps * n_warps : warp;
     NO_UNROLL for (int offset = span < 32 ? span / 2 : 16; offset > 0; offset /= 2) {
         v = OP::apply(v, __shfl_xor_sync(0xffffffffu, v, offset));
     }
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read
     if (threadIdx.x % 32 == 0) { part[warp] = v; }
     __syncthreads();
     v = n_warps > 1 ? part[first] : v;
@@ -4547,7 +4677,7 @@ template <typename OP> static __device__ float d_span_reduce(float v, int span) 
     return v;
 }
 
-// Elements i, i + step, ... of the first n, all under way together; what is missing is `missing`.
+// Loads elements i, i + step, ... of the first n, all in flight together; absent ones are `missing`.
 template <typename T> static inline __device__ void d_take(const char * row, int64_t nb, int i, int step, int n, float missing, float * v) {
     UNROLL for (int k = 0; k < LOSS_EACH; ++k) { v[k] = i + k * step < n ? d_f32(*(const T *) (row + (i + k * step) * nb)) : missing; }
 }
@@ -4560,6 +4690,10 @@ static inline __device__ void d_take(const gcuda_array & a, int64_t r, int i, in
     }
 }
 
+// Mean loss of a small array; one block, `span` threads per row, elements in registers.
+//   shared  two reductions
+//   floor   logits and labels read once
+//   needs   at most 1024 rows of LOSS_EACH * span elements
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const gcuda_cross_entropy_args p, int span) {
     const int64_t r = (int) threadIdx.x / span, own = r < d_rows(p.logits) ? r : 0;
     const int i = (int) threadIdx.x % span, n = r < d_rows(p.logits) ? (int) p.logits.ne[0] : 0;
@@ -4583,7 +4717,7 @@ static gcuda_status loss_small(const gcuda_cross_entropy_args & p, gcuda_stream 
 
 static int64_t n_losses(const gcuda_array & x) { return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS; }
 
-static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elements ln 0 would meet labels that sum to 0
+static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elements, ln 0 would be multiplied by labels that sum to 0
     return p.logits.ne[0] > 0 && p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) && is_wide(p.labels);
 }
 
@@ -4604,6 +4738,9 @@ gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * ar
 }
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
+// y = (softmax(logits) - labels) grad / rows for any types and strides. A block owns a row.
+//   shared  that of d_block_reduce
+//   floor   logits and labels read, y written
 static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args p) {
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4617,6 +4754,10 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     }
 }
 
+// k_cross_entropy_loss_back of packed rows. A block owns a row and reads the logits twice, the second time backward from cache.
+//   shared  that of d_block_reduce
+//   floor   logits and labels read, y written
+//   needs   one type, rows aligned to 16 bytes. y may be logits or labels
 template <typename T> static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_back_wide(const gcuda_cross_entropy_args p) {
     const int N = d_wide<T>::N;
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
@@ -4626,7 +4767,7 @@ template <typename T> static __global__ void __launch_bounds__(1024) k_cross_ent
         T * y = (T *) d_row(p.y, r);
         d_no_labels none;
         const d_log_sum norm = d_log_sum_exp_wide(x, n, none);
-        for (int64_t turn = (n - 1) / (4 * step); turn >= 0; --turn) { // what was read last is in the cache
+        for (int64_t turn = (n - 1) / (4 * step); turn >= 0; --turn) { // the last vectors read are still cached
             const int64_t i = 4 * turn * step + threadIdx.x * (int64_t) N;
             uint4 raw_x[4], raw_b[4];
             UNROLL for (int k = 0; k < 4; ++k) {
@@ -4647,7 +4788,7 @@ template <typename T> static __global__ void __launch_bounds__(1024) k_cross_ent
 gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
     const int64_t n = args->logits.ne[0];
     if (loss_is_wide(*args) && args->y.type == args->logits.type && is_wide(args->y)) {
-        // Rows are read twice: no more of them at once than the cache keeps.
+        // Rows are read twice: run no more of them at once than L2 holds.
         const int64_t rows = n_rows(args->logits), n_sm = n_multiprocessors(), cache = enough(device_attribute(cudaDevAttrL2CacheSize));
         const bool is_long = 4 * n_sm * n * (int64_t) gcuda_type_size(args->y.type) > cache / 3;
         return with_float(args->y.type, [&](auto v) {
@@ -4661,17 +4802,19 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 
 #if GCUDAI_PART(9)
 // =====================================================================================================
-// >>k-rows   rows put together from rows: repeat, concat, pad, roll, masks, generators
+// >>k-rows   repeat, concat, pad, roll, masks, generators
 // =====================================================================================================
 
-// Every element of y from the place that m names, or m.value where it names none: m.row(i) is what elements of the row have
-// in common, m.at(row, i0) the place of one. Types are sizes here: 1, 2, 4, 8 bytes, or 16 where whole rows move.
-//   floor   y written, what it is made of read once
-template <typename T> struct d_placed { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
+// Gather by a map: every element of y comes from the address that map m gives, or is m.value where m gives NULL. m.row(i) is
+// computed once per row, m.at(row, i0) gives the source of an element. Types are sizes: 1, 2, 4 or 8 bytes, 16 for vectors.
+template <typename T> struct d_gather_parts { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
+// Gather of elements of sizeof(T) bytes. A thread has PARTS elements, all loads in flight before the first store.
+//   floor   y written, its sources read once
+//   needs   y and sources aligned to T; y does not overlap x
 template <typename T, typename MAP>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
-    const int PARTS = d_placed<T>::PARTS;
+static __global__ void __launch_bounds__(TILE_BLOCK) k_gather_elements(const gcuda_array y, const MAP m, const tiles t) {
+    const int PARTS = d_gather_parts<T>::PARTS;
     T other;
     memcpy(&other, &m.value, sizeof(T));
     FOR_TILES(tile, t) {
@@ -4691,8 +4834,9 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y
     }
 }
 
-// Elements of any size, blocks of a quantized type, byte by byte.
-template <typename MAP> static __global__ void k_place_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
+// Gather of elements of any size (quantized blocks), byte by byte. A thread has one element.
+//   floor   y written, its sources read once
+template <typename MAP> static __global__ void k_gather_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, y.ne, tile, 1, 1);
         const char * from = i.i0 < y.ne[0] ? m.at(m.row(i), i.i0) : nullptr;
@@ -4700,7 +4844,7 @@ template <typename MAP> static __global__ void k_place_blocks(const gcuda_array 
     }
 }
 
-// Sixteen bytes from anywhere, by the two aligned words that they lie in.
+// 16 bytes at any address, from the two aligned words that contain them.
 struct d_straddled {
     uint4 low, high;
 };
@@ -4731,7 +4875,7 @@ static inline __device__ void d_put_bits(char * to, uint2 bits, int size) {
     }
 }
 
-// Where elements [at, at + count) of a row of y come from if they and n on both sides are one stretch of memory, or NULL.
+// Source of elements [at, at + count) of a row if they and n on either side are contiguous in memory, otherwise NULL.
 template <typename MAP, typename ROW>
 static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & row, int64_t at, int count, int n, int size, int64_t end) {
     if (at < n || at + count + n > end) { return nullptr; }
@@ -4739,33 +4883,35 @@ static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & ro
     return before != nullptr && behind - before == (int64_t) (count + 2 * n - 1) * size ? before + 16 : nullptr;
 }
 
-// Long rows of adjacent elements: sixteen bytes of y at a time, from wherever they lie. Where what they are made of and as
-// much on both sides is one stretch, words around it may be read; elsewhere elements go one by one.
-#define PLACE_PARTS 4
+#define GATHER_WIDE_PARTS 4 // vectors per thread
+// Gather of long rows of dense elements in 16-byte stores, from sources at any alignment. Where the sources and as many bytes on
+// either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one. A warp has a tile.
+//   floor   y written, its sources read once
+//   needs   element size 1, 2, 4 or 8, dense along dimension 0 in x and y
 template <typename MAP>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
+static __global__ void __launch_bounds__(TILE_BLOCK) k_gather_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
     const int n = 16 / size;
     const uint2 other = make_uint2(m.value.x, m.value.y);
     FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, y.ne, tile, n, PLACE_PARTS);
+        const d_index i = d_tile_at(t, y.ne, tile, n, GATHER_WIDE_PARTS);
         const auto row = m.row(i);
         char * to = d_at(y, 0, i.i1, i.i2, i.i3);
         const int64_t first = i.i0 - (int64_t) ((uintptr_t) to % 16) / size, step = d_tile_step(t, n);
-        const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // of the warp, whose part of the row may be one stretch
-        const char * from[PLACE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * PLACE_PARTS * n, n, size, y.ne[0]);
-        d_straddled v[PLACE_PARTS] = {};
+        const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // first element of the warp, whose part of the row may be contiguous
+        const char * from[GATHER_WIDE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * GATHER_WIDE_PARTS * n, n, size, y.ne[0]);
+        d_straddled v[GATHER_WIDE_PARTS] = {};
         if (whole != nullptr) {
-            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
                 from[k] = whole + (first + k * step - tile0) * size;
                 v[k] = d_load_straddled(from[k]);
             }
         } else {
-            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
                 from[k] = d_stretch_of(m, row, first + k * step, n, n, size, y.ne[0]);
                 if (from[k] != nullptr) { v[k] = d_load_straddled(from[k]); }
             }
         }
-        UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+        UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
             const int64_t at = first + k * step;
             if (from[k] != nullptr) {
                 *(uint4 *) (to + at * size) = d_straddled_at(v[k], (uintptr_t) from[k]);
@@ -4780,45 +4926,45 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_ar
     }
 }
 
-// Whether elements of a row that y is made of lie side by side.
+// Whether the sources of a row of y are dense.
 template <typename MAP> static bool are_adjacent(const MAP & m, size_t size) { return m.x.nb[0] == size; }
 struct d_filled;
-static bool are_adjacent(const d_filled &, size_t) { return false; } // of none
+static bool are_adjacent(const d_filled &, size_t) { return false; } // no source
 template <int DIM> struct d_joined;
 template <int DIM> static bool are_adjacent(const d_joined<DIM> & m, size_t size) { return m.a.nb[0] == size && m.b.nb[0] == size; }
 
-template <typename MAP> static gcuda_status place_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
+template <typename MAP> static gcuda_status gather_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
     gcuda_array like = y;
-    like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows begin between multiples of sixteen bytes
-    tiles t = tiles_of(like, 16 / size, PLACE_PARTS);
-    const int64_t per_warp = 32 * PLACE_PARTS * (16 / size);
-    t.shift = 5; // a warp has a tile
+    like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows start anywhere between multiples of 16 bytes
+    tiles t = tiles_of(like, 16 / size, GATHER_WIDE_PARTS);
+    const int64_t per_warp = 32 * GATHER_WIDE_PARTS * (16 / size);
+    t.shift = 5; // one tile per warp
     t.per_row = (like.ne[0] + per_warp - 1) / per_warp;
     t.n = t.per_row * t.n_rows;
-    return launch_tiles(k_place_wide<MAP>, t, stream, y, m, size);
+    return launch_tiles(k_gather_wide<MAP>, t, stream, y, m, size);
 }
 
-template <typename T, typename MAP> static gcuda_status place_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
-    return launch_tiles(k_place<T, MAP>, tiles_of(y, 1, d_placed<T>::PARTS), stream, y, m);
+template <typename T, typename MAP> static gcuda_status gather_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
+    return launch_tiles(k_gather_elements<T, MAP>, tiles_of(y, 1, d_gather_parts<T>::PARTS), stream, y, m);
 }
 
 template <typename MAP>
 static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcuda_stream stream) {
     const bool is_power = size == 1 || size == 2 || size == 4 || size == 8;
     if (is_power && are_adjacent(m, size) && y.nb[0] == size && y.ne[0] * (int64_t) size >= enough(1024)) {
-        return place_wide(y, m, (int) size, stream);
+        return gather_wide(y, m, (int) size, stream);
     }
     switch (size) {
-        case 1: return place_as<uint8_t>(y, m, stream);
-        case 2: return place_as<uint16_t>(y, m, stream);
-        case 4: return place_as<uint32_t>(y, m, stream);
-        case 8: return place_as<uint2>(y, m, stream);
-        case 16: return place_as<uint4>(y, m, stream);
-        default: return launch_tiles(k_place_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
+        case 1: return gather_as<uint8_t>(y, m, stream);
+        case 2: return gather_as<uint16_t>(y, m, stream);
+        case 4: return gather_as<uint32_t>(y, m, stream);
+        case 8: return gather_as<uint2>(y, m, stream);
+        case 16: return gather_as<uint4>(y, m, stream);
+        default: return launch_tiles(k_gather_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
     }
 }
 
-// Elements in units of 16 bytes: of rows that are moved as a whole.
+// Views rows as 16-byte units, for whole-row moves.
 static bool can_widen(const gcuda_array & a) {
     return is_wide(a) && gcuda_blck_size(a.type) == 1 && a.ne[0] * (int64_t) a.nb[0] % 16 == 0;
 }
@@ -4879,9 +5025,9 @@ gcuda_status gcuda_launch_pad(const gcuda_pad_args * args, gcuda_stream stream) 
     return args->is_circular ? pad<d_wrapped>(*args, stream) : pad<d_padded>(*args, stream);
 }
 
-// Copies of a tensor within a larger one, in the order of their places.
+// Copies of a tensor within a larger one, in index order.
 struct d_copies {
-    int64_t n[4], step[4], total; // of each dimension; bytes from one to the next
+    int64_t n[4], step[4], total; // per dimension; step: bytes
 };
 static d_copies copies_of(const gcuda_array & small, const gcuda_array & large) {
     d_copies c = {};
@@ -4898,10 +5044,13 @@ static inline __device__ int64_t d_copy_at(const d_copies & c, int64_t i) {
     return x.i0 * c.step[0] + x.i1 * c.step[1] + x.i2 * c.step[2] + x.i3 * c.step[3];
 }
 
-// An element is read once for `each` of its copies. like: [ne0, groups of copies, ne1, ne2 ne3] of x.
+// Repeat: an element is loaded once for `each` of its copies. like: [ne0, groups of copies, ne1, ne2 * ne3] of x. A thread has
+// PARTS elements.
+//   floor   x read once per `each` copies, y written
+//   needs   x and y aligned to T; y does not overlap x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_repeat(
     const gcuda_array x, const gcuda_array y, const gcuda_array like, const d_copies c, int64_t each, const tiles t) {
-    const int PARTS = d_placed<T>::PARTS;
+    const int PARTS = d_gather_parts<T>::PARTS;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, like.ne, tile, 1, PARTS);
         const int64_t x3 = i.i3 / x.ne[2], x2 = i.i3 - x3 * x.ne[2], n = x.ne[0] - i.i0, step = d_tile_step(t, 1);
@@ -4923,12 +5072,12 @@ template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_rep
 
 template <typename T> static gcuda_status repeat_as(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
     const d_copies c = copies_of(x, y);
-    const int64_t each = n_elements(y) >= enough((int64_t) 1 << 20) ? 8 : 1; // small ones want threads
+    const int64_t each = n_elements(y) >= enough((int64_t) 1 << 20) ? 8 : 1; // small results need more threads
     gcuda_array like = x;
     like.ne[1] = (c.total + each - 1) / each;
     like.ne[2] = x.ne[1];
     like.ne[3] = x.ne[2] * x.ne[3];
-    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_placed<T>::PARTS), stream, x, y, like, c, each);
+    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_gather_parts<T>::PARTS), stream, x, y, like, c, each);
 }
 
 gcuda_status gcuda_launch_repeat(const gcuda_pad_args * args, gcuda_stream stream) {
@@ -4953,7 +5102,7 @@ gcuda_status gcuda_launch_roll(const gcuda_pad_args * args, gcuda_stream stream)
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
 struct d_reflected {
     gcuda_array x;
-    int64_t p0, filler; // else padding, whose leftovers the simulated device may take for an address
+    int64_t p0, filler; // filler: the simulated device may take padding for an address
     uint4 value;
 
     inline __device__ const char * row(const d_index & i) const { return d_at(x, 0, i.i1, i.i2, i.i3); }
@@ -4974,8 +5123,8 @@ gcuda_status gcuda_launch_pad_reflect_1d(const gcuda_pad_reflect_1d_args * args,
 
 // >>op:concat -----------------------------------------------------------------------------------------
 struct d_joined_row {
-    const char * a, * b; // b: of DIM 0
-    int64_t step;        // of a
+    const char * a, * b; // b: for DIM 0
+    int64_t step; // of a
 };
 
 template <int DIM> struct d_joined {
@@ -5032,7 +5181,7 @@ struct d_same {
     inline __device__ const char * at(const char * row, int64_t i0) const { return row + i0 * (int64_t) x.nb[0]; }
 };
 
-// Of one type and shape.
+// Copies an array of the same type and shape.
 static gcuda_status move(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
     gcuda_array to = y;
     d_same m = {};
@@ -5059,7 +5208,7 @@ static gcuda_array stretch_of(const gcuda_array & a, int64_t first, int64_t end)
 
 static bool is_stretch(const gcuda_set_args & p) { return is_packed(p.a) && is_packed(p.y) && is_packed(p.region); }
 
-// What the region leaves of a, unless it is in place already; all of a where the region is no stretch of y.
+// Copies the part of a outside the region, unless a is y; all of a if the region is not contiguous in y.
 static gcuda_status set_around(const gcuda_set_args & p, gcuda_stream stream) {
     if (p.a.data == p.y.data) { return GCUDA_STATUS_SUCCESS; }
     if (!is_stretch(p)) { return move(p.a, p.y, stream); }
@@ -5069,7 +5218,7 @@ static gcuda_status set_around(const gcuda_set_args & p, gcuda_stream stream) {
     return st == GCUDA_STATUS_SUCCESS ? move(stretch_of(p.a, end, n), stretch_of(p.y, end, n), stream) : st;
 }
 
-// So little that a block writes it all: a, then the region, in one launch.
+// Small sets: one block writes a, then the region, in one launch.
 #define SET_SMALL 8192 // elements
 static bool is_small_set(const gcuda_set_args & p) {
     return p.a.data != p.y.data && n_elements(p.y) <= SET_SMALL && gcuda_blck_size(p.y.type) == 1 && is_packed(p.a) && is_packed(p.y);
@@ -5083,6 +5232,9 @@ static inline __device__ void d_move_element(int size, char * to, const char * f
         default: *(uint2 *) to = *(const uint2 *) from; break;
     }
 }
+// y = a with b stored (set) or added (acc) in a region. One block.
+//   floor   a and b read, y written
+//   needs   a and y packed, not overlapping; int element counts
 static __global__ void __launch_bounds__(1024) k_set_small(const gcuda_set_args p, int size, bool adds) {
     const int n = (int) d_n(p.y), n_b = (int) d_n(p.b), n0 = (int) p.b.ne[0], n1 = (int) p.b.ne[1], n2 = (int) p.b.ne[2];
     NO_UNROLL for (int i = (int) threadIdx.x; i < n; i += 1024) { d_move_element(size, (char *) p.y.data + i * size, (const char *) p.a.data + i * size); }
@@ -5147,14 +5299,16 @@ static uint4 value_of(gcuda_type type, float value) {
     return make_uint4(w, w, w, w);
 }
 
-// Sixteen bytes at a time: read where any element is kept.
+// y = x inside the diagonal band, m.value outside. A thread has four vectors of 16 bytes, loaded only where any element is kept.
+//   floor   y written, kept elements of x read
+//   needs   packed rows of whole 16-byte units, aligned. y may be x
 template <typename T> static __global__ void k_mask_wide(const gcuda_array y, const d_masked m, const tiles t) {
     const int N = 16 / (int) sizeof(T);
     T value;
     memcpy(&value, &m.value, sizeof(T));
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, y.ne, tile, N, 4);
-        const int64_t from = m.from + i.i1, to = m.to + i.i1; // kept
+        const int64_t from = m.from + i.i1, to = m.to + i.i1; // kept range
         const T * x = (const T *) d_at(m.x, 0, i.i1, i.i2, i.i3);
         uint4 raw[4];
         for (int k = 0; k < 4; ++k) {
@@ -5203,7 +5357,6 @@ struct d_filled {
     inline __device__ const char * at(const char *, int64_t) const { return nullptr; }
 };
 
-//   floor   y written: n * sizeof(T) bytes
 gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) {
     gcuda_array y = args->y;
     const d_filled m = { value_of(y.type, args->value) };
@@ -5216,7 +5369,7 @@ gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream
 }
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
-// A thread sums all that was repeated into its element, in double and in one order.
+// Sums all copies of an element, in double and in a fixed order, for any types and strides. A thread has one element of y.
 //   floor   x read once
 static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
@@ -5235,9 +5388,9 @@ static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     }
 }
 
-// The next copy's place is a few additions away.
+// Iterates over copies: the next address takes a few additions.
 struct d_copy_walk {
-    int64_t i0, i1, i2, at; // copy in dimensions 0 to 2; bytes
+    int64_t i0, i1, i2, at; // copy in dimensions 0 to 2; at: bytes
 
     inline __device__ void next(const d_copies & c) {
         at += c.step[0];
@@ -5253,7 +5406,9 @@ struct d_copy_walk {
     }
 };
 
-// Many results: a thread has a vector of them.
+// k_repeat_back for many results: a thread has a vector of y and adds its copies, AHEAD loads in flight.
+//   floor   x read once, y written
+//   needs   one type, packed rows of whole 16-byte units, aligned
 template <typename T>
 static __global__ void __launch_bounds__(256) k_repeat_back_rows(
     const gcuda_array x, const gcuda_array y, const d_copies c, const tiles t) {
@@ -5280,11 +5435,13 @@ static __global__ void __launch_bounds__(256) k_repeat_back_rows(
         if (i.i0 < y.ne[0]) { d_store_wide((T *) d_at(y, i), y.ne[0] - i.i0, v); }
     }
 }
-#define BACK_MANY ((int64_t) 128 * 1024) // results from which on threads need not share them
+#define BACK_MANY ((int64_t) 128 * 1024) // vectors of y from which threads need not share copies
 
-// Few: the same for rows of y that sixteen bytes can be taken from: a block has 32 neighbouring vectors of a row, and eight of its
-// threads share the copies of one.
-#define BACK_SLICES 8
+#define BACK_SLICES 8 // threads per vector of y
+// k_repeat_back for few results: a block has 32 adjacent vectors of a row, and BACK_SLICES threads share the copies of each.
+//   shared  BACK_SLICES * (32 * N + 1) doubles, at most 16 KiB
+//   floor   x read once, y written
+//   needs   one type, packed rows of whole 16-byte units, aligned
 template <typename T>
 static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_array x, const gcuda_array y, const d_copies c) {
     const int N = d_wide<T>::N, AHEAD = 4;
@@ -5310,7 +5467,7 @@ static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_arr
         }
         UNROLL for (int j = 0; j < N; ++j) { part[slice][j * 32 + lane] = sum[j]; }
         __syncthreads();
-        for (int at = (int) threadIdx.x; at < 32 * N; at += 256) { // at: j, then lane
+        for (int at = (int) threadIdx.x; at < 32 * N; at += 256) { // at: element j, then lane
             double all = 0.0;
             UNROLL for (int k = 0; k < BACK_SLICES; ++k) { all += part[k][at]; }
             const int64_t to = ((b - r * per_row) * 32 + at % 32) * N + at / 32;
@@ -5336,17 +5493,20 @@ gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream 
 }
 
 // >>op:arange -----------------------------------------------------------------------------------------
-// The product is rounded before the sum, as everywhere.
+// The product is rounded before the sum, as on the CPU.
 static inline __device__ float d_arange(const gcuda_arange_args & p, float i) { return __fadd_rn(p.start, __fmul_rn(p.step, i)); }
 
+// y[i] = start + step i for any stride. A thread has one element.
+//   floor   4 * n bytes written
 static __global__ void k_arange(const gcuda_arange_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) { *(float *) ((char *) p.y.data + i * (int64_t) p.y.nb[0]) = d_arange(p, (float) i); }
 }
 
-// A thread makes four times four neighbours, so that what it has to work out first is little beside them. IS_SHORT: 32 bits
-// count them, which become floats in fewer steps.
-//   floor   y written: 4 * n bytes
-#define ARANGE_TILE 4096
+#define ARANGE_TILE 4096 // elements per block
+// y[i] = start + step i, packed. A thread has four vectors, which amortizes its index arithmetic. IS_SHORT: 32-bit indices, which
+// convert to float in fewer instructions.
+//   floor   4 * n bytes written
+//   needs   y aligned to 16 bytes
 template <bool IS_SHORT> static __global__ void __launch_bounds__(256) k_arange_wide(const gcuda_arange_args p) {
     const int64_t n = d_n(p.y);
     FOR_ROWS(tile, (n + ARANGE_TILE - 1) / ARANGE_TILE) {
@@ -5366,8 +5526,8 @@ gcuda_status gcuda_launch_arange(const gcuda_arange_args * args, gcuda_stream st
 }
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// Sine and cosine of an angle in turns, at most half a one: of the eighth of a turn around the nearest quarter, by Taylor's
-// series, whose next terms are below the last digit there.
+// Sine and cosine of `turns` turns, at most 1/2. Taylor series on the eighth of a turn around the nearest quarter; the omitted terms
+// are below the last digit.
 static inline __device__ void d_sin_cos_turns(float turns, float * sine, float * cosine) {
     const float quarter = rintf(4.0f * turns), x = (turns - 0.25f * quarter) * 6.28318530717958647692f, z = x * x;
     const float s = x + x * z * (-1.0f / 6 + z * (1.0f / 120 + z * (-1.0f / 5040 + z * (1.0f / 362880))));
@@ -5377,8 +5537,10 @@ static inline __device__ void d_sin_cos_turns(float turns, float * sine, float *
     *cosine = q == 0 ? c : q == 1 ? -s : q == 2 ? -c : s;
 }
 
-// A thread has a frequency and `each` timesteps. There may be many turns: the frequency is a sum of two floats and its
-// product with the timestep another, so that whole turns leave without taking digits along.
+// A thread has a frequency and `each` timesteps. There may be many turns: the frequency is a sum of two floats, and so is its
+// product with the timestep, so that removing whole turns loses no digits.
+//   floor   y written: 4 * n bytes
+//   needs   F32, rows of y dense
 static __global__ void __launch_bounds__(256) k_timestep_embedding(const gcuda_timestep_embedding_args p, double log_period, int64_t each) {
     const int64_t n_cos = p.y.ne[0] / 2, n_j = n_cos > 0 ? n_cos : 1, n_steps = p.y.ne[1];
     FOR_ELEMENTS(i, (n_steps + each - 1) / each * n_j) {
@@ -5409,6 +5571,7 @@ gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args
 }
 
 // >>op:add_id -----------------------------------------------------------------------------------------
+// y = a + b[ids] by rows, for any types and strides; a bad id adds nothing and sets bad_index. A thread has four elements.
 //   floor   a read, y written, b mostly from cache
 static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     FOR_TILES(tile, t) {
@@ -5429,7 +5592,10 @@ static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     }
 }
 
-#define ADD_ID_PARTS 3
+#define ADD_ID_PARTS 3 // vectors per thread
+// k_add_id in vectors of 16 bytes, ADD_ID_PARTS per thread.
+//   floor   a read, y written, b mostly from cache
+//   needs   one type, packed rows aligned to 16 bytes, b not empty. y may be a
 template <typename T> static __global__ void k_add_id_wide(const gcuda_add_id_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -5470,12 +5636,12 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
 
 #if GCUDAI_PART(10)
 // =====================================================================================================
-// >>k-norm   norms, soft_max, running sums and rotations along rows
+// >>k-norm   norms, soft_max, cumsum, rope
 // =====================================================================================================
 
-// ---- rows held in registers: each element is read once ----
-// THREADS threads have a row: some lanes of a warp, a warp, or a whole block. A thread holds PARTS times sixteen bytes, or as
-// many elements where rows are not made of aligned sixteens.
+// ---- rows in registers: each element is read once ----
+// THREADS threads own a row: some lanes of a warp, a whole warp, or a block. A thread holds PARTS 16-byte vectors, or PARTS
+// elements where rows are not made of aligned vectors.
 template <typename T, bool WIDE> struct d_word {
     typedef T type;
 };
@@ -5489,7 +5655,7 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
     float v[PARTS][N];
 
     static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
-    // As they lie, so that other loads are under way before the first is used; 0 behind the end.
+    // Loads without converting, so that further loads are in flight before the first use; 0 past the end.
     template <bool LAST = false> static inline __device__ void fetch(const char * row, int n, word * w) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             const word * x = (const word *) ((const T *) row + place(k));
@@ -5522,13 +5688,13 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
             }
         }
     }
-    // f(element) for all that are held
+    // f(element) for all elements in registers
     template <typename F> inline __device__ void all(F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             UNROLL for (int j = 0; j < N; ++j) { f(v[k][j]); }
         }
     }
-    // f(element, its place) for all that are in the row
+    // f(element, index) for all elements of the row
     template <typename F> inline __device__ void each(int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
@@ -5536,7 +5702,7 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
             }
         }
     }
-    // f(element, that of another row at the same place)
+    // f(element, element of the other row at the same index)
     template <typename F> inline __device__ void each_with(const d_held & other, int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
@@ -5559,7 +5725,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
     return d_row_reduce<THREADS, d_max_op>(v, -INFINITY);
 }
 
-// f(row, its length) for the rows of these threads; lanes without a row have a length of 0, so that warps stay together.
+// Calls f(row, length) for the rows of these threads. Lanes without a row get length 0, so that warps stay converged.
 template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
     d_take_turn();
     const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
@@ -5569,16 +5735,16 @@ template <int THREADS, typename F> static inline __device__ void d_held_rows(int
     }
 }
 
-// What a kernel for rows of a length and alignment is compiled for: with_held<T>(n, is_wide, [&](auto h) { typedef
+// Instantiates a kernel for a row length and alignment: with_held<T>(n, is_wide, [&](auto h) { typedef
 // typename decltype(h)::template row<T> ... })
 template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
-    static const int LEAST = 1024 / BLOCK; // blocks on a multiprocessor: some load while others compute
+    static const int LEAST = 1024 / BLOCK; // blocks per SM: some load while others compute
     static const bool WIDE = IS_WIDE;
     template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {};
 };
-#define HELD_MOST 16384 // elements of a row
-// LANES: that short rows take, at least.
+#define HELD_MOST 16384 // elements per row
+// LANES: fewest lanes for a short row.
 template <typename T, int LANES = 8, typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
     const int64_t m = n / d_wide<T>::N;
     if (is_wide_row && n % d_wide<T>::N == 0) {
@@ -5588,7 +5754,7 @@ template <typename T, int LANES = 8, typename F> static gcuda_status with_held(i
                : m <= 512                   ? f(held<128, 4, true>())
                : m <= 1024                  ? f(held<256, 4, true>())
                : m <= 2048                  ? f(held<512, 4, true>())
-                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // of F32
+                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // F32
     }
     return n <= 128    ? f(held<8, 16, false>())
            : n <= 512  ? f(held<32, 16, false>())
@@ -5604,36 +5770,36 @@ static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gc
     return launch_in_turn(kernel, (n + at_once - 1) / at_once, dim3((unsigned) (at_once * threads)), stream, args...);
 }
 
-// ---- rows too long to hold: parts of them, which leave what they find in scratch for a second pass ----
+// ---- rows too long for registers: two passes over parts, with partial results in scratch ----
 #define PART_BYTES 16384
-#define TURNS_FROM_BYTES ((int64_t) 48 << 20)
-#define TURNS_CACHED_BYTES ((int64_t) 24 << 20)
+#define INTERLEAVE_FROM_BYTES ((int64_t) 48 << 20)
+#define INTERLEAVE_CACHED_BYTES ((int64_t) 24 << 20)
 template <typename T, bool WIDE> struct part_of {
     typedef held<PART_BYTES / 16 / (WIDE ? 4 : (int) sizeof(T)), WIDE ? 4 : 16, WIDE> type;
 };
 
-// What a pass over n parts of rows leaves in scratch: eight bytes of each part, and behind them, where the second pass goes along with
-// the first (k_turns), how many parts it has left out, and which.
-struct d_turns {
-    int64_t n, first; // the first parts are found by a launch before
+// Scratch of a two-pass kernel: one 8-byte result per part. Interleaved passes (k_interleaved) add the number of parts left
+// unfinished and a list of them.
+struct d_interleaved {
+    int64_t n, first; // parts [0, first) are reduced by an earlier launch
     unsigned long long * found;
-    unsigned * n_left, * left; // NULL: not in turns
+    unsigned * n_left, * left; // NULL: passes are not interleaved
 };
-static size_t turns_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
+static size_t interleaved_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
 
-// In turns where the cache holds rows, but not all of them. Parts have n_bytes; at_once blocks of a multiprocessor are under way.
-static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
-    d_turns q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
+// Interleaves the passes where L2 holds some of the rows but not all. n_bytes: bytes per part; at_once: blocks per SM.
+static d_interleaved interleaved_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
+    d_interleaved q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
 #if defined(GCUDAI_SIM)
     (void) at_once;
-    const int64_t under_way = -per_row / 2; // blocks run one behind the other there: half of the parts have their turn too soon
+    const int64_t under_way = -per_row / 2; // blocks run sequentially there: half of the parts are tried too early
 #else
-    const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks find, and some take longer
+    const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks reduce, and some are slower
 #endif
     const int64_t first = per_row + under_way;
-    const bool is_much = n * n_bytes > enough(TURNS_FROM_BYTES) && 2 * n >= 3 * first;
+    const bool is_much = n * n_bytes > enough(INTERLEAVE_FROM_BYTES) && 2 * n >= 3 * first;
     const int64_t half_cache = device_attribute(cudaDevAttrL2CacheSize) / 2;
-    const int64_t cached = half_cache < TURNS_CACHED_BYTES ? half_cache : TURNS_CACHED_BYTES;
+    const int64_t cached = half_cache < INTERLEAVE_CACHED_BYTES ? half_cache : INTERLEAVE_CACHED_BYTES;
     if (is_much && n <= (int64_t) 1 << 30 && first * n_bytes <= cached) {
         q.first = first;
         q.n_left = (unsigned *) (q.found + n);
@@ -5642,19 +5808,19 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
     return q;
 }
 
-// What no part leaves, as its NaN are others: not found yet.
-#define NOT_FOUND (~0ull)
+// Sentinel for a result that is not written yet. No result equals it: NaN are stored as others.
+#define RESULT_MISSING (~0ull)
 template <typename F> static inline __device__ void d_leave_found(void * scratch, int64_t b, F found) {
     static_assert(sizeof(F) == sizeof(unsigned long long), "one store, which is seen as a whole");
     unsigned long long bits;
     memcpy(&bits, &found, sizeof(bits));
-    ((unsigned long long *) scratch)[b] = bits != NOT_FOUND ? bits : bits ^ 1;
+    ((unsigned long long *) scratch)[b] = bits != RESULT_MISSING ? bits : bits ^ 1;
 }
 template <typename F> static inline __device__ F d_found(const unsigned long long * at, bool * is_missing) {
     const unsigned long long bits = __ldcg(at);
     F found;
     memcpy(&found, &bits, sizeof(bits));
-    *is_missing = *is_missing || bits == NOT_FOUND;
+    *is_missing = *is_missing || bits == RESULT_MISSING;
     return found;
 }
 
@@ -5662,9 +5828,9 @@ static int64_t n_parts(const gcuda_array & x) {
     const int64_t n = PART_BYTES / (int64_t) gcuda_type_size(x.type);
     return (x.ne[0] + n - 1) / n;
 }
-static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : turns_bytes(n_parts(x) * n_rows(x)); }
+static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : interleaved_bytes(n_parts(x) * n_rows(x)); }
 
-// Part b of all: its row, where it begins and how long it is. No memory has 2^32 parts, and 32 bits divide in fewer steps.
+// Part b: row, start and length. 32 bits suffice for the part number, and 32-bit division is cheaper.
 struct d_part {
     int64_t row, i0, n_parts;
     int n;
@@ -5682,32 +5848,38 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
     return d_row(a, q.row) + q.i0 * (int64_t) a.nb[0];
 }
 
-// OP::find and OP::finish do a part; finish<true> may find that something is missing, and then says false, on all threads. The other
-// waits for the launch before when its elements, which no pass writes before they are finished, are under way.
+// Two-pass reduction of long rows, one pass per launch. OP::find reduces part b into scratch, OP::finish combines the parts
+// of the row and writes part b of y.
+//   grid    a block owns a part of PART_BYTES; the second pass runs backward, since the last parts read are in L2
+//   shared  that of d_block_reduce
+//   floor   x read twice, y written once; finish<true> returns false on all threads if a result is missing
+// The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
-    if (!IS_LAST) { d_start_next(); }
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_two_pass(const P p, int64_t n_blocks) {
+    if (!IS_LAST) { d_pdl_trigger(); }
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
-            (void) OP::template finish<false>(p, n_blocks - 1 - turn); // what was read last is in the cache
+            (void) OP::template finish<false>(p, n_blocks - 1 - turn); // the last parts read are still in L2
         } else {
             OP::find(p, turn);
         }
     }
 }
 
+// First launch of interleaved passes: reduces parts [0, first), marks the other results missing and clears n_left.
+//   floor   parts read once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved_begin(const P p, const d_interleaved q) {
     FOR_ROWS(b, q.first) { OP::find(p, b); }
-    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = NOT_FOUND; }
+    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = RESULT_MISSING; }
     if (blockIdx.x == 0 && threadIdx.x == 0) { *q.n_left = 0; }
 }
 
-// Rows are finished soon after they were found, while the cache has them: one part is found and one that lies some way behind is
-// finished, in turns. No block waits: where something of the row is missing the part is left to the launch behind this one. The
-// result does not depend on that.
+// Interleaved passes: even turns reduce a part, odd turns finish one that is `first` parts earlier, while L2 holds its row.
+// No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end. The result is the same.
+//   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved(const P p, const d_interleaved q) {
     const unsigned n_find = (unsigned) (q.n - q.first);
     for (unsigned turn = blockIdx.x; turn < (unsigned) q.n + n_find; turn += gridDim.x) {
         const bool is_both = turn < 2 * n_find;
@@ -5720,34 +5892,35 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(con
     }
 }
 
+// Last launch of interleaved passes: finishes the parts that k_interleaved left.
+//   floor   listed parts read and written once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_behind_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved_end(const P p, const d_interleaved q) {
     FOR_ROWS(i, (int64_t) *q.n_left) { (void) OP::template finish<false>(p, (int64_t) q.left[i]); }
 }
 
-// Of n parts of n_bytes, per_row of them in a row.
+// Runs OP over n parts of n_bytes, per_row of them in each row.
 template <typename OP, typename P>
 static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t n_bytes, void * scratch, gcuda_stream stream) {
     const int threads = OP::H::BLOCK;
     gcuda_status st;
-    if constexpr (OP::TAKES_TURNS) {
-        const d_turns q = turns_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
+    if constexpr (OP::MAY_INTERLEAVE) {
+        const d_interleaved q = interleaved_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
         if (q.n_left != nullptr) {
-            st = launch(k_before_turns<OP, P>, q.first, threads, stream, p, q);
-            st = st == GCUDA_STATUS_SUCCESS ? launch(k_turns<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
-            return st == GCUDA_STATUS_SUCCESS ? launch(k_behind_turns<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
+            st = launch(k_interleaved_begin<OP, P>, q.first, threads, stream, p, q);
+            st = st == GCUDA_STATUS_SUCCESS ? launch(k_interleaved<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
+            return st == GCUDA_STATUS_SUCCESS ? launch(k_interleaved_end<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
         }
     }
-    st = launch(k_pass<OP, false, P>, n, threads, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
+    st = launch(k_two_pass<OP, false, P>, n, threads, stream, p, n);
+    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_two_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
     return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART_BYTES, p.scratch, stream);
 }
 
 // >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
-//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
-// x == y is safe: a thread overwrites only what it alone has read. The variance is that of x less its mean.
+// The variance is that of x minus its mean, computed in a second pass over registers.
 enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
 
 template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
@@ -5759,16 +5932,16 @@ template <int KIND> static inline __device__ double d_norm_scale(double squares,
     return 1.0 / (KIND == NORM_L2 && length < (double) eps ? (double) eps : length);
 }
 
-// Squares of elements above 1.8e19 overflow F32, squares of elements below 2e-19 lose digits. A sum of squares that is infinite or below
-// SQUARES_LEAST is recomputed from the elements times a power of two. A subnormal square is rounded by at most 2^-150: relative to
-// SQUARES_LEAST 2^-50 per element.
+// Squares of elements above 1.8e19 overflow F32; squares of elements below 2e-19 lose digits. A sum of squares that is
+// infinite or below SQUARES_LEAST is recomputed from elements scaled by a power of two. A subnormal square is rounded by at
+// most 2^-150, which is 2^-50 of SQUARES_LEAST per element.
 #define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
 template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
     const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
     return !(m >= SQUARES_LEAST && m <= F32_MOST); // also true for NaN: inf - inf in the mean of elements whose sum overflows
 }
 
-// The power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and for infinity.
+// Power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and infinity.
 static inline __device__ float d_unit(float largest) {
     if (!(largest > 0.0f && largest <= F32_MOST)) { return 1.0f; }
     const int e = ilogbf(largest);
@@ -5782,7 +5955,7 @@ template <int KIND> static inline __device__ float d_norm_unit(float largest, fl
     return unit;
 }
 
-template <typename ROW> static inline __device__ float d_largest(ROW & x) { // of the elements in a thread's registers
+template <typename ROW> static inline __device__ float d_largest(ROW & x) { // over the elements in a thread's registers
     float largest = 0.0f;
     x.all([&](float v) { largest = fmaxf(largest, fabsf(v)); });
     return largest;
@@ -5800,7 +5973,7 @@ static inline __device__ float d_norm_squares(ROW & x, int n, int64_t n_row, flo
     return d_row_sum<THREADS>(sum);
 }
 
-// The factor of (x - mean). Scales x in place first if the squares leave the range of F32. Rows that share a warp take the branch
+// Factor of (x - mean). Scales x in place first if its squares leave the range of F32. Rows that share a warp branch
 // together; a row that needs no scale is multiplied by 1, which changes no bit.
 template <int KIND, int THREADS, typename ROW>
 static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float eps, float * mean) {
@@ -5814,8 +5987,12 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
     return d_norm_scale<KIND>(squares, n_row, eps);
 }
 
+// Norm of rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_block_reduce, for rows wider than a warp
+//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
+//   needs   packed rows; H::WIDE: aligned to 16 bytes, ne0 a multiple of a vector. y may be x
 template <int KIND, typename T, typename H>
-static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const gcuda_norm_args p) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
@@ -5829,11 +6006,11 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const g
 struct d_two_sums {
     double x, y;
 };
-static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_sum
+static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // two-value d_block_sum
     __shared__ double part[2][32];
     const int lane = (int) threadIdx.x % 32;
     v = { d_warp_reduce<d_sum_op>(v.x), d_warp_reduce<d_sum_op>(v.y) };
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 0) {
         part[0][threadIdx.x / 32] = v.x;
         part[1][threadIdx.x / 32] = v.y;
@@ -5843,12 +6020,12 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
     return { d_warp_reduce<d_sum_op>(has ? part[0][lane] : 0.0), d_warp_reduce<d_sum_op>(has ? part[1][lane] : 0.0) };
 }
 
-// Long rows: each part's mean and sum of squared deviations; then every part adds up those of its row, in double. Where the squares
-// leave the range of F32, a part stores minus the root of their mean instead of the sum. Of elements below 1 it stores both times
-// SMALL_PART, for in F32 they may be subnormal and have few digits.
+// Long rows. Each part stores its mean and its sum of squared deviations; finish combines them in double. If the squares
+// leave the range of F32, a part stores the negated root of their mean instead of the sum. For elements below 1 both values
+// are scaled by SMALL_PART, since in F32 they may be subnormal.
 #define SMALL_PART 1.2676506002282294e30f // 2^100
 #define SMALL_PART_ROOT 9007199254740992.0f // 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
-static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // of elements times unit
+static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) { // elements are scaled by unit
     const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
     const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
     return is_small ? make_float2(mean * (SMALL_PART / unit), -up) : make_float2(mean / unit, -root / unit);
@@ -5864,7 +6041,7 @@ static inline __device__ d_norm_found d_norm_found_of(const float2 & part, doubl
 
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
+    static const bool MAY_INTERLEAVE = KIND == NORM_MEAN && H::WIDE; // group_norm is NORM_MEAN
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -5883,12 +6060,12 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
-        const int64_t most = PART_BYTES / (int) sizeof(T); // elements of a part
+        const int64_t most = PART_BYTES / (int) sizeof(T); // elements per part
         const unsigned long long * found = (const unsigned long long *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
-        if (!MAY_MISS) { d_wait_before(); }
+        if (!MAY_MISS) { d_pdl_wait(); }
         bool is_missing = false;
         const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
@@ -5908,8 +6085,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         float unit = 1.0f, shift = (float) (first + mean), scale = d_norm_scale<KIND>(squares, p.x.ne[0], p.eps);
         if (d_norm_is_beyond<KIND>(squares, p.x.ne[0], p.eps)) {
             const double right = d_norm_scale<KIND>(all, p.x.ne[0], p.eps);
-            const double length = 1.0 / right; // below F32 where one element of a long row is the least subnormal number
-            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of the order of 1
+            const double length = 1.0 / right; // below F32 if one element of a long row is the smallest subnormal
+            unit = length > 0.0 ? d_unit(fminf(fmaxf((float) length, 1.175494351e-38f), F32_MOST)) : 1.0f; // x * unit is of order 1
             shift = (float) ((first + mean) * (double) unit);
             scale = (float) (right / (double) unit);
         }
@@ -5920,7 +6097,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
     }
 };
 
-// Rows are packed and of the type of x, as the arguments' comment says.
+// Rows are packed and y has the type of x (see gcuda_norm_args).
 template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_stream stream) {
     const int64_t n = p.x.ne[0];
     if (n == 0) {
@@ -5934,7 +6111,7 @@ template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_st
                         : two_passes<d_norm_parts<KIND, T, typename part_of<T, false>::type>>(p, stream);
         }
         return with_held<T>(n, wide, [&](auto h) {
-            return launch_held(k_norm_held<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            return launch_held(k_norm_regs<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -5953,8 +6130,8 @@ gcuda_status gcuda_launch_l2_norm(const gcuda_norm_args * args, gcuda_stream str
     return norm<NORM_L2>(*args, stream);
 }
 
-// ---- rms_norm of x, or of x + add, times w, plus b: rows as above, each read once ----
-// Row r of like's, counted over its dimensions, where a is repeated. Divisions only where they are needed, and once in the code.
+// ---- fused rms_norm(x + add) * w + b: rows in registers ----
+// Row of a that broadcasts to row r of `like`. Divides only where needed.
 static inline __device__ const char * d_repeated_row(const gcuda_array & a, const gcuda_array & like, int64_t r) {
     const char * row = (const char *) a.data;
     NO_UNROLL for (int d = 1; r > 0 && d < 4; ++d) {
@@ -5967,15 +6144,20 @@ static inline __device__ const char * d_repeated_row(const gcuda_array & a, cons
 
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
 
-// A row as a column for products. Columns behind the last are rows without elements, and so zeros.
+// Stores a row as a column of packed B for wgmma. Rows past the last have no elements and store zeros.
 template <typename ROW> static inline __device__ void d_norm_wg_column(const ROW & x, const gcuda_norm_mul_args & p, int64_t c) {
     char * column = d_wg_column((char *) p.y.data, p.x.ne[0], p.form, (uint32_t) c);
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
-        const int first = ROW::place(k) - 4 * (int) (threadIdx.x % 32); // of the warp
+        const int first = ROW::place(k) - 4 * (int) (threadIdx.x % 32); // first element of the warp
         if (first < (int) p.x.ne[0]) { d_wg_put_four(column, p.form, (uint32_t) c, first, make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3])); }
     }
 }
 
+// y = rms_norm(x + add) * w + b; add, sum (= x + add) and b are optional. H::THREADS threads own a row. With p.form, y is
+// packed B for wgmma, zero-padded to whole tiles.
+//   shared  that of d_block_reduce, for rows wider than a warp
+//   floor   x, add read; y, sum written once; w and b from L2
+//   needs   F32, packed rows; H::WIDE: x, y and sum aligned to 16 bytes. y and sum may be x
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
     constexpr bool MAY_ROUND = H::WIDE && H::THREADS >= 32;
     const int64_t n_all = d_rows(p.y);
@@ -6006,7 +6188,7 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     });
 }
 
-// A row of n elements as one column of bytes. Whole warps: steps are multiples of what they take.
+// Stores a row of n elements as one prequantized activation column. Whole warps take part: steps are multiples of a warp's share.
 template <typename ROW, int THREADS> static inline __device__ void d_norm_column(const ROW & x, int n, const d_vec_form & f, char * y) {
     const int steps = (int) vec_steps(n), n_quads = steps * (VEC_STEP / 4), lane = (int) (threadIdx.x % 32);
     int4 * xq = (int4 *) y;
@@ -6017,7 +6199,7 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     };
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         float4 v = make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3]);
-        if (f.order == D_INTERLEAVED) { // lanes take each other's fours
+        if (f.order == D_INTERLEAVED) { // lanes exchange their quads
             const int from = d_swap_bits_1_2(lane);
             v.x = __shfl_sync(0xffffffffu, v.x, from), v.y = __shfl_sync(0xffffffffu, v.y, from);
             v.z = __shfl_sync(0xffffffffu, v.z, from), v.w = __shfl_sync(0xffffffffu, v.w, from);
@@ -6027,31 +6209,22 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
-#define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
-// One row, as a decoder has of each token: what it takes from the end of the kernel before to its own counts. So nothing is left to
-// be looked up, and w and b are asked for before that end. The result may be a column of bytes: it has the place of what was read,
-// all of which has come when the block meets for its sum.
+// k_norm_mul for a single row, as in decoding. Everything is addressed directly, and with is_early w and b are loaded before
+// the PDL wait. With p.form, y is a prequantized activation column.
+//   shared  that of d_block_reduce
+//   floor   latency: one pass over x, w, add and b
+//   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
     typedef typename H::template row<float> row;
     const int n = (int) p.x.ne[0];
     const bool has_b = p.b.data != nullptr;
     row x, w, b;
-    d_start_next();
-    if (!is_early) { d_wait_before(); }
+    d_pdl_trigger();
+    if (!is_early) { d_pdl_wait(); }
     w.load((const char *) p.w.data, n);
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
-    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
-        row parts[NORM_PARTS_AHEAD];
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
-            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
-        }
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
-            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
-        }
-    }
     if (p.add.data != nullptr) {
         row add;
         add.load((const char *) p.add.data, n);
@@ -6069,8 +6242,8 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     }
 }
 
-// Everything that k_norm_mul_row reads and writes, in pieces of sixteen bytes; shorter rows have lanes of a warp. A sum that is w
-// or b as well has to be written before those are read.
+// Whether k_norm_mul_row applies: all operands vectorized; shorter rows use lanes of a warp. If sum aliases w or b, it must be
+// written before they are read, which this kernel does not do.
 static bool is_norm_mul_row(const gcuda_norm_mul_args & p) {
     const gcuda_array * all[6] = { &p.x, &p.y, &p.w, &p.add, &p.sum, &p.b };
     const bool has_both = p.sum.data != nullptr && (p.sum.data == p.w.data || p.sum.data == p.b.data);
@@ -6085,8 +6258,6 @@ static bool is_norm_mul_wide(const gcuda_norm_mul_args & p) {
 
 bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
     const int64_t n = args->x.ne[0];
-    const bool is_row = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
-    if (args->n_parts > 1 && (!is_row || (args->form != 0 && args->form % 2 == 0))) { return false; }
     if (args->form % 2 == 0) {
         return args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && can_hold(n) && is_norm_mul_wide(*args));
     }
@@ -6109,7 +6280,6 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
 }
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
-//   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 struct d_back_scale {
     float k, scale;
 };
@@ -6117,7 +6287,7 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
     d_back_scale s = { xd / (xx + (float) n * eps), 1.0f / sqrtf(xx / (float) n + eps) };
     return s;
 }
-// As d_norm_is_beyond, for both sums and their quotient. A row with xd = 0 counts as beyond: its products may have underflowed.
+// Like d_norm_is_beyond, for both sums and their quotient. A row with xd = 0 counts: its products may have underflowed.
 static inline __device__ bool d_back_is_beyond(float xx, float xd, float k, int64_t n, float eps) {
     const float m = xx + (float) n * eps;
     const bool is_within = m >= SQUARES_LEAST && m <= F32_MOST && fabsf(xd) >= SQUARES_LEAST;
@@ -6128,13 +6298,17 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
     *xx = *xd = 0.0f;
     for (int k = 0; k < x.PARTS; ++k) {
         for (int j = 0; j < x.N; ++j) {
-            *xx += x.v[k][j] * x.v[k][j]; // 0 beyond the row
+            *xx += x.v[k][j] * x.v[k][j]; // 0 past the end of the row
             *xd += x.v[k][j] * dy.v[k][j];
         }
     }
 }
 
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
+// Gradient of rms_norm for rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_block_reduce, for rows wider than a warp
+//   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
+//   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
@@ -6167,6 +6341,9 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
     });
 }
 
+// Gradient of rms_norm for other rows. A block owns a row and reads it twice, with sums in double.
+//   shared  that of d_block_reduce
+//   floor   dy and x read twice, dx written once
 static __global__ void __launch_bounds__(1024) k_rms_norm_back(const gcuda_rms_norm_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
         const char * x = d_row(p.x, r), * dy = d_row(p.dy, r);
@@ -6199,13 +6376,15 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
     }
     return with_float(p.x.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
-            return launch_held(k_rms_norm_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
+            return launch_held(k_rms_norm_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
 
 // >>op:group_norm -------------------------------------------------------------------------------------
-// Full groups of contiguous images are rows of their own. Others: a block per group, rows of channels in order.
+// Full groups of contiguous images are rows of norm; k_group_norm handles the others. A block owns a group and reads it three
+// times, with sums in double.
+//   shared  that of d_block_reduce
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_norm_args p) {
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
@@ -6234,7 +6413,7 @@ static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_no
     }
 }
 
-// Elements of a group if groups are rows, else 0.
+// Elements per group if groups are rows, else 0.
 static int64_t group_row(const gcuda_group_norm_args & p) {
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const bool is_row = n_elements(p.x) > 0 && p.x.ne[2] % per_group == 0 && is_packed(p.x) && is_packed(p.y);
@@ -6254,7 +6433,7 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group, n = p.x.ne[0] * p.x.ne[1] * per_group;
     if (group_row(p) > 0) {
-        gcuda_norm_args rows = {}; // what lies beside eps too: a kernel's arguments are looked through for pointers in the simulation
+        gcuda_norm_args rows = {}; // zeroed including padding: the simulator scans kernel arguments for pointers
         rows.x = as_rows(p.x, n);
         rows.y = as_rows(p.y, n);
         rows.eps = p.eps;
@@ -6265,15 +6444,14 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
 }
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-// w = x scale + slope mask, with the head's ALiBi slope (d_slope). A row that is masked altogether gives zeros.
-//   floor   x read, y written, the mask read once a head group: 2 * n * sizeof(T) bytes
-// What a row needs besides x and y.
+// Logits are x scale + slope mask, with the head's ALiBi slope (d_slope). A fully masked row gives zeros.
+// Operands of a row besides x and y.
 struct d_soft_max_row {
     d_index at;
     const char * mask; // or NULL
-    float slope, sink; // -inf: none
+    float slope, sink; // sink: -inf: none
 };
-// Heads that share a mask come behind each other: it is read from memory once.
+// Heads that share a mask are adjacent in the order of rows, so that it is read from memory once.
 static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, int64_t r) {
     d_soft_max_row row = { d_row_index(p.x.ne, r), nullptr, 1.0f, -INFINITY };
     d_index & i = row.at;
@@ -6308,7 +6486,7 @@ static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, con
     }
 }
 
-// Elements of x as logits, from i0 of its row on; -inf behind the end.
+// Converts elements of a row from i0 on to logits; -inf past the end.
 template <typename ROW>
 static inline __device__ void d_logits(
     const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, const typename ROW::word * words, ROW & x) {
@@ -6330,12 +6508,12 @@ static inline __device__ void d_logits(
 static inline __device__ float d_soft_base(float max) { return max == -INFINITY ? 0.0f : max; }
 static inline __device__ float d_soft_scale(float sum) { return sum > 0.0f ? 1.0f / sum : sum; }
 
-// Lanes' maximum and their sum of exponentials below it, for the whole block: what a lane's exponentials are to be multiplied
-// with comes back in `factor`, the maximum and sum of all on every thread.
+// Combines each warp's maximum and sum of exponentials over the block. Returns the block's maximum and sum on every thread;
+// *factor rescales the exponentials of a lane's own warp.
 static inline __device__ d_soft_sum d_soft_block(float max, float sum, float sink, float * factor) {
     __shared__ float2 part[32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 0) { part[warp] = make_float2(max, sum); }
     __syncthreads();
     const float2 own = lane < (int) blockDim.x / 32 ? part[lane] : make_float2(-INFINITY, 0.0f);
@@ -6344,7 +6522,7 @@ static inline __device__ d_soft_sum d_soft_block(float max, float sum, float sin
     return { all, d_warp_reduce<d_sum_op>(own.y * d_exp(own.x - base)) + d_exp(sink - base) };
 }
 
-// The exponentials of a row or part of it, below the maximum of these lanes.
+// Exponentials relative to the maximum of these lanes, for a row or a part of it.
 template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_lanes(ROW & x, float sink) {
     const int LANES = THREADS < 32 ? THREADS : 32;
     float max = sink, sum = 0.0f;
@@ -6355,8 +6533,12 @@ template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_
     return { max, d_row_sum<LANES>(sum) };
 }
 
+// Softmax of rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_soft_block, for rows wider than a warp
+//   floor   x read, y written: 2 * n * sizeof(T) bytes; the mask once per group of heads
+//   needs   packed rows; H::WIDE: aligned to 16 bytes, mask to a vector. y may be x
 template <typename T, typename H>
-static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(const gcuda_soft_max_args p) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
         typename H::template row<T> x;
@@ -6376,10 +6558,10 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(con
     });
 }
 
-// Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
+// Long rows: online softmax. Each part stores its maximum and sum of exponentials; finish combines them.
 template <typename T, typename HELD> struct d_soft_max_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = false;
+    static const bool MAY_INTERLEAVE = false;
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -6401,8 +6583,8 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
-        d_wait_before();
-        float max = row.sink, sum = 0.0f; // each warp for itself
+        d_pdl_wait();
+        float max = row.sink, sum = 0.0f; // computed by each warp separately
         for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { max = fmaxf(max, found[i].x); }
         max = d_warp_reduce<d_max_op>(max);
         const float base = d_soft_base(max);
@@ -6417,7 +6599,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
 
 size_t gcuda_soft_max_scratch_bytes(const gcuda_soft_max_args * args) { return part_bytes(args->x); }
 
-// Whether all rows begin at multiples of this many bytes, a power of two.
+// Whether all rows are aligned to n_bytes, a power of two.
 static bool is_aligned(const gcuda_array & a, size_t n_bytes) {
     uintptr_t bits = (uintptr_t) a.data;
     for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
@@ -6439,25 +6621,24 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
             return wide ? two_passes<d_soft_max_parts<T, typename part_of<T, true>::type>>(p, stream)
                         : two_passes<d_soft_max_parts<T, typename part_of<T, false>::type>>(p, stream);
         }
-        if constexpr (sizeof(T) == 4) { // of 512 threads a fifth would have nothing in rows like these, and all wait for each other
+        if constexpr (sizeof(T) == 4) { // with 512 threads a fifth would be idle in such rows, and all wait at the barrier
             typedef held<384, 9, true> H;
             if (wide && n > 512 * 4 * d_wide<T>::N && n <= H::THREADS * 9 * d_wide<T>::N) {
-                return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
+                return launch_held(k_soft_max_regs<T, H>, H::THREADS, n_rows(p.y), stream, p);
             }
         }
         return with_held<T, 32>(n, wide, [&](auto h) {
-            return launch_held(k_soft_max_held<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            return launch_held(k_soft_max_regs<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
 
-// ---- expert routing: probabilities, the largest of them, their weights ----
-// A warp has a token. Sums have the order that soft_max and sum_rows have, so that bits are those of the nodes one by one.
-//   floor   logits read, ids and weights written
+// ---- expert routing: gate probabilities, top-k, weights ----
+// Sums keep the order of soft_max and sum_rows, so that bits equal those of the separate nodes.
 #define ROUTE_MOST 512 // experts
 #define ROUTE_USED 32
 
-// Over the chosen ones' weights: lane l has elements N l .. N l + N - 1; those behind the end are `neutral`.
+// Softmax over the chosen experts' weights; lane l has elements N l .. N l + N - 1 of n.
 template <int N> static inline __device__ void d_route_soft_max(float (&w)[N], int n) {
     const int first = N * (int) (threadIdx.x % 32);
     float max = -INFINITY, sum = 0.0f;
@@ -6470,7 +6651,7 @@ template <int N> static inline __device__ void d_route_soft_max(float (&w)[N], i
     }
     if (N == 4 && n % 4 == 0) {
         sum = d_warp_reduce<d_sum_op>(sum);
-    } else { // soft_max has eight lanes for such a row
+    } else { // soft_max uses eight lanes for such a row
         sum = 0.0f;
         for (int i = (int) threadIdx.x % 8; i < ROUTE_USED; i += 8) {
             float own = 0.0f;
@@ -6509,7 +6690,7 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
     }
 }
 
-// The largest that has not been taken, of equal ones the first: its place; on all lanes its value without the bias.
+// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
 template <typename H>
 static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
     typedef typename H::template row<float> row;
@@ -6540,7 +6721,9 @@ static inline __device__ int d_route_next(const gcuda_route_args & p, const type
     return chosen;
 }
 
-// N: 4 where rows of weights begin at multiples of 16 bytes, as soft_max and sum_rows then take them.
+// Expert routing. A warp owns a token. N = 4 where rows of weights are aligned to 16 bytes, as soft_max and sum_rows vectorize.
+//   floor   logits read, ids and weights written; used * n / 32 comparisons per lane
+//   needs   F32 logits, dense rows; at most ROUTE_MOST experts, ROUTE_USED of them chosen
 template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
     const int n = (int) p.logits.ne[0], used = (int) p.weights.ne[0], lane = (int) threadIdx.x % 32;
     d_take_turn();
@@ -6575,7 +6758,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
     }
     return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held<float, 32>(n, p.is_wide, [&](auto h) {
         typedef decltype(h) H;
-        if constexpr (H::THREADS <= 32) { // fewer lanes than a warp: all of it has the same row
+        if constexpr (H::THREADS <= 32) { // with fewer lanes per row, all of the warp has the same row
             return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
@@ -6584,8 +6767,11 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
+// dx = scale y (dy - sum(y dy)) for rows that fit in registers. H::THREADS threads own a row.
+//   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
+//   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
@@ -6602,6 +6788,9 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
     });
 }
 
+// Gradient of soft_max for other rows. A block owns a row and reads it twice, with the sum in double.
+//   shared  that of d_block_reduce
+//   floor   dy and y read twice, dx written once
 static __global__ void __launch_bounds__(1024) k_soft_max_back(const gcuda_soft_max_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
         const char * y = d_row(p.y, r), * dy = d_row(p.dy, r);
@@ -6627,20 +6816,20 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
     }
     return with_float(p.y.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
-            return launch_held(k_soft_max_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
+            return launch_held(k_soft_max_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
-// A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
-// the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
-// device they are cut into parts, whose sums a launch before leaves in scratch. A stretch one of whose sums is not finite in F32 is
-// summed again in double.
+// A block scans a row, or a part of it, in segments of four 16-byte vectors per thread. Scans within vectors, warps and the
+// block are in F32; the carry is in double, since rows may have millions of elements. Where rows are too few to fill the
+// device, they are cut into parts, and a first pass stores the parts' sums in scratch. A segment whose sum is not finite in
+// F32 is scanned again in double.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 #define SCAN_THREADS 256
 
-// Inclusive within the warp.
+// Inclusive scan within the warp.
 template <typename F> static inline __device__ F d_warp_scan(F v) {
     for (int d = 1; d < 32; d *= 2) {
         const F before = __shfl_up_sync(0xffffffffu, v, d);
@@ -6654,7 +6843,7 @@ template <typename F> static inline __device__ F d_warp_before(F inclusive) {
     return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
-template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
+template <typename T, bool WIDE> struct d_stretch { // segment of SCAN_THREADS threads
     static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
     float v[4][N];
 
@@ -6690,7 +6879,7 @@ template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
     }
 };
 
-// Rows in n_parts parts of `part` elements, whole stretches but for the last, as k_pass and k_turns have them.
+// Rows as n_parts parts of `part` elements, whole segments except the last, for k_two_pass and k_interleaved.
 struct d_scan {
     gcuda_reduce_args p;
     int64_t n_parts, part;
@@ -6699,7 +6888,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     struct H {
         static const int BLOCK = SCAN_THREADS, LEAST = 4;
     };
-    static const bool TAKES_TURNS = IS_WIDE && sizeof(T) == 4;
+    static const bool MAY_INTERLEAVE = IS_WIDE && sizeof(T) == 4;
     typedef d_stretch<T, IS_WIDE> stretch;
 
     static inline __device__ int64_t end_of(const d_scan & q, int64_t i0) { return i0 + q.part < q.p.x.ne[0] ? i0 + q.part : q.p.x.ne[0]; }
@@ -6718,7 +6907,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             sum += (double) own;
         }
         sum = d_block_sum(sum);
-        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // the same on all threads
+        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // uniform: sum is equal on all threads
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
     }
 
@@ -6729,10 +6918,10 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         return d_block_sum(sum);
     }
 
-    // Recomputes and stores a stretch of n elements in double, after a sum in F32 was not finite. All threads of the block call it and
-    // get the sum up to the end of the stretch.
+    // Recomputes and stores a segment of n elements in double, after a sum in F32 was not finite. All threads of the block call it
+    // and get the sum up to the end of the segment.
     static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
-        __shared__ double sums[SCAN_THREADS / 32]; // of the warps
+        __shared__ double sums[SCAN_THREADS / 32]; // per warp
         const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
         stretch s;
         s.load(q.p.x, x, n);
@@ -6740,7 +6929,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             double own = 0.0;
             for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
             const double scan = d_warp_scan(own);
-            __syncthreads(); // the last use of sums is over
+            __syncthreads(); // sums may still be read
             if (lane == 31) { sums[warp] = scan; }
             __syncthreads();
             double left = before;
@@ -6756,7 +6945,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
-        __shared__ float sums[32]; // of the warps of four rounds, then of all before them
+        __shared__ float sums[32]; // first the sums of the warps in four rounds, then their exclusive scan
         __shared__ float total;
         const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
         const int64_t row = q.n_parts > 1 ? (uint32_t) b / (uint32_t) q.n_parts : b;
@@ -6770,8 +6959,8 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
-                if (!MAY_MISS) { d_wait_before(); }
-                bool is_missing = false; // not even of this part, which is overwritten if y is x
+                if (!MAY_MISS) { d_pdl_wait(); }
+                bool is_missing = false; // includes this part, which is overwritten if y is x
                 const int64_t begin = row * q.n_parts;
                 const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
                 FOR_ROW_ELEMENTS(k, b - begin + 1) {
@@ -6800,12 +6989,12 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
                 const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
                 for (int j = 0; j < stretch::N; ++j) {
                     const float within = left + s.v[k][j];
-                    lost = fmaf(within, 0.0f, lost); // NaN from an infinite sum on, and from NaN
+                    lost = fmaf(within, 0.0f, lost); // NaN from the first infinite or NaN sum on
                     s.v[k][j] = (float) (before + (double) within);
                 }
             }
             const double all = (double) total;
-            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; nothing of the stretch is in y, which may be x
+            if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; y, which may be x, holds nothing of the segment yet
                 before = finish_double(q, x, y, n, before);
             } else {
                 s.template store<MAY_MISS>(q.p.y, y, n);
@@ -6819,17 +7008,17 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
 };
 
 #define SCAN_PART 16384
-static int64_t scan_part(const gcuda_array & x) { // a multiple of every stretch, or the whole row
+static int64_t scan_part(const gcuda_array & x) { // a multiple of every segment, or the whole row
     const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
-    const bool may_take_turns = n * (int64_t) sizeof(float) > TURNS_FROM_BYTES && row <= 768 * stretch; // then they are short
-    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few want more blocks
+    const bool may_take_turns = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
+    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
     return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
 
 size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
     const int64_t n = scan_parts(args->x);
-    return n > 1 ? turns_bytes(n * n_rows(args->x)) : 0;
+    return n > 1 ? interleaved_bytes(n * n_rows(args->x)) : 0;
 }
 
 template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
@@ -6839,7 +7028,7 @@ template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcu
         typedef decltype(v) T;
         typedef d_cumsum_parts<T, WIDE> OP;
         return q.n_parts > 1 ? two_passes<OP>(q, n, q.n_parts, q.part * (int64_t) sizeof(T), p.scratch, stream)
-                             : launch(k_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
+                             : launch(k_two_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
     });
 }
 
@@ -6848,19 +7037,17 @@ gcuda_status gcuda_launch_cumsum(const gcuda_reduce_args * args, gcuda_stream st
 }
 
 // >>op:rope  >>op:rope_back ---------------------------------------------------------------------------
-// A block takes a token and up to ROPE_HEADS of its heads; a thread works out the angle of its pair once for all of
-// them. Angles are in double until they are less than a turn: positions reach millions.
-//   floor   x read, y written: 2 * n * sizeof(T) bytes
+// Angles stay in double until reduced to less than a turn: positions reach millions.
 #define ROPE_HEADS 32
 
 struct d_rope_plan {
     int64_t n_pairs, n_groups;
-    double step, ramp_low, ramp_step; // step: of the frequencies' logarithm to base 2
+    double step, ramp_low, ramp_step; // step: of the frequencies' base-2 logarithm
     float magnitude;
-    int n_sections; // all sections
+    int n_sections; // sum of all sections
 };
 
-// Position plane of pair j and the power of its frequency.
+// Position plane of pair j, and the power of its frequency.
 static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t * power) {
     const int s0 = p.sections[0], s1 = p.sections[1], s2 = p.sections[2], q = (int) (j % plan.n_sections);
     if (p.mode == GCUDA_ROPE_TYPE_IMROPE) {
@@ -6873,7 +7060,7 @@ static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan 
     return plane;
 }
 
-// What a pair has at all tokens: turns a position, times 2 pi, and where its positions begin.
+// Per-pair constants: radians per position, and the offset of its positions.
 struct d_rope_pair {
     double freq;
     int64_t plane;
@@ -6895,7 +7082,7 @@ static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_
     return { freq, at };
 }
 
-// Sine and cosine of a part of a turn, from -1/2 to 1/2.
+// Sine and cosine of `turn` turns, -1/2 to 1/2.
 static inline __device__ void d_sine(float turn, float * sine, float * cosine) {
 #ifdef __CUDACC__
     sincospif(2.0f * turn, sine, cosine);
@@ -6917,19 +7104,21 @@ static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_pl
     return d_rope_turn(p, plan, d_rope_pair_of(p, plan, j), token);
 }
 
-// The same in every kernel that rotates, to the bit.
+// Used by every kernel that rotates, so that their bits agree.
 static inline __device__ void d_rotate(float * a, float * b, float cosine, float sine) {
     const float u = *a, v = *b;
     *a = fmaf(u, cosine, -d_mul_rn(v, sine));
     *b = fmaf(u, sine, d_mul_rn(v, cosine));
 }
 
-// Rows of aligned sixteens. A block has heads of n_each tokens behind each other, a thread one pair's frequency. For some tokens at a
-// time the threads work out the turns of all pairs, while the rows that they then share are under way: of ROPE_AHEAD rows at once a
-// thread has sixteen bytes of either half of what is turned, so that lanes beside each other read and write whole sectors. These are
-// W pairs: one element each where a pair's second is n_pairs behind its first, both where they are neighbours.
-#define ROPE_AHEAD 4
-#define ROPE_TURNS 512 // in shared memory; pairs are no more than threads
+#define ROPE_AHEAD 4   // rows in flight per thread
+#define ROPE_TURNS 512 // rotations in shared memory; n_pairs never exceeds the threads
+// RoPE on aligned rows. A block has ROPE_HEADS heads of n_each consecutive tokens. For some tokens at a time its threads
+// compute the rotations of all pairs in shared memory, while the first rows are in flight. Then a thread rotates W pairs per
+// row, ROPE_AHEAD rows at a time: 16 bytes from either half of the rotated elements, so that adjacent lanes share sectors.
+//   shared  4 KiB of rotations
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+//   needs   packed rows aligned to 16 bytes, n_pairs <= 256 and a multiple of W, ne0 a multiple of W. y may be x
 template <typename T, bool IS_ADJACENT>
 static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     const gcuda_rope_args p, const d_rope_plan plan, int64_t n_blocks, int64_t n_each) {
@@ -6941,13 +7130,13 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     __shared__ float4 both[ROPE_TURNS / 2];
     float2 * turns = (float2 *) both; // [token][pair]
     d_rope_pair pair = { 0.0, 0 };
-    bool has_pair = false; // found when the first rows are under way
+    bool has_pair = false; // computed once the first rows are in flight
     d_take_turn();
     FOR_ROWS(b, n_blocks * plan.n_groups) {
         const int64_t s = plan.n_groups > 1 ? b / plan.n_groups : b, h0 = (b - s * plan.n_groups) * ROPE_HEADS;
         const int64_t end = s * n_each + n_each < n_all ? s * n_each + n_each : n_all;
         const int n_heads = (int) (h0 + ROPE_HEADS < p.x.ne[1] ? ROPE_HEADS : p.x.ne[1] - h0), n_most = ROPE_TURNS / n_pairs;
-        const uint32_t inverse = (1u << 20) / (uint32_t) n_heads + 1; // rows are less than 2^12: their token without a division
+        const uint32_t inverse = (1u << 20) / (uint32_t) n_heads + 1; // rows are below 2^12: token of a row without a division
         for (int64_t at = s * n_each, n_tokens = 0; at < end; at += n_tokens) {
             const int64_t i3 = at < p.x.ne[2] ? 0 : at / p.x.ne[2], i2 = at - i3 * p.x.ne[2];
             n_tokens = end - at < p.x.ne[2] - i2 ? end - at : p.x.ne[2] - i2;
@@ -6970,7 +7159,7 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
             fetch(own_row);
             if (!has_pair) { pair = d_rope_pair_of(p, plan, own_pair); }
             has_pair = true;
-            __syncthreads(); // the last use of turns is over
+            __syncthreads(); // turns may still be read
             for (int t = own_token; own_token < tokens_at_once && t < n_tokens; t += tokens_at_once) {
                 turns[t * n_pairs + own_pair] = d_rope_turn(p, plan, pair, i2 + t);
             }
@@ -7009,6 +7198,9 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     }
 }
 
+// General RoPE. A block has a token and up to ROPE_HEADS heads; a thread computes the rotation of its pair once for all of them.
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+//   needs   y may be x: a thread overwrites only what it alone reads
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
     const bool is_adjacent = p.mode == GCUDA_ROPE_TYPE_NORMAL;
     const int64_t apart = is_adjacent ? 1 : plan.n_pairs, n_rest = p.x.ne[0] - 2 * plan.n_pairs;
@@ -7039,7 +7231,7 @@ template <typename T> static __global__ void k_rope(const gcuda_rope_args p, con
     }
 }
 
-// First and last pair of YaRN's ramp, in float: n_ctx_orig 0 gives infinities.
+// First or last pair of YaRN's ramp. In float: n_ctx_orig 0 gives infinities.
 static float rope_corr(const gcuda_rope_args & p, float beta) {
     return (float) p.n_dims * logf((float) p.n_ctx_orig / (beta * 6.28318530717958648f)) / (2.0f * logf(p.freq_base));
 }
@@ -7065,7 +7257,7 @@ static d_rope_plan rope_plan(const gcuda_rope_args & p) {
 gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream) {
     const d_rope_plan plan = rope_plan(*args);
     const gcuda_array & x = args->x;
-    int width = 32; // threads along the pairs; the rest of 256 along the heads
+    int width = 32; // threads along the pairs; the others of 256 along the heads
     while (width < 256 && width < plan.n_pairs) { width *= 2; }
     return with_float(x.type, [&](auto v) {
         typedef decltype(v) T;
@@ -7085,8 +7277,9 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
     return gcuda_launch_rope(args, stream);
 }
 // ---- Hadamard transform of rows, in place of a product with the matrix ----
-// A warp has a row of 32 * PARTS elements, lane + 32 k. Stages in the order 1, 2, 4 ...: the same sums as d_hadamard in shared memory.
+// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k. Stages 1, 2, 4 ... give the sums of d_hadamard.
 //   floor   x read, y written
+//   needs   packed rows
 template <typename T, int PARTS> static __global__ void __launch_bounds__(256) k_hadamard(const gcuda_array x, const gcuda_array y, const float factor) {
     const int lane = (int) threadIdx.x % 32;
     const int64_t n_rows = d_rows(y), n_warps = gridDim.x * (int64_t) 8;
@@ -7134,13 +7327,12 @@ gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream
     return args->b.type == GCUDA_TYPE_F16 ? hadamard<__half>(*args, stream) : hadamard<float>(*args, stream);
 }
 
-// ---- attention's inputs: rope of keys that go where indices say, the heads of a token after each other, in the type of y; next to it
-// rope of queries, and values that go into a cache of their own ----
-// One kernel for all types: its quantizers are most of its code.
-#define ROPE_SET_PIECE 1024 // elements that a block of threads has at once
+// ---- inputs of attention: rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in the same launch ----
+// A single kernel serves all cache types: the quantizers are most of its code.
+#define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
 
-// Of equal indices the last token stays: each block looks whether a later one is equal.
+// Destination row of a token, -1 to skip. The last of equal indices wins: each block scans the later ones.
 static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, bool is_key, int64_t token) {
     const char * at = (const char *) (is_key ? p.ids.data : p.v_ids.data);
     const bool is_long = (is_key ? p.ids.type : p.v_ids.type) == GCUDA_TYPE_I64;
@@ -7158,7 +7350,7 @@ static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, bool is_key,
     return is_later ? -1 : to;
 }
 
-// What caches are made of besides floats: blocks of 32.
+// Quantized cache types: blocks of 32.
 #define D_CACHE_TYPES(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL)
 static bool is_cache_type(gcuda_type type) {
     switch (type) {
@@ -7171,7 +7363,7 @@ static bool is_cache_type(gcuda_type type) {
 }
 
 static inline __device__ void d_quantize_as(gcuda_type type, const float * x, void * y) {
-    (void) x, (void) y; // every type may be left out
+    (void) x, (void) y; // every type may be compiled out
     switch (type) {
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
         D_CACHE_TYPES(X)
@@ -7180,15 +7372,15 @@ static inline __device__ void d_quantize_as(gcuda_type type, const float * x, vo
     }
 }
 
-// How the heads of a token are shared out.
+// Distribution of a token's heads over blocks.
 struct d_rope_share {
-    int n_once; // heads that a block of threads has at once: whole blocks where y has blocks
-    int n_each; // in all, so that where there are many it works out turns less often
-    int unit;   // elements of a block of y; 1: it has none
-    int64_t n_keys, n_queries, n_groups; // groups of n_each heads of a token: of keys, of queries, and with those of values
+    int n_once; // heads processed at once: whole quantized blocks
+    int n_each; // heads per thread block; more of them amortize the rotations
+    int unit;   // elements per quantized block of y; 1: y is not quantized
+    int64_t n_keys, n_queries, n_groups; // groups of n_each heads per token: of keys, of queries, of all including values
 };
 
-// Heads of a token: [0, n) lie at x, and go to y.
+// Heads [0, n) of a token: source x, destination y.
 struct d_rope_heads {
     const char * x;
     char * y;
@@ -7204,7 +7396,7 @@ static inline __device__ d_rope_heads d_rope_heads_of(const gcuda_array & x, int
     return { d_at(x, 0, h0, token, 0), nullptr, (int64_t) x.nb[0], (int64_t) x.nb[1], 0, 0, (int) n };
 }
 
-// n elements in shared memory, rows of 32, become blocks of y. By all threads: elements may be written anew behind it.
+// Quantizes n elements in shared memory, rows of 32, to blocks of y. All threads call it; afterwards x may be overwritten.
 static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x)[36], int n, char * blocks, char * to) {
     const int tid = (int) threadIdx.x, size = (int) y.nb[0];
     __syncthreads();
@@ -7220,8 +7412,8 @@ static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x
 typedef float d_rope_elements[ROPE_SET_PIECE / 32][36];
 static inline __device__ float & d_rope_element(d_rope_elements & x, int e) { return x[e / 32][e % 32]; }
 
-// Heads go through what comes before rope: x + bias, then the norm times its weights, into shared memory. Sums have the order of
-// k_norm_held for rows of this length and alignment. By all threads.
+// Steps before rope, into shared memory: x + bias, then the norm times its weights. Sums have the order of k_norm_regs for rows
+// of this length and alignment. All threads take part.
 template <int LANES>
 static inline __device__ void d_rope_norm(const d_rope_heads & heads, int first, int ne0, const gcuda_rope_set_steps & steps, d_rope_elements & out) {
     const int own = (int) threadIdx.x / LANES;
@@ -7237,8 +7429,7 @@ static inline __device__ void d_rope_norm(const d_rope_heads & heads, int first,
     }
 }
 
-// Each n of n_all elements in shared memory becomes its Hadamard transform. By all threads, which come from the writes before, and may
-// read what others have written.
+// Hadamard transform of each n of n_all elements in shared memory. All threads take part; it begins and ends with a barrier.
 static inline __device__ void d_hadamard(d_rope_elements & x, int n_all, int n) {
     const int tid = (int) threadIdx.x;
     __syncthreads();
@@ -7256,17 +7447,18 @@ static inline __device__ void d_hadamard(d_rope_elements & x, int n_all, int n) 
     __syncthreads();
 }
 
-// A block takes a token and some of its heads, of keys, queries or values. Its threads work out the turns of all pairs once, while the
-// first elements are under way.
-//   floor   x, q and v read, rows of y, q_y and v_y written        shared  10 KiB        q == q_y is safe: a block overwrites only what
-//           it has read before; without norm and transform a thread only what it alone reads
+// A block has a token and n_each heads of keys, queries or values: bias, norm, RoPE, Hadamard transform. Keys go to rows `ids` of the
+// cache y, values to rows `v_ids` of v_y. Its threads compute the rotations once, while the first elements are in flight.
+//   shared  10 KiB
+//   floor   x, q and v read, rows of y, q_y and v_y written
+//   needs   F32 inputs, one position plane, at most ROPE_SET_PIECE elements per head. q_y may be q
 static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan, const d_rope_share share) {
     alignas(16) __shared__ d_rope_elements elements;
     alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // the largest
     __shared__ float2 turns[ROPE_SET_PIECE / 2];
     const bool is_adjacent = p.rope.mode == GCUDA_ROPE_TYPE_NORMAL;
     gcuda_rope_args one_plane = p.rope;
-    one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // as it is: the compiler is to know that there are no sections
+    one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // tells the compiler that there are no sections
     const int tid = (int) threadIdx.x, n_pairs = (int) plan.n_pairs, apart = is_adjacent ? 1 : n_pairs;
     const int ne0 = (int) p.rope.x.ne[0], n_rest = ne0 - 2 * n_pairs;
     d_take_turn();
@@ -7279,7 +7471,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
         const bool is_blocks = !is_query && share.unit > 1, is_staged = is_blocks || steps.n_hadamard > 0;
         const int64_t first = (is_key ? group : is_query ? group - share.n_keys : group - share.n_keys - share.n_queries) * share.n_each;
         const int64_t row = is_query ? 0 : d_rope_row(p, is_key, token);
-        if (row < 0) { continue; } // the whole block
+        if (row < 0) { continue; } // uniform over the block
         NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
             d_rope_heads heads = is_key     ? d_rope_heads_of(p.rope.x, first + at, token, share.n_once)
                                  : is_query ? d_rope_heads_of(p.q, first + at, token, share.n_once)
@@ -7312,7 +7504,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
                 __syncthreads();
             }
             float u[2], v[2];
-            UNROLL for (int k = 0; k < 2; ++k) { // pairs are ROPE_SET_PIECE / 2 at most
+            UNROLL for (int k = 0; k < 2; ++k) { // at most ROPE_SET_PIECE / 2 pairs
                 const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
                 if (h < heads.n) {
                     u[k] = get(h, i0);
@@ -7320,7 +7512,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
                 }
             }
             if (at == 0 && !is_value) {
-                __syncthreads(); // the last use of turns is over
+                __syncthreads(); // turns may still be read
                 NO_UNROLL for (int j = tid; j < n_pairs; j += ROPE_SET_THREADS) { turns[j] = d_rope_angle(one_plane, plan, j, token); }
                 __syncthreads();
             }
@@ -7349,7 +7541,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
     }
 }
 
-// Heads that a block has at once; 0: they do not fit.
+// Heads that a block processes at once; 0: a head does not fit.
 static int rope_set_once(const gcuda_rope_set_args & p) {
     const int64_t ne0 = p.rope.x.ne[0], unit = (int64_t) gcuda_blck_size(p.y.type);
     int64_t n = ne0 > 0 ? ROPE_SET_PIECE / ne0 : 0;
@@ -7396,29 +7588,29 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
 
 #if (GCUDAI_PART(11) || GCUDAI_PART(13)) && GCUDAI_KERNEL_HAS(CONV)
 // =====================================================================================================
-// >>k-conv-packed   image and weights of a large convolution, as the products of parts 11 and 13 read them
+// >>k-conv-packed   packed image and weights of large convolutions, shared by parts 11 and 13
 // =====================================================================================================
-// In scratch, in F16. The image has its channels innermost and the padding around it: how far an element of a patch is from
-// the first does not depend on the patch, and none is outside. The weights lie in the tiles that shared memory gets of both:
-// rows of 64 elements of K (a kernel's row, its column, the channel), whose pieces of 16 bytes change places with the row, so
-// that eight rows have the same piece in different banks.
-#define PACKED_ROW 128  // bytes, of a row of a tile
-#define PACKED_TILE (64 * PACKED_ROW) // of 64 output channels
-#define PACKED_SHARED (226 * 1024)    // bytes that part 13 wants
+// F16 in scratch. The image is channels-last and includes the padding: the offset of an element within a patch does not depend
+// on the patch, and no element is outside. Weights are stored in the tiles that shared memory receives: rows of 64
+// elements of K (kernel row, kernel column, channel). Swizzle: 16-byte pieces are permuted with the row, so that eight rows
+// have the same piece in different banks.
+#define PACKED_ROW 128 // bytes per row of a tile
+#define PACKED_TILE (64 * PACKED_ROW) // bytes per tile of 64 output channels
+#define PACKED_SHARED (226 * 1024) // bytes of shared memory that part 13 needs
 
 struct d_packed {
-    char * w; // [64 output channels][step] tiles
-    char * x; // [N][high][wide][n_c] pieces
+    char * w; // tiles [64 output channels][step]
+    char * x; // pieces [N][high][wide][n_c]
     size_t w_bytes;
     int wide, high;
-    int n_c, n_pieces, n_steps; // pieces of an element of the image, and of K; tiles in it
-    int n_oc, n_pixels, image_pixels; // of the result
+    int n_c, n_pieces, n_steps; // pieces per image element; pieces and tiles along K
+    int n_oc, n_pixels, image_pixels; // of the result; image_pixels: per image
 };
 
-// Output channels with those that fill the last tile.
+// Output channels rounded up to whole tiles.
 static inline int64_t packed_channels(int64_t n_oc) { return n_oc > 64 ? (n_oc + 127) / 128 * 128 : 64; }
 
-static inline d_packed packed_of(const gcuda_conv_args & p) { // of what is_packed_conv
+static inline d_packed packed_of(const gcuda_conv_args & p) { // where is_packed_conv
     d_packed q;
     q.wide = (int) ((p.y.ne[0] - 1) * p.s0 + (p.kernel.ne[0] - 1) * p.d0 + 1);
     q.high = (int) ((p.y.ne[1] - 1) * p.s1 + (p.kernel.ne[1] - 1) * p.d1 + 1);
@@ -7434,7 +7626,7 @@ static inline d_packed packed_of(const gcuda_conv_args & p) { // of what is_pack
     return q;
 }
 
-// The piece of the image where the patch of a pixel begins.
+// Piece of the image where the patch of a pixel begins.
 static inline __device__ uint32_t d_packed_first(const gcuda_conv_args & p, const d_packed & q, int pixel) {
     const uint32_t at = (uint32_t) (pixel < q.n_pixels ? pixel : q.n_pixels - 1), wide = (uint32_t) p.y.ne[0];
     const uint32_t image = at / (uint32_t) q.image_pixels, rest = at - image * (uint32_t) q.image_pixels, y = rest / wide;
@@ -7442,9 +7634,9 @@ static inline __device__ uint32_t d_packed_first(const gcuda_conv_args & p, cons
     return (row * (uint32_t) q.wide + (rest - y * wide) * (uint32_t) p.s0) * (uint32_t) q.n_c;
 }
 
-// A piece of K of every step in turn.
+// Iterator over a thread's piece of K, step by step.
 struct d_packed_walk {
-    int c, kw, left;    // its channels, in eights; pieces from it to the last
+    int c, kw, left; // c: channels in eights; left: pieces from here to the end
     uint32_t tap; // pieces from the first element of the patch to this one
 
     inline __device__ d_packed_walk(const gcuda_conv_args & p, const d_packed & q, int piece) : c(piece), kw(0), left(q.n_pieces - piece), tap(0) {
@@ -7468,23 +7660,23 @@ struct d_packed_walk {
     inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
 };
 
-// Few channels and large images in F32 have a form that reads the image as it lies: strips of PACKED_STRIP pixels, row after row of them
-// in segments.
-#define PACKED_STRIP 256
-#define PACKED_RING 8                     // rows in shared memory, at most
-#define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel as it lies
-#define PACKED_RAWS 8                      // halves of rows of eight channels that are under way: two for each warp that fetches
-#define PACKED_OUT (PACKED_STRIP + 8)      // floats from row to row of results: four rows of two floats a lane meet all banks
-#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: to align
+// Few channels and large F32 images have a kernel that reads the unpacked image: strips of PACKED_STRIP pixels, row by row in
+// segments.
+#define PACKED_STRIP 256 // pixels
+#define PACKED_RING 8 // rows in shared memory, at most
+#define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel
+#define PACKED_RAWS 8 // half rows of eight channels in flight: two per producer warp
+#define PACKED_OUT (PACKED_STRIP + 8) // row pitch of results in floats: four rows of two floats per lane cover all banks
+#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes next to weights and ring; 1024: alignment
 
 struct d_packed_rows {
-    int ring, plane; // rows in shared memory; bytes of eight channels of one
-    int below;       // rows from the first to the last of a patch
-    int n_strips, n_segments, segment; // segments: 0 for images that are not for this; rows in one
+    int ring, plane; // ring: rows in shared memory; plane: bytes of eight channels of a row
+    int below; // rows from the first to the last of a patch
+    int n_strips, n_segments, segment; // n_segments 0: kernel does not apply; segment: rows per segment
     size_t shared_bytes;
 };
 
-// Strips must be filled and many. Segments: those whose last round leaves the fewest multiprocessors idle.
+// Strips must be nearly full and numerous. Segments: the count that leaves the fewest SMs idle in the last wave.
 static inline d_packed_rows packed_rows_of(const gcuda_conv_args & p, const d_packed & q) {
     const int64_t more = (p.kernel.ne[0] - 1) * p.d0, row = q.n_c * (PACKED_STRIP + more) * 16, n_sm = n_multiprocessors();
     const int64_t fixed = PACKED_FIXED + (int64_t) q.n_steps * PACKED_TILE, rings = (PACKED_SHARED - SHARED_STATIC - fixed) / row;
@@ -7519,7 +7711,7 @@ static inline size_t packed_x_bytes(const gcuda_conv_args & p, const d_packed & 
     return (size_t) q.wide * (size_t) q.high * (size_t) q.n_c * (size_t) p.x.ne[3] * 16;
 }
 
-// A kernel of one element is a product of matrices, whose image needs no more than its channels innermost.
+// A 1 x 1 kernel is a matrix product whose image needs only channels-last order.
 static inline bool is_packed_product(const gcuda_conv_args & p) {
     return p.kernel.ne[0] * p.kernel.ne[1] == 1 && p.s0 == 1 && p.s1 == 1 && p.p0 == 0 && p.p1 == 0 && p.x.ne[2] % 8 == 0 &&
            (uintptr_t) p.kernel.data % 16 == 0 && (uintptr_t) p.scratch % 16 == 0 && p.y.type == GCUDA_TYPE_F32;
@@ -7533,11 +7725,17 @@ static inline gcuda_mul_mat_args packed_product_of(const gcuda_conv_args & p, ch
     m.max_shared = p.max_shared;
     return m;
 }
+static inline gcuda_mul_mat_job packed_job_of(const gcuda_mul_mat_args & product) {
+    gcuda_mul_mat_job job = {};
+    job.path = GCUDA_MUL_MAT_WGMMA;
+    job.args = &product;
+    return job;
+}
 
-// Where a piece of a row of a tile is.
+// Position of a piece in a row of a tile (swizzled).
 static inline __device__ int d_packed_at(int row, int piece) { return row * PACKED_ROW + (piece ^ (row & 7)) * 16; }
 
-// Two adjacent elements, the first at a multiple of their size.
+// Two adjacent elements, aligned to a pair.
 static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
 static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
 static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
@@ -7545,7 +7743,7 @@ static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
     memcpy(p, &h, 4);
 }
 
-// Results of a lane: N times two pixels, eight apart, of two output channels, eight apart.
+// Stores a lane's accumulators: N times two pixels, eight apart, of two output channels, eight apart.
 template <typename TY, int N>
 static inline __device__ void d_packed_store(const gcuda_conv_args & p, const d_packed & q, int oc, int pixel, const float * v) {
     int image = pixel / q.image_pixels, at = pixel - image * q.image_pixels;
@@ -7575,19 +7773,19 @@ static inline __device__ void d_packed_store(const gcuda_conv_args & p, const d_
 // >>k-conv   convolution, pooling, resampling
 // =====================================================================================================
 
-// ---- columns: elements of y from places of x, 0 outside ----
-//   floor   y written, x mostly from cache
+// ---- im2col: elements of y gathered from x, 0 outside ----
 struct d_patches { // one- to three-dimensional
     gcuda_array x, y;
-    int64_t k[3], channels, depth; // kernel extents; input channels; output places in dimension 2, 1 for images
+    int64_t k[3], channels, depth; // kernel extents; input channels; output positions in dimension 2, 1 for images
     int32_t s[3], p[3], d[3];
     bool is_3d;
 };
 
-// A thread has a column and IM2COL_PLACES neighbouring places: what places share is read from L1, and the column is
-// taken apart once.
-#define IM2COL_PLACES 16
+#define IM2COL_PLACES 16 // output positions per thread
 
+// General im2col, two- and three-dimensional. A thread has a column of IM2COL_PLACES adjacent output positions: their common
+// inputs come from L1, and the column is decomposed once.
+//   floor   y written, x mostly from cache
 template <typename TX, typename TY> static __global__ void k_im2col(const d_patches p) {
     const int64_t n_cols = (p.y.ne[0] + 255) / 256, n_places = (p.y.ne[1] + IM2COL_PLACES - 1) / IM2COL_PLACES;
     FOR_ROWS(b, n_cols * n_places * p.y.ne[2] * p.y.ne[3]) {
@@ -7618,19 +7816,19 @@ template <typename TX, typename TY> static __global__ void k_im2col(const d_patc
     }
 }
 
-// A block stages the rows that up to COLUMN_PLACES places of `channels` channels see, as they go to the columns, and a thread
-// has PER neighbouring columns of all of them. Rows in shared memory are an odd number of fours of elements apart, so that rows
-// next to each other lie in different banks.
-#define COLUMN_PLACES 64
-#define COLUMN_BYTES 36864
+// im2col through shared memory. A block stages the rows that up to COLUMN_PLACES output positions of `channels` channels read,
+// converted to the type of y; a thread writes PER adjacent columns of all positions. The row pitch is an odd multiple of
+// four elements, so that adjacent rows are in different banks.
+#define COLUMN_PLACES 64 // output positions per block, at most
+#define COLUMN_BYTES 36864 // bytes of shared memory, at most
 struct d_column_tile {
-    int channels, n_cols, width, pitch; // of a block; elements of a row, and from one to the next
-    int fours;                          // of a row, wherever it begins, where the image is read in fours; otherwise 0
-    int places, lines, rows;            // of a block: in a line, lines of them, rows of a channel that these see
-    int64_t n_groups, n_stretches, n_lines; // of channels; of places; of lines
+    int channels, n_cols, width, pitch; // per block; width: elements per row; pitch: distance of rows
+    int fours; // groups of four per row, at any offset, where x is read in fours; otherwise 0
+    int places, lines, rows; // per block: positions per line, lines, rows of a channel that they read
+    int64_t n_groups, n_stretches, n_lines; // groups of channels, of positions, of lines
 };
 
-// A row under the kernel: rows of shared memory are [channel][kernel dimension 2][row of the channel]. NULL outside.
+// Source of staged row r: rows are [channel][kernel dimension 2][row of the channel]. NULL outside.
 static inline __device__ const char * d_column_row(const d_patches & p, int rows, int r, int64_t c0, int64_t oy, int64_t last) {
     const int kd = (int) p.k[2], q = r / rows, c = q / kd;
     const int64_t image = p.is_3d ? last / p.depth : last, oz = p.is_3d ? last - image * p.depth : 0;
@@ -7640,11 +7838,11 @@ static inline __device__ const char * d_column_row(const d_patches & p, int rows
     return p.is_3d ? d_at(p.x, 0, y, z, image * p.channels + c0 + c) : d_at(p.x, 0, y, c0 + c, image);
 }
 
-// Rows to shared memory, V elements at a time, the first at place x0 of the image; 0 outside.
+// Stages rows in shared memory, V elements at a time, from position x0 of the image on; 0 outside.
 template <typename TX, typename TY, int V>
 static inline __device__ void d_column_stage(
     const d_patches & p, const d_column_tile & t, const char ** from, TY * rows, int n_rows, int64_t x0) {
-    const int AT_ONCE = V == 1 || sizeof(TY) == 2 ? 4 : 2; // registers: four cost wider results a block of a multiprocessor
+    const int AT_ONCE = V == 1 || sizeof(TY) == 2 ? 4 : 2; // limited by registers: four would cost wider types a block per SM
     const int per_row = V == 1 ? t.width : t.fours, n_threads = (int) blockDim.x, tid = (int) threadIdx.x;
     const int row_step = n_threads / per_row, rest_step = n_threads - row_step * per_row;
     const int begin = x0 < 0 ? (int) -x0 : 0, end = (int) (p.x.ne[0] - x0 < per_row * V ? p.x.ne[0] - x0 : per_row * V);
@@ -7673,7 +7871,7 @@ static inline __device__ void d_column_stage(
     }
 }
 
-// Four neighbouring columns of places next to each other, in 16 bits: two places of a column are a word of its row or parts of two.
+// Four adjacent columns of consecutive positions in 16 bits: two positions of a column are one word of its row or halves of two.
 template <typename TY>
 static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4], char * to, size_t step, int n_places) {
     const uint32_t * seen[4];
@@ -7686,7 +7884,7 @@ static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4
     for (int k = 0; k < n_places; k += 2, to += 2 * step) {
         uint32_t two[4];
         UNROLL for (int i = 0; i < 4; ++i) {
-            const uint32_t next = *seen[i]++; // behind the last place what is read does not count
+            const uint32_t next = *seen[i]++; // past the last position the value is not used
             two[i] = d_permute(v[i], next, order[i]);
             v[i] = next;
         }
@@ -7695,6 +7893,10 @@ static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4
     }
 }
 
+// im2col of a tile: up to COLUMN_PLACES positions, `lines` lines and `channels` channels.
+//   shared  staged rows and their addresses, at most COLUMN_BYTES
+//   floor   y written, x read about once per tile
+//   needs   y packed; PER 2 or 4: 16-bit y aligned to PER elements, PER 4 with stride 1 (column_tile)
 template <typename TX, typename TY, int PER>
 static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, const d_column_tile t) {
     DYNAMIC_SHARED(TY, rows);
@@ -7708,8 +7910,8 @@ static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, c
         const int n_places = (int) (p.y.ne[1] - ox0 < t.places ? p.y.ne[1] - ox0 : t.places);
         const int n_lines = (int) (p.y.ne[2] - oy < t.lines ? p.y.ne[2] - oy : t.lines);
         const int64_t x0 = ox0 * p.s[0] - p.p[0];
-        const int lead = t.fours > 0 ? (int) x0 & 3 : 0; // elements before the first, so that fours of the image stay fours
-        __syncthreads(); // the tile before is written
+        const int lead = t.fours > 0 ? (int) x0 & 3 : 0; // elements before the first, so that groups of four stay aligned
+        __syncthreads(); // the previous tile is written
         for (int r = tid; r < n_rows; r += n_threads) { from[r] = d_column_row(p, t.rows, r, c0, oy, last); }
         __syncthreads();
         if (t.fours > 0) {
@@ -7744,8 +7946,8 @@ static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, c
     }
 }
 
-// Channels of a tile: a warp's worth of columns or more, up to 512 columns (1024 in fours) and COLUMN_BYTES; lines while there is room,
-// few places and work for all multiprocessors. False: no tile.
+// Plans a tile: channels for at least a warp of columns, up to 512 columns (1024 in fours) and COLUMN_BYTES. More lines while
+// shared memory allows, positions are few and all SMs have work. False: no tile.
 static bool column_tile(const d_patches & p, int per, d_column_tile * t) {
     const int64_t size = (int64_t) gcuda_type_size(p.y.type), per_channel = p.k[0] * p.k[1] * p.k[2], most = per == 4 ? 1024 : 512;
     const int64_t first_rows = (p.k[1] - 1) * (int64_t) p.d[1] + 1;
@@ -7850,7 +8052,7 @@ gcuda_status gcuda_launch_im2col_3d(const gcuda_im2col_3d_args * args, gcuda_str
 }
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
-// An element of the image collects the columns it was copied to.
+// General im2col_back. A thread has one element of the image and gathers the columns it was copied to.
 //   floor   x read once, y written
 static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
     const int64_t kw_n = p.kernel.ne[0], kh_n = p.kernel.ne[1];
@@ -7876,17 +8078,17 @@ static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
     }
 }
 
-// The same sums in the same order, from shared memory: a block stages the columns of a few channels that a rectangle of the image was
-// copied to, four neighbouring ones at a time. Neighbours of the rectangle stage the columns at its edges once more, from L2.
-#define IM2COL_BACK_BYTES 32768
-#define BACK_ELEMENTS 128 // of a rectangle: a thread has one of them, in every second channel of at most 16 (CHANNELS)
+// im2col_back through shared memory, same sums in the same order. A block stages the columns of a few channels that a rectangle of
+// the image was copied to, four adjacent ones at a time. Columns at the edges are staged again by the neighbours, from L2.
+#define IM2COL_BACK_BYTES 32768 // bytes of shared memory, at most
+#define BACK_ELEMENTS 128 // elements of a rectangle: a thread has one, in every second of at most 16 channels
 struct d_back_tile {
-    int channels, pitch;              // of a block; floats from one place to the next, an odd number: places lie in different banks
-    int wide, high;                   // of the rectangle, powers of two
-    int64_t n_groups, n_wide, n_high; // of channels; rectangles
+    int channels, pitch; // per block; pitch in floats, odd: positions are in different banks
+    int wide, high; // of the rectangle, powers of two
+    int64_t n_groups, n_wide, n_high; // groups of channels; rectangles
 };
 
-// Places [first, first + n) of a dimension whose columns reach elements [at, at + wide) of the image.
+// Output positions [first, first + n) of a dimension whose columns cover elements [at, at + wide) of the image.
 struct d_copied {
     int64_t first;
     int n;
@@ -7898,6 +8100,10 @@ struct d_copied {
     }
 };
 
+// im2col_back of a rectangle of BACK_ELEMENTS elements and up to 2 * CHANNELS channels.
+//   shared  staged columns, at most IM2COL_BACK_BYTES
+//   floor   x read once, mostly from memory; y written
+//   needs   dense columns, rows aligned to four elements (back_tile)
 template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(256) k_im2col_back_tile(const gcuda_conv_args p, const d_back_tile t) {
     DYNAMIC_SHARED(float, columns);
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], taps = kw_n * kh_n, tid = (int) threadIdx.x;
@@ -7907,12 +8113,12 @@ template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(25
         const int n_c = (int) (p.y.ne[2] - c0 < t.channels ? p.y.ne[2] - c0 : t.channels), fours = n_c * taps / 4;
         const d_copied wide(x0, t.wide, p.p0, p.s0, (kw_n - 1) * (int64_t) p.d0, p.x.ne[1]);
         const d_copied high(y0, t.high, p.p1, p.s1, (kh_n - 1) * (int64_t) p.d1, p.x.ne[2]);
-        const int at_once = 256 / fours, four = tid % fours, n = tid < at_once * fours ? wide.n * high.n : 0; // places
+        const int at_once = 256 / fours, four = tid % fours, n = tid < at_once * fours ? wide.n * high.n : 0; // n: positions
         const int step_h = wide.n > 0 ? at_once / wide.n : 0, step_w = at_once - step_h * wide.n;
         int place = tid / fours, h = wide.n > 0 ? place / wide.n : 0, w = place - h * wide.n;
         const char * from = d_at(p.x, c0 * taps + 4 * four, wide.first, high.first, i3) + w * (int64_t) p.x.nb[1] + h * (int64_t) p.x.nb[2];
         const int64_t step = step_w * (int64_t) p.x.nb[1] + step_h * (int64_t) p.x.nb[2], wrapped = (int64_t) p.x.nb[2] - wide.n * (int64_t) p.x.nb[1];
-        __syncthreads(); // the rectangle before is summed up
+        __syncthreads(); // the previous rectangle is summed
         while (place < n) {
             d_pack<TX, 4> v[4];
             const int first = place;
@@ -7954,10 +8160,10 @@ template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(25
     }
 }
 
-// Places of a dimension that a rectangle's elements may have been copied to.
+// Output positions of a dimension that a rectangle's elements may have been copied to, at most.
 static int64_t most_reached(int64_t wide, int64_t below, int stride) { return (wide - 1 + below) / stride + 1; }
 
-// As many channels as there is room for, in fours of columns. False: no tile.
+// As many channels as fit, in groups of four columns. False: no tile.
 static bool back_tile(const gcuda_conv_args & p, d_back_tile * t, size_t * n_bytes) {
     const int64_t taps = p.kernel.ne[0] * p.kernel.ne[1], size = (int64_t) gcuda_type_size(p.x.type);
     const int64_t below0 = (p.kernel.ne[0] - 1) * p.d0, below1 = (p.kernel.ne[1] - 1) * p.d1;
@@ -7970,7 +8176,7 @@ static bool back_tile(const gcuda_conv_args & p, d_back_tile * t, size_t * n_byt
     t->high = BACK_ELEMENTS / t->wide;
     const int64_t places = most_reached(t->wide, below0, p.s0) * most_reached(t->high, below1, p.s1);
     int64_t c = 16;
-    const int64_t most = 4 * 256; // columns of a place: a thread stages four
+    const int64_t most = 4 * 256; // columns per position: a thread stages four
     while (c > 0 && (c * taps % 4 != 0 || c * taps > most || (c * taps + 1) * places * 4 > IM2COL_BACK_BYTES)) { c = c % 4 == 0 ? c - 4 : c / 2; }
     t->channels = (int) c;
     t->pitch = (int) (c * taps) + 1;
@@ -7994,28 +8200,34 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
-// Three forms. Few output channels, or F32 asked for: a thread has eight channels of a pixel, in F32. Otherwise a product
-// of the weights [OC, K] with the patches [K, pixels], K = IC KH KW, whose patches are gathered into shared memory tile by
-// tile and never are in global memory: with weights in F16 patches are rounded to F16, else both to TF32; sums in F32. Large
-// ones with weights in F16 gather from a copy of the image whose channels are innermost; a kernel of one element makes that a plain
-// product of matrices, and few channels of a large F32 image need no copy where warp groups are.
+// Implicit GEMM of weights [OC, K] by patches [K, pixels], K = IC KH KW, F32 accumulators. Patches are gathered to shared memory tile
+// by tile and never exist in global memory. Kernels:
+//   k_conv_2d_few       few output channels, or GCUDA_PREC_F32: F32 FMA
+//   k_conv_2d_mma       F16 weights: patches rounded to F16; otherwise both operands rounded to TF32
+//   k_conv_2d_packed    large, F16 weights: gathers from a channels-last copy of the image (>>k-conv-packed)
+//   k_conv_2d_wg        as k_conv_2d_packed, with wgmma (>>k-mul-mat-wg); a 1 x 1 kernel becomes a matrix product
+//   k_conv_2d_wg_rows   few channels of a large F32 image, with wgmma, without a copy of the image
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// Where element k of a patch is, counted from its first. Distances are ints: images, kernels and padding are less than CONV_FAR.
+// Position of element k of a patch relative to its first. Distances are ints: images, kernels and padding are below CONV_FAR.
 #define CONV_FAR (1 << 28)
 struct d_tap {
     int64_t offset; // bytes
     int dx, dy;
 };
 
-// WORDS: depth of a tile, each two halfs or a TF32 number.
+// 2D convolution as implicit GEMM with mma.sync. A block computes BM output channels by BN pixels; 8 warps, 2 x 4. A tile of K is
+// WORDS words deep; a word is two F16 or one TF32. Operands go through registers, so that loads overlap the products.
+//   shared  two stages of (BM + BN) * (WORDS + 4) words and tap offsets
+//   floor   2 OC K pixels operations; x mostly from cache
+//   needs   kernel and y contiguous, x and y of type TX; sizes below CONV_FAR and int range (conv_is_far)
 template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
 static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, uint32_t n_pixels, uint32_t n_taps) {
     const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = WORDS * PER_WORD;
-    const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4;        // words: lanes of a fragment meet no bank twice
-    const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS;          // threads of a pixel; taps of a thread
-    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements of 16 bytes; those of a thread
-    const int MI = BM / 32, NI = BN / 32;                       // fragments of a warp: 2 x 4 warps
+    const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4; // PITCH in words: no bank conflicts within a fragment
+    const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS; // threads per pixel; taps per thread
+    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements per 16 bytes; chunks per thread
+    const int MI = BM / 32, NI = BN / 32; // fragments per warp: 2 x 4 warps
     alignas(16) __shared__ uint32_t a_tile[2][BM * PITCH], b_tile[2][BN * PITCH];
     __shared__ d_tap taps[2][DEPTH];
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
@@ -8039,7 +8251,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         auto find_taps = [&](uint32_t tile) {
             if (tid < DEPTH) {
                 const uint32_t k = tile * DEPTH + (uint32_t) tid, q = k / kw_n, c = q / kh_n;
-                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // beyond the last one: outside of every image
+                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // past the last tap: outside of every image
                 if (k < n_taps) {
                     tap.dx = (int) (k - q * kw_n) * p.d0;
                     tap.dy = (int) (q - c * kh_n) * p.d1;
@@ -8096,7 +8308,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         };
 
         UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
-        __syncthreads(); // the last block's tiles are done with
+        __syncthreads(); // the previous block's tiles have been read
         find_taps(0);
         __syncthreads();
         load(0);
@@ -8105,7 +8317,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         __syncthreads();
         for (uint32_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
-            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
+            find_taps(tile + 2); // overwrites the taps of this tile, which all threads read before the last barrier
             const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
             const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * PITCH + lane % 4;
             UNROLL for (int step = 0; step < WORDS; step += 8) {
@@ -8141,7 +8353,7 @@ static gcuda_status conv_2d_tiles(const gcuda_conv_args & p, gcuda_stream stream
         p, (uint32_t) n_pixels, (uint32_t) n_taps);
 }
 
-// Large tiles where there are enough of them; small ones, and deep, where there is little to do.
+// Large tiles where there are enough of them; small, deep ones where there is little work.
 template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_oc = p.kernel.ne[3];
     if (n_oc > 64 && (n_oc + 127) / 128 * ((n_pixels + 127) / 128) >= 192) {
@@ -8157,10 +8369,14 @@ template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma
                                             : conv_2d_tiles<TX, TW, IS_F16, 32, 64, 32>(p, stream);
 }
 
-// ---- a thread per pixel and CONV_FEW channels, their weights in shared memory ----
-#define CONV_FEW 8
-#define CONV_FEW_TAPS 512 // 16 KiB of weights
+// ---- few output channels: F32 FMA, weights in shared memory ----
+#define CONV_FEW 8 // output channels per thread
+#define CONV_FEW_TAPS 512 // taps per stage: 16 KiB of weights
 
+// 2D convolution in F32. A thread computes CONV_FEW output channels of a pixel.
+//   shared  16 KiB of weights, one stage
+//   floor   2 OC K pixels operations; x mostly from cache, weights once per 128 pixels
+//   needs   kernel and y contiguous
 template <typename TX, typename TW> static __global__ void k_conv_2d_few(const gcuda_conv_args p, int64_t n_pixels, int64_t n_taps) {
     alignas(16) __shared__ float weights[CONV_FEW_TAPS][CONV_FEW];
     const int64_t n_oc = p.kernel.ne[3], n_groups = (n_oc + CONV_FEW - 1) / CONV_FEW, n_blocks = (n_pixels + 127) / 128;
@@ -8203,12 +8419,10 @@ template <typename TX, typename TW> static __global__ void k_conv_2d_few(const g
     }
 }
 
-// ---- large products: image and weights are first put in scratch (>>k-conv-packed), so that patches are gathered sixteen
-// bytes at a time, by asynchronous copies, several steps ahead ----
-//   floor   as above, and x and the weights read and written once more, at half the size
+// ---- large convolutions: packed image and weights (>>k-conv-packed), so that patches are gathered in 16-byte cp.async ----
 #ifdef GCUDAI_SIM
-#define PACKED_LEAST 1e6 // multiplications; the simulated device comes here with small ones, or no test would
-#define PACKED_FILLS 2   // tiles
+#define PACKED_LEAST 1e6 // multiplications; small here, so that tests of the simulated device reach the kernel
+#define PACKED_FILLS 2 // tiles
 #else
 #define PACKED_LEAST 2e8
 #define PACKED_FILLS 120
@@ -8220,14 +8434,14 @@ static bool packed_takes(const gcuda_conv_args & p) {
     const double high = (double) p.y.ne[1] * p.s1 + (double) p.kernel.ne[1] * p.d1;
     const double n_pixels = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3];
     return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && p.x.ne[2] >= 8 && n_oc >= 32 && n_oc < 1e9 && n_taps <= 1024 &&
-           n_pixels < 1e9 && n_c * n_taps < 1e8 && wide * high * n_c * (double) p.x.ne[3] < 2e9; // places are ints
+           n_pixels < 1e9 && n_c * n_taps < 1e8 && wide * high * n_c * (double) p.x.ne[3] < 2e9; // offsets are ints
 }
 static bool is_packed_conv(const gcuda_conv_args & p) {
     const double n = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3] * (double) p.kernel.ne[3];
     return packed_takes(p) && n * (double) p.kernel.ne[0] * (double) p.kernel.ne[1] * (double) p.x.ne[2] >= PACKED_LEAST;
 }
 
-// Block b has 128 elements of the image with its padding, by 32 channels.
+// Packs block b of the image: 128 elements of the padded image by 32 channels.
 template <typename TX>
 static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed & q, int64_t b, uint32_t (*tile)[17]) {
     const int n = q.wide * q.high, n_blocks = (n + 127) / 128, n_groups = (q.n_c + 3) / 4;
@@ -8253,18 +8467,19 @@ static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed
     }
 }
 
-// Weights of an output channel, PACK_HALFS of them at a time or those of eight input channels.
+// Weights of an output channel, in parts of PACK_HALFS elements or of eight input channels.
 #define PACK_HALFS 8192
 static inline int64_t pack_parts(const d_packed & q, int n_taps) {
     const int most = PACK_HALFS / 8 / n_taps;
     return (q.n_c + most - 1) / most;
 }
-// Eights of channels in shared memory are an odd number of words apart: lanes read the same element of neighbouring ones.
+// Packs weights. In shared memory, groups of eight channels are an odd number of words apart: lanes read the same element of
+// adjacent groups.
 static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed & q, int64_t b, int64_t n_parts, __half * w) {
-    const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps; // eights of channels at once
+    const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps; // groups of eight channels per part
     const int64_t oc = b / n_parts;
     const int c0 = (int) (b - oc * n_parts) * most, n_c = q.n_c - c0 < most ? q.n_c - c0 : most;
-    const int64_t n_left = oc < q.n_oc ? (p.x.ne[2] - 8 * c0) * n_taps : 0; // the others are 0
+    const int64_t n_left = oc < q.n_oc ? (p.x.ne[2] - 8 * c0) * n_taps : 0; // padding channels are 0
     const int n_in = (int) (n_left < 8 * n_c * n_taps ? n_left : 8 * n_c * n_taps), row = (int) (oc % 64);
     const __half * from = (const __half *) p.kernel.data + (oc < q.n_oc ? (oc * p.x.ne[2] + 8 * c0) * n_taps : 0);
     char * to = q.w + oc / 64 * q.n_steps * PACKED_TILE;
@@ -8289,20 +8504,30 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
     }
 }
 
+// Packs weights (blocks below n_w: one part of an output channel each) and the image (128 elements by 32 channels per block).
+//   shared  20 KiB
+//   floor   x and weights read, F16 copies written
+//   needs   kernel F16 and contiguous
 template <typename TX>
 static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
     alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
-    d_start_next();
+    d_pdl_trigger();
     FOR_ROWS(b, n_w + n_x) {
         if (b < n_w) {
             d_pack_w(p, q, b, n_parts, (__half *) shared);
         } else {
             d_pack_x<TX>(p, q, b - n_w, (uint32_t (*)[17]) shared);
         }
-        __syncthreads(); // the next block's halfs may overwrite these
+        __syncthreads(); // the next item overwrites shared memory
     }
 }
 
+// 2D convolution as implicit GEMM of packed operands, mma.sync with ldmatrix and cp.async. A block computes BM output channels by
+// BN pixels; 8 warps, WARPS_M along channels.
+//   shared  STAGES stages of (BM + BN) * 128 bytes, STAGES - 1 steps in flight; patch offsets
+//   floor   2 OC K pixels operations; packed image and weights once, mostly from L2
+//   needs   packed image and weights, y contiguous
+//   arch    8.0; compiles everywhere, emulated below
 template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
 static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
     DYNAMIC_SHARED(char, shared);
@@ -8315,15 +8540,15 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
     FOR_ROWS(block, (int64_t) n_m * n_n) {
         const int pixel0 = (int) (block / n_m) * BN, oc0 = (int) (block % n_m) * BM;
         const char * a_tiles = q.w + oc0 / 64 * (int64_t) q.n_steps * PACKED_TILE + tid % 512 * 16;
-        __syncthreads(); // the last block's tiles and places are done with
+        __syncthreads(); // the previous block's tiles and offsets have been read
         for (int i = tid; i < BN; i += 256) { firsts[i] = d_packed_first(p, q, pixel0 + i); }
         __syncthreads();
         uint32_t first[B_PIECES];
         UNROLL for (int i = 0; i < B_PIECES; ++i) { first[i] = firsts[row + 32 * i]; }
         d_packed_walk walk(p, q, piece);
-        auto copy = [&](int step) { // into its stage; called for every step in turn
+        auto copy = [&](int step) { // into its stage; called once per step in order
             char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
-            UNROLL for (int i = 0; i < A_PIECES; ++i) { // of every 64 output channels two
+            UNROLL for (int i = 0; i < A_PIECES; ++i) { // two pieces per 64 output channels
                 d_copy_16(a + (tid + 256 * i) * 16, a_tiles + ((int64_t) (i / 2) * q.n_steps + step) * PACKED_TILE + i % 2 * 4096, 16);
             }
             const uint32_t place = walk.place();
@@ -8341,14 +8566,14 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
         for (int step = 0; step < q.n_steps; ++step) {
             d_copies_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); } // overwrites the stage that all warps read before the barrier
             d_copies_commit();
             const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
             UNROLL for (int k = 0; k < 8; k += 2) {
                 uint32_t fa[MI][4], fb[NI][2];
-                UNROLL for (int i = 0; i < MI; ++i) { d_matrices(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
+                UNROLL for (int i = 0; i < MI; ++i) { d_ldmatrix_x4(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
                 UNROLL for (int i = 0; i < NI; i += 2) {
-                    d_matrices(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_ldmatrix_x4(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                 }
                 UNROLL for (int i = 0; i < MI; ++i) {
                     UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<true>(acc[i][j], fa[i], fb[j]); }
@@ -8368,7 +8593,7 @@ static gcuda_status conv_2d_packed_tiles(const gcuda_conv_args & p, const d_pack
         dim3(256), STAGES * (BM + BN) * PACKED_ROW, p.max_shared, stream, p, q);
 }
 
-// The largest tiles of which there are enough.
+// Chooses the largest tile shape that still fills the device.
 template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args & p, gcuda_stream stream) {
     const d_packed q = packed_of(p);
     const int64_t n_blocks = ((int64_t) q.wide * q.high + 127) / 128 * ((q.n_c + 3) / 4) * p.x.ne[3];
@@ -8383,7 +8608,9 @@ template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args 
         gcuda_launch_series * series = gcuda_thread_launches();
         const gcuda_overlap overlap = series->overlap;
         series->overlap = GCUDA_OVERLAP_LAUNCH; // it begins while the copy ends
-        st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_wg(&product, q.x + packed_x_bytes(p, q), stream) : st;
+        gcuda_mul_mat_job job = packed_job_of(product);
+        job.scratch = q.x + packed_x_bytes(p, q);
+        st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat(&job, stream) : st;
         series->overlap = overlap;
         if (st != GCUDA_STATUS_UNSUPPORTED) {
             return st;
@@ -8407,7 +8634,7 @@ template <> struct is_half<__half> {
     static const bool value = true;
 };
 
-static bool conv_is_far(const gcuda_conv_args & p) { // places do not fit where the faster kernels keep them
+static bool conv_is_far(const gcuda_conv_args & p) { // offsets exceed the ranges of the faster kernels
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
     return p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
            p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR || n_pixels >= INT32_MAX - 128 ||
@@ -8430,7 +8657,8 @@ size_t gcuda_conv_2d_packed_scratch_bytes(const gcuda_conv_args * args) {
     const d_packed q = packed_of(*args);
     const gcuda_mul_mat_args product = packed_product_of(*args, q.x);
     const size_t n_bytes = asked_bytes(q.w_bytes + packed_x_bytes(*args, q));
-    return is_packed_product(*args) ? add_bytes(n_bytes, gcuda_mul_mat_wg_scratch_bytes(&product)) : n_bytes;
+    const gcuda_mul_mat_job job = packed_job_of(product);
+    return is_packed_product(*args) ? add_bytes(n_bytes, gcuda_mul_mat_scratch_bytes(&job)) : n_bytes;
 }
 
 gcuda_status gcuda_launch_conv_2d_packed(const gcuda_conv_args * args, gcuda_stream stream) {
@@ -8444,7 +8672,7 @@ size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
     return is_packed_conv(*args) ? gcuda_conv_2d_packed_scratch_bytes(args) : 0;
 }
 
-// Kernel and result are contiguous.
+// kernel and y are contiguous.
 gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream stream) {
     return with_float(args->x.type, [&](auto x) {
         return with_float(args->kernel.type, [&](auto w) { return conv_2d<decltype(x), decltype(w)>(*args, stream); });
@@ -8452,14 +8680,16 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 }
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-//   floor   x read once, y written
-// ---- any strides: a thread has N outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
-// innermost; DW_TAPS columns of the kernel are under way together ----
-#define DW_TAPS 5
+// Kernels: k_conv_2d_dw any strides; _one, _two few outputs; _slide, _slide_quads 3 x 3 with stride 1; _tile rows of pixels through
+// shared memory; _quads channels-last.
+#define DW_TAPS 5 // kernel elements with loads in flight
 
+// General depthwise convolution. A thread has N outputs of a row, in memory order: dimensions 2, 0, 1, 3 if channels-last.
+//   floor   x read once, y written
+//   needs   x and y of type TX
 template <typename TX, typename TW, bool IS_CHANNELS, int N>
 static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
-    const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
+    const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // distance of a thread's outputs
     const int64_t nbx = (int64_t) p.x.nb[0];
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, walk.ne, tile, 1, IS_CHANNELS ? 1 : N);
@@ -8498,8 +8728,8 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
     }
 }
 
-// One output from the elements inside the image alone. Kernels that multiply the zeros of the padding call it when that gave NaN, or
-// would: 0 times an infinite weight.
+// One output from the elements inside the image. For kernels that multiply the zeros of the padding, when that gave NaN or would:
+// 0 times an infinite weight.
 template <typename TW> static inline __device__ float d_dw_inside(const gcuda_conv_args & p, int64_t ox, int64_t oy, int64_t c, int64_t i3) {
     float sum = 0.0f;
     NO_UNROLL for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
@@ -8512,11 +8742,13 @@ template <typename TW> static inline __device__ float d_dw_inside(const gcuda_co
     return sum;
 }
 
-// ---- few outputs: a thread has one, and DW_TAPS rows of DW_TAPS elements of its patch are under way together ----
+// Depthwise convolution for few outputs. A thread has one output; DW_TAPS rows of DW_TAPS elements are loaded together.
+//   floor   x read once, y written
+//   needs   sizes below CONV_FAR, 32-bit output count
 template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __launch_bounds__(128) k_conv_2d_dw_one(const gcuda_conv_args p) {
     const uint32_t wide = (uint32_t) p.y.ne[0], high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2], n = wide * high * n_c * (uint32_t) p.y.ne[3];
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1];
-    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) { // in the order of memory
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) { // in memory order
         const uint32_t n0 = IS_CHANNELS ? n_c : wide, n1 = IS_CHANNELS ? wide : high, n2 = IS_CHANNELS ? high : n_c;
         const uint32_t q0 = i / n0, q1 = q0 / n1, i3 = q1 / n2, i0 = i - q0 * n0, i1 = q0 - q1 * n1, i2 = q1 - i3 * n2;
         const uint32_t ox = IS_CHANNELS ? i1 : i0, oy = IS_CHANNELS ? i2 : i1, c = IS_CHANNELS ? i0 : i2;
@@ -8544,7 +8776,10 @@ template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __l
     }
 }
 
-// The same of kernels of K x K and steps of S: two neighbouring outputs of a row, their patches read together.
+// Depthwise convolution, K x K kernel, stride S, F32 image. A thread has two adjacent outputs of a row, whose patches it loads
+// together.
+//   floor   x read once, y written
+//   needs   dilation 1, sizes below CONV_FAR; not channels-last: dense rows of x and kernel
 template <typename TW, bool IS_CHANNELS, int K, int S>
 static __global__ void __launch_bounds__(128) k_conv_2d_dw_two(const gcuda_conv_args p) {
     const uint32_t wide = (uint32_t) (p.y.ne[0] + 1) / 2, high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2];
@@ -8586,11 +8821,11 @@ template <typename TW, bool IS_CHANNELS> static gcuda_status conv_2d_dw_two(cons
         ((p.y.ne[0] + 1) / 2 * p.y.ne[1] * p.y.ne[2] * p.y.ne[3] + 127) / 128, 128, stream, p);
 }
 
-// ---- 3 x 3, a step of one: a thread slides down DW_SLIDE rows of the result, reads every row of the image once and adds it to the
-// three rows of the result that want it ----
-#define DW_SLIDE 16
+// ---- 3 x 3, stride 1: a thread slides down DW_SLIDE rows of the result; each row of the image is loaded once and added to the
+// three rows of the result that use it ----
+#define DW_SLIDE 16 // rows
 
-// The results of a thread one by one, if one of its weights is infinite or NaN.
+// Results of a thread one by one, for infinite or NaN weights.
 template <typename TW> static inline __device__ void d_dw_slide_inside(const gcuda_conv_args & p, int ox, int oy, int n_wide, int c, int n_c, int64_t i3) {
     NO_UNROLL for (int i = 0; i < n_wide * n_c * DW_SLIDE; ++i) {
         const int x = ox + i % n_wide, y = oy + i / n_wide % DW_SLIDE, channel = c + i / n_wide / DW_SLIDE;
@@ -8598,7 +8833,9 @@ template <typename TW> static inline __device__ void d_dw_slide_inside(const gcu
     }
 }
 
-// Four elements of a row of pixels and those beside them: a padding of one, rows at multiples of 16 bytes.
+// Depthwise 3 x 3, stride 1. A thread has four adjacent pixels of DW_SLIDE rows, with their neighbours.
+//   floor   x read once, plus two rows per DW_SLIDE; y written
+//   needs   F32, padding 1, rows aligned to 16 bytes, ne0 a multiple of 4
 template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide(const gcuda_conv_args p, uint32_t n) {
     const uint32_t n_wide = (uint32_t) (p.y.ne[0] / 4), n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE), n_c = (uint32_t) p.y.ne[2];
     for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) {
@@ -8616,7 +8853,7 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
             d_dw_slide_inside<TW>(p, x, oy, 4, (int) c, 1, i3);
             continue;
         }
-        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // rows of the image: three at a time, so that sums stay where they are
+        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // three image rows at a time, so that accumulators keep their registers
             float v[3][6];
             UNROLL for (int u = 0; u < 3; ++u) {
                 const int y = y0 + j + u;
@@ -8627,7 +8864,7 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
                 v[u][1] = four.x, v[u][2] = four.y, v[u][3] = four.z, v[u][4] = four.w;
                 v[u][5] = is_row && !is_last ? row[4] : 0.0f;
             }
-            UNROLL for (int u = 0; u < 3; ++u) { // begins row j + u of the result, ends the second before
+            UNROLL for (int u = 0; u < 3; ++u) { // starts row j + u of the result and completes row j + u - 2
                 UNROLL for (int k = 0; k < 4; ++k) {
                     sum[u][k] = w[0][0] * v[u][k] + w[0][1] * v[u][k + 1] + w[0][2] * v[u][k + 2];
                     sum[(u + 2) % 3][k] += w[1][0] * v[u][k] + w[1][1] * v[u][k + 1] + w[1][2] * v[u][k + 2];
@@ -8641,11 +8878,14 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
     }
 }
 
-// Four channels, which lie together, of two pixels.
+// Four adjacent channels of one pixel.
 template <typename T> struct alignas(4 * sizeof(T)) d_quad {
     T v[4];
 };
 
+// Depthwise 3 x 3, stride 1, channels-last. A thread has four channels of two pixels of DW_SLIDE rows.
+//   floor   x read once, plus two rows per DW_SLIDE; y written
+//   needs   F32 image; groups of four channels adjacent and aligned everywhere (has_quads)
 template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide_quads(const gcuda_conv_args p, uint32_t n) {
     const uint32_t n_c = (uint32_t) (p.y.ne[2] / 4), n_wide = (uint32_t) ((p.y.ne[0] + 1) / 2);
     const uint32_t n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE);
@@ -8668,7 +8908,7 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
             continue;
         }
         UNROLL for (int k = 0; k < 4; ++k) { is_in[k] = x0 + k >= 0 && x0 + k < (int) p.x.ne[0]; }
-        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // as above
+        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // see k_conv_2d_dw_slide
             float4 v[3][4];
             UNROLL for (int u = 0; u < 3; ++u) {
                 const int y = y0 + j + u;
@@ -8700,26 +8940,29 @@ template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_d
     }
 }
 
-// ---- rows of pixels: what a tile of outputs is made of goes through shared memory, zeros around the image ----
-#define DW_ROWS 4 // outputs of a thread, below each other
+// ---- rows of pixels: input tiles in shared memory, zero-padded ----
+#define DW_ROWS 4 // outputs per thread, one below the other
 struct d_dw {
-    int wide, high;       // the tile in outputs
-    int in_wide, in_high; // and in elements of x
-    uint32_t per_row;     // 2^32 / in_wide, rounded up: i / in_wide of small i is the upper half of a product
+    int wide, high; // tile size in outputs
+    int in_wide, in_high; // tile size in elements of x
+    uint32_t per_row; // 2^32 / in_wide, rounded up: multiply-shift division of small i
     int64_t n_wide, n_high;
 };
 
+// Depthwise convolution of a tile. A thread has DW_ROWS outputs.
+//   shared  weights and the input tile in F32 (dw_tile), one stage
+//   floor   x read about once, y written
 template <typename TX, typename TW> static __global__ void __launch_bounds__(256) k_conv_2d_dw_tile(const gcuda_conv_args p, const d_dw w) {
     DYNAMIC_SHARED(float, shared);
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], tid = (int) threadIdx.x;
     float * weights = shared, * x = shared + (kw_n * kh_n + 31) / 32 * 32;
-    const int tx = tid % w.wide, ty = tid / w.wide, step = w.high / DW_ROWS; // of a thread's rows
+    const int tx = tid % w.wide, ty = tid / w.wide, step = w.high / DW_ROWS; // distance of a thread's rows
     FOR_ROWS(b, w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3]) {
         const int64_t rest = b / w.n_wide, plane = rest / w.n_high, i3 = plane / p.y.ne[2], c = plane - i3 * p.y.ne[2];
         const int64_t ox = (b - rest * w.n_wide) * w.wide, oy = (rest - plane * w.n_high) * w.high;
         const int64_t x0 = ox * p.s0 - p.p0, y0 = oy * p.s1 - p.p1;
         const char * image = d_at(p.x, 0, 0, c, i3);
-        __syncthreads(); // the last tile is done with
+        __syncthreads(); // the previous tile has been read
         for (int i = tid; i < kw_n * kh_n; i += 256) {
             weights[i] = d_f32(*(const TW *) d_at(p.kernel, i % kw_n, i / kw_n, 0, c));
         }
@@ -8755,9 +8998,12 @@ template <typename TX, typename TW> static __global__ void __launch_bounds__(256
     }
 }
 
-// ---- channels innermost: a thread has four of them at DW_PIXELS pixels of a row ----
-#define DW_PIXELS 4
+// ---- channels-last ----
+#define DW_PIXELS 4 // pixels per thread
 
+// Depthwise convolution, channels-last. A thread has four channels of DW_PIXELS adjacent pixels of a row.
+//   floor   x read once, y written
+//   needs   groups of four channels adjacent and aligned everywhere (has_quads); sizes below CONV_FAR
 template <typename TX, typename TW>
 static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
     FOR_TILES(tile, t) {
@@ -8798,7 +9044,7 @@ static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_a
     }
 }
 
-// Four channels lie together everywhere.
+// Whether groups of four channels are adjacent and aligned everywhere.
 static bool has_quads(const gcuda_array & a, int channels) {
     const size_t size = gcuda_type_size(a.type);
     uintptr_t bits = (uintptr_t) a.data;
@@ -8822,13 +9068,13 @@ static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of share
     return floats < 1e6 ? (size_t) (in_wide * in_high + (p.kernel.ne[0] * p.kernel.ne[1] + 31) / 32 * 32) * sizeof(float) : (size_t) -1 / 2;
 }
 
-// Fewer of them leave multiprocessors idle, and the plain form has more.
+// Smaller problems leave SMs idle in these kernels; the general one has more threads.
 #ifdef GCUDAI_SIM
-#define DW_FILLS 2 // the simulated device comes here with small images, or no test would
+#define DW_FILLS 2 // small here, so that tests of the simulated device reach the kernels
 #define DW_SLIDES 8
 #define DW_TWO 16384
 #else
-#define DW_FILLS 256    // tiles; threads with 16 outputs by four
+#define DW_FILLS 256 // tiles; outputs / 1024
 #define DW_SLIDES 65536 // threads
 #define DW_TWO (1 << 20) // outputs, at most
 #endif
@@ -8841,7 +9087,7 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
     const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024 || !is_near;
     const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large && is_near;
     const bool is_3x3 = p.kernel.ne[0] == 3 && p.kernel.ne[1] == 3 && p.s0 == 1 && p.s1 == 1 && p.d0 == 1 && p.d1 == 1 && is_large && is_near;
-    const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // outputs of a thread
+    const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // n_own: outputs per thread
     const int64_t n_slide = n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4)); // threads
     const bool is_slide = is_3x3 && p.x.type == GCUDA_TYPE_F32 && n_slide >= DW_SLIDES && n_slide < INT32_MAX &&
                           (is_channels ? is_quads : is_wide(p.x) && is_wide(p.y) && p.x.ne[0] % 4 == 0 && p.p0 == 1);
@@ -8883,17 +9129,20 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
 }
 
 // >>op:conv_transpose_1d  >>op:conv_transpose_2d ------------------------------------------------------
-// Outputs whose places have the same rest by the stride meet the same part of the kernel, every stride-th row and column: a phase. A thread
-// has eight channels of N outputs of a phase. Weights of TRANSPOSE_TAPS / (KW KH) input channels are in shared memory.
-//   floor   2 OC IC W H KW KH N operations
-#define TRANSPOSE_TAPS 1024 // times eight channels: 32 KiB
+// Outputs with the same coordinates modulo the stride form a phase: they use the same elements of the kernel, every stride-th row
+// and column.
+#define TRANSPOSE_TAPS 1024 // weights per stage and output channel: 32 KiB for eight
 
 struct d_phases {
-    int n_x, n_y;      // phases
-    int wide, high;    // outputs of the first, which has the most
-    int64_t n_tiles;   // of 128 N outputs of a phase
+    int n_x, n_y; // phases
+    int wide, high; // outputs of the first phase, the largest
+    int64_t n_tiles; // tiles of 128 N outputs of a phase
 };
 
+// Transposed convolution in F32. A thread has eight output channels of N outputs of a phase.
+//   shared  32 KiB of weights: TRANSPOSE_TAPS / (KW KH) input channels, one stage
+//   floor   2 OC IC W H KW KH N operations
+//   needs   KW KH <= TRANSPOSE_TAPS; dimensions 0 and 1 packed
 template <typename TX, typename TW, int N>
 static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_transpose_args p, const d_phases f) {
     alignas(16) __shared__ float weights[TRANSPOSE_TAPS][8]; // [channel][row][column][output channel]
@@ -8909,7 +9158,7 @@ static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_
         float sum[N][8] = {};
         UNROLL for (int j = 0; j < N; ++j) {
             const int64_t at = first + 128 * j;
-            y[j] = at < (int64_t) f.wide * f.high ? (int) (at / f.wide) : f.high + kh_n; // nothing reaches that one
+            y[j] = at < (int64_t) f.wide * f.high ? (int) (at / f.wide) : f.high + kh_n; // past the end: reaches no input
             x[j] = (int) (at - at / f.wide * f.wide);
         }
         for (int64_t c0 = 0; c0 < p.x.ne[2] && n_taps > 0; c0 += n_staged) {
@@ -8967,7 +9216,8 @@ static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_
     }
 }
 
-// Kernels too large to stage.
+// Transposed convolution for kernels too large to stage. A thread has one output.
+//   floor   2 OC IC W H KW KH N operations
 static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, const tiles t) {
     const int64_t s = p.stride;
     FOR_TILES(tile, t) {
@@ -8989,7 +9239,7 @@ static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, c
     }
 }
 
-// Dimensions 0 and 1 of all three are packed.
+// Dimensions 0 and 1 of x, kernel and y are packed.
 static gcuda_status conv_transpose(const gcuda_conv_transpose_args & p, gcuda_stream stream) {
     if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS || p.y.ne[0] >= CONV_FAR || p.y.ne[1] >= CONV_FAR) {
         return launch_tiles(k_conv_transpose_any, tiles_of(p.y, 1, 1), stream, p);
@@ -9012,24 +9262,23 @@ static gcuda_status conv_transpose(const gcuda_conv_transpose_args & p, gcuda_st
     });
 }
 
-// Large ones in two dimensions, which may be computed on tensor cores: the product of all elements of the kernel with all pixels, as a
-// convolution with a kernel of one element, whose result are columns that im2col_back adds up. As many output channels at a time as have
-// room for their columns.
-//   floor   as above; 4 KW KH OC W H bytes written and read once more
-#define TRANSPOSE_CHANNELS 32 // with fewer, as with little to multiply, columns take longer than what they save
+// Large transposed convolutions on tensor cores: the product of all kernel elements with all pixels, as a 1 x 1 convolution, gives
+// columns that im2col_back adds up. As many output channels at a time as their columns fit.
+//   floor   that of k_conv_transpose, and 4 KW KH OC W H bytes written and read
+#define TRANSPOSE_CHANNELS 32 // with fewer, or with little work, the columns cost more than they save
 #ifdef GCUDAI_SIM
-#define TRANSPOSE_LEAST 1e5 // multiplications; the simulated device comes here with small ones, or no test would
+#define TRANSPOSE_LEAST 1e5 // multiplications; small here, so that tests of the simulated device reach it
 #define TRANSPOSE_COLUMNS ((int64_t) 64 << 10) // bytes
 #else
 #define TRANSPOSE_LEAST 1e8
 #define TRANSPOSE_COLUMNS ((int64_t) 256 << 20)
 #endif
 struct d_transpose_product {
-    int64_t n_taps, n_oc; // elements of a kernel; output channels at a time, 0: not this way
-    size_t columns_at, rest_at, n_bytes; // in scratch, behind the weights: columns, and what the convolution wants; in all
+    int64_t n_taps, n_oc; // kernel elements; output channels at a time, 0: not used
+    size_t columns_at, rest_at, n_bytes; // offsets in scratch after the weights: columns, scratch of the convolution; n_bytes: total
 };
 
-// Of n_oc output channels from oc.
+// The 1 x 1 convolution for n_oc output channels from oc on.
 static gcuda_conv_args transpose_conv_of(const gcuda_conv_transpose_args & p, const d_transpose_product & t, int64_t oc, int64_t n_oc) {
     const int64_t n_in = p.x.ne[2], n_rows = n_oc * t.n_taps;
     char * scratch = (char *) p.scratch;
@@ -9070,14 +9319,14 @@ static d_transpose_product transpose_product_of(const gcuda_conv_transpose_args 
 
 static gcuda_status conv_transpose_product(const gcuda_conv_transpose_args & p, const d_transpose_product & t, gcuda_stream stream) {
     const int64_t n_oc = p.kernel.ne[2], n_rows = n_oc * t.n_taps;
-    gcuda_cpy_args w = {}; // input channels become adjacent
+    gcuda_cpy_args w = {}; // makes input channels adjacent
     w.y = packed_array(p.kernel.type, p.scratch, p.x.ne[2], n_rows, 1, 1);
     w.x = packed_array(p.kernel.type, p.kernel.data, p.x.ne[2], n_rows, 1, 1);
     w.x.nb[0] = p.kernel.nb[3], w.x.nb[1] = p.kernel.nb[0];
     gcuda_status st = gcuda_launch_cpy(&w, stream);
     for (int64_t oc = 0; oc < n_oc && st == GCUDA_STATUS_SUCCESS; oc += t.n_oc) {
         const gcuda_conv_args c = transpose_conv_of(p, t, oc, n_oc - oc < t.n_oc ? n_oc - oc : t.n_oc);
-        gcuda_conv_args back = {}; // of a column the elements are a plane apart
+        gcuda_conv_args back = {}; // elements of a column are a plane apart
         back.kernel = p.kernel;
         back.x = c.y;
         back.x.ne[0] = c.y.ne[2], back.x.ne[1] = c.y.ne[0], back.x.ne[2] = c.y.ne[1];
@@ -9109,8 +9358,7 @@ gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * ar
 }
 
 // >>op:pool_1d  >>op:pool_2d --------------------------------------------------------------------------
-//   floor   x read, y written: 4 bytes an element
-// The part of a window that lies in the image.
+// The part of a window inside the image.
 struct d_window {
     int64_t x0, x1, y0, y1;
 };
@@ -9122,10 +9370,10 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
     return w;
 }
 
-// Whether v is larger than the largest before it, where NaN is no number.
+// Whether v is larger than the maximum so far; NaN counts as no number.
 static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
 
-// The largest value and where in the plane its first occurrence is; NaN if the window has no number, -FLT_MAX and -1 if it has no element.
+// Maximum of a window and its first position in the plane; NaN if the window has no number, -FLT_MAX and -1 if it is empty.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
     float max = NAN;
     *at = -1;
@@ -9141,14 +9389,14 @@ static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w
     return *at < 0 ? -F32_MOST : max;
 }
 
-// A maximum that began as NaN: still NaN if the window has no number, which is -FLT_MAX if it has no element either.
+// Result for a maximum that started as NaN: still NaN if the window has no number, -FLT_MAX if it is empty.
 static inline __device__ float d_pool_max_of(const gcuda_pool_args & p, float max, int64_t ox, int64_t oy) {
     if (!isnan(max)) { return max; }
     const d_window w = d_window_of(p, ox, oy);
     return w.x0 < w.x1 && w.y0 < w.y1 ? max : -F32_MOST;
 }
 
-// Divisor of the mean of window ox; 1 for a window of padding alone, whose mean is 0.
+// Divisor of the mean of window ox; 1 for a window of padding only, whose mean is 0.
 static inline __device__ float d_pool_divisor(const gcuda_pool_args & p, int64_t ox) {
     if (!p.counts_inside) { return (float) p.k0 * (float) p.k1; }
     const int64_t x = ox * p.s0 - p.p0, x0 = x > 0 ? x : 0, x1 = x + p.k0 < p.x.ne[0] ? x + p.k0 : p.x.ne[0];
@@ -9166,11 +9414,13 @@ static NO_INLINE __device__ float d_pool_mean(const gcuda_pool_args & p, int64_t
     const double divisor = p.counts_inside ? (double) d_pool_divisor(p, ox) : (double) p.k0 * (double) p.k1;
     return (float) (sum / divisor);
 }
-// The mean of a window from its F32 sum, recomputed if that is not finite.
+// Mean of a window from its F32 sum, recomputed if that is not finite.
 static inline __device__ float d_pool_mean_of(const gcuda_pool_args & p, float sum, float divisor, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
     return fabsf(sum) <= F32_MOST ? sum / divisor : d_pool_mean(p, ox, oy, i2, i3);
 }
 
+// General pooling for any strides and windows. A thread has one output.
+//   floor   x read, y written: 4 bytes per element
 static __global__ void k_pool(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
@@ -9195,8 +9445,10 @@ static __global__ void k_pool(const D_GRID_CONSTANT gcuda_pool_args p, const til
     }
 }
 
-// Packed elements and windows K wide: POOL_AHEAD results a thread, the rows of their windows read together.
-#define POOL_AHEAD 4
+#define POOL_AHEAD 4 // outputs per thread
+// Pooling with windows K wide. A thread has POOL_AHEAD outputs, whose window rows are loaded together.
+//   floor   x read, y written
+//   needs   dense rows of x
 template <typename T, int K, bool IS_MAX>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     const float whole = (float) p.k0 * (float) p.k1;
@@ -9247,7 +9499,9 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const D_GRID_CO
     }
 }
 
-// The same where windows touch: as many results a thread as sixteen bytes of x have elements, from K of these a row.
+// Pooling with adjacent windows (stride K). A thread has one output per element of a 16-byte vector and loads K vectors per row.
+//   floor   x read, y written
+//   needs   rows of x aligned to 16 bytes, no padding along dimension 0; is_wide_y: rows of y too
 template <typename T, int K, bool IS_MAX>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const D_GRID_CONSTANT gcuda_pool_args p, bool is_wide_y, const tiles t) {
     const int N = d_wide<T>::N;
@@ -9312,7 +9566,7 @@ template <int K> static gcuda_status pool_wide(const gcuda_pool_args & p, gcuda_
 }
 
 gcuda_status gcuda_launch_pool_2d(const gcuda_pool_args * args, gcuda_stream stream) {
-    // a window of a dimension is a row of its own: dimension 1 is no window in one dimension
+    // pool_1d calls this too: its windows have extent 1 along dimension 1
     const bool is_dense = args->x.nb[0] == gcuda_type_size(args->x.type);
     if (is_dense && args->k0 == 2) { return pool_wide<2>(*args, stream); }
     if (is_dense && args->k0 == 3) { return pool_wide<3>(*args, stream); }
@@ -9325,16 +9579,17 @@ gcuda_status gcuda_launch_pool_1d(const gcuda_pool_args * args, gcuda_stream str
 }
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Of largest values first where each window has its own; then every element collects from the windows over it. Of small images it
-// looks there itself, in one launch: the same sums in the same order.
-//   floor   x and dy read, y written
+// Max pooling with overlapping windows: k_pool_winners finds each window's maximum, then k_pool_2d_back gathers. Small images search
+// in k_pool_2d_back itself, in one launch: same sums in the same order.
 #define POOL_BACK_SMALL 65536 // elements
-#define POOL_BACK_READS 128   // of an element, in the windows over it
+#define POOL_BACK_READS 128 // reads per element over all windows that contain it
 static bool finds_winners(const gcuda_pool_args & p) {
     const int64_t n_windows = ((int64_t) p.k0 + p.s0 - 1) / p.s0 * (((int64_t) p.k1 + p.s1 - 1) / p.s1);
     return p.op == GCUDA_OP_POOL_MAX && n_elements(p.y) <= POOL_BACK_SMALL && (int64_t) p.k0 * p.k1 <= POOL_BACK_READS / n_windows;
 }
 
+// Writes each window's position of the maximum to scratch. A thread has one window.
+//   floor   x read, 8 bytes written per window
 static __global__ void k_pool_winners(const gcuda_pool_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.dy.ne, tile, 1, 1);
@@ -9345,7 +9600,7 @@ static __global__ void k_pool_winners(const gcuda_pool_args p, const tiles t) {
     }
 }
 
-// First output whose window of k at o * s - p reaches place x.
+// First output whose window of size k at o * s - p contains position x.
 static __device__ int64_t d_pool_first(int64_t x, int32_t k, int32_t s, int32_t p) {
     return x + p >= k ? (x + p - k) / s + 1 : 0;
 }
@@ -9361,6 +9616,9 @@ static NO_INLINE __device__ float d_pool_back_mean(const gcuda_pool_args & p, co
     return (float) (sum / ((double) p.k0 * (double) p.k1));
 }
 
+// Gradient of pooling. A thread has one element of y and gathers from the windows that contain it. FINDS: searches the maxima
+// instead of reading them from scratch.
+//   floor   x and dy read, y written
 template <bool FINDS> static __global__ void k_pool_2d_back(const D_GRID_CONSTANT gcuda_pool_args p, const tiles t) {
     const float divisor = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
@@ -9389,9 +9647,11 @@ template <bool FINDS> static __global__ void k_pool_2d_back(const D_GRID_CONSTAN
     }
 }
 
-// Windows that touch or lie apart: a thread has what lies from the beginning of one to that of the next, and looks for its largest once.
+// Windows that do not overlap: a cell reaches from the start of a window to the start of the next.
 static bool are_apart(const gcuda_pool_args & p) { return p.s0 >= p.k0 && p.s1 >= p.k1; }
 
+// Gradient of pooling without overlap. A thread has a cell and searches its maximum once.
+//   floor   x and dy read, y written
 static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda_array cells, const tiles t) {
     const float divisor = p.op == GCUDA_OP_POOL_MAX ? 1.0f : (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
@@ -9413,7 +9673,7 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
     }
 }
 
-// Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
+// One 2 x 2 window of an F32 image.
 static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
     const float v[4] = { top.x, top.y, low.x, low.y };
     float max = v[0], y[4];
@@ -9428,6 +9688,9 @@ static inline __device__ void d_pool_back_two(bool is_max, float g, const float2
     *y_low = make_float2(y[2], y[3]);
 }
 
+// Gradient of 2 x 2 pooling with stride 2. A thread has two pairs of adjacent windows, two rows of 16 bytes each.
+//   floor   x and dy read, y written
+//   needs   F32, windows cover the image, rows of x and y aligned to 16 bytes, of dy to 8 (are_twos)
 static __global__ void k_pool_2d_back_twos(const gcuda_pool_args p, const tiles t) {
     const bool is_max = p.op == GCUDA_OP_POOL_MAX;
     FOR_TILES(tile, t) {
@@ -9448,7 +9711,7 @@ static __global__ void k_pool_2d_back_twos(const gcuda_pool_args p, const tiles 
             const int64_t at = i.i0 + k * d_tile_step(t, 2);
             float2 y_top[2], y_low[2];
             if (at >= p.dy.ne[0]) { continue; }
-            const float scale = is_max ? 1.0f : 0.25f; // a power of two: the bits of the division
+            const float scale = is_max ? 1.0f : 0.25f; // a power of two: same bits as a division
             d_pool_back_two(is_max, (0.0f + g[k].x) * scale, make_float2(top[k].x, top[k].y), make_float2(low[k].x, low[k].y), &y_top[0], &y_low[0]);
             d_pool_back_two(is_max, (0.0f + g[k].y) * scale, make_float2(top[k].z, top[k].w), make_float2(low[k].z, low[k].w), &y_top[1], &y_low[1]);
             *(float4 *) (y + 8 * at) = make_float4(y_top[0].x, y_top[0].y, y_top[1].x, y_top[1].y);
@@ -9483,15 +9746,14 @@ gcuda_status gcuda_launch_pool_2d_back(const gcuda_pool_args * args, gcuda_strea
 }
 
 // >>op:upscale ----------------------------------------------------------------------------------------
-//   floor   x read once, y written
-struct d_factors { // output pixels per source pixel; in F32 and a divisor, as everyone has it: the last bit decides
+struct d_factors { // output pixels per source pixel, F32 divisors as on the CPU: the last bit decides
     float f[4];
 };
 
 static inline __device__ int64_t d_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 static inline __device__ int64_t d_nearest(int64_t i, float factor, int64_t n) {
     const float at = (float) i / factor;
-    return d_clamp_index(n <= 1 << 30 ? (int) at : (int64_t) at, n); // conversions to 32 bits are faster
+    return d_clamp_index(n <= 1 << 30 ? (int) at : (int64_t) at, n); // conversion to 32 bits is faster
 }
 
 template <int N> struct d_taps {
@@ -9533,7 +9795,7 @@ template <int N> static __device__ float d_resample(const gcuda_upscale_args & p
     return sum;
 }
 
-// A triangle as wide as the shrinking, from first to end, around center.
+// Triangle filter for downscaling with antialias: elements [first, end) around center.
 struct d_reach {
     int64_t first, end;
     float center, width;
@@ -9553,7 +9815,7 @@ static __device__ float d_reach_weight(const d_reach & r, int64_t at) {
     return fmaxf(0.0f, 1.0f - fabsf(((float) at - r.center) / r.width));
 }
 
-// The sum of all that is reached, with weights times `scale`; of the weights in *weight.
+// Weighted sum over the filter with weights times `scale`; *weight is the sum of weights.
 static __device__ float d_reach_sum(const gcuda_upscale_args & p, const d_reach & rx, const d_reach & ry, const char * plane, float scale, float * weight) {
     float sum = 0.0f;
     *weight = 0.0f;
@@ -9568,7 +9830,7 @@ static __device__ float d_reach_sum(const gcuda_upscale_args & p, const d_reach 
     return sum;
 }
 
-// A sum beyond F32 is taken once more, with weights that are 1 together: their mean may be finite.
+// A sum beyond F32 is repeated with weights that add up to 1: the mean may be finite.
 static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
     const float offset = p.align_corners ? 0.0f : 0.5f;
     const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
@@ -9583,15 +9845,16 @@ static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_fa
 
 enum upscale_kind { UPSCALE_LINEAR, UPSCALE_CUBIC, UPSCALE_WIDE };
 
-// A thread works out its columns once for UPSCALE_ROWS rows.
-#define UPSCALE_ROWS 8
+#define UPSCALE_ROWS 8 // rows per thread, which shares its column indices
 static gcuda_array upscale_like(const gcuda_array & y) {
     gcuda_array like = y;
     like.ne[1] = (y.ne[1] + UPSCALE_ROWS - 1) / UPSCALE_ROWS;
     return like;
 }
 
-// WIDE: results are stored sixteen bytes at a time.
+// Nearest-neighbour upscaling. A thread has N columns of UPSCALE_ROWS rows. WIDE: 16-byte stores.
+//   floor   x read once, y written
+//   needs   WIDE: rows of y aligned to 16 bytes and whole vectors
 template <typename T, bool WIDE>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
     const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
@@ -9606,7 +9869,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
         for (int64_t r = i1; r < end && n > 0; ++r) {
             const char * row = plane + d_nearest(r, f.f[1], p.x.ne[1]) * (int64_t) p.x.nb[1];
             T * y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3), v[N];
-            UNROLL for (int k = 0; k < N; ++k) { v[k] = *(const T *) (row + from[k]); } // clamped: always there
+            UNROLL for (int k = 0; k < N; ++k) { v[k] = *(const T *) (row + from[k]); } // clamped: always valid
             if (WIDE) {
                 uint4 w = make_uint4(0, 0, 0, 0);
                 memcpy(&w, v, sizeof v < 16 ? sizeof v : 16);
@@ -9620,20 +9883,24 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
     }
 }
 
-// A thread has C neighbouring columns of a strip of rows, whose N taps begin at most two places apart: what they read of a row of the
-// image is a window of W elements, from which each column selects its own. Rows under a row of the result are kept in registers,
-// resampled along themselves, and slide down the image, one more always on its way. Weights of rows are worked out once for the block.
-#define UPSCALE_STRIP 64 // rows of a thread, at most
-#define UPSCALE_EXACT (1 << 22) // places of a larger image are too coarse in F32 to slide along
+// Linear and cubic upscaling. A thread has C adjacent columns of a strip of rows. Their N taps start at most two elements apart, so
+// that one window of W elements per image row serves all columns. Image rows, resampled horizontally, are kept in registers and
+// slide down the image, with the next row in flight. Vertical weights are computed once per block.
+#define UPSCALE_STRIP 64 // rows per thread, at most
+#define UPSCALE_EXACT (1 << 22) // above this size F32 positions are too coarse to slide along
 struct d_upscale_strips {
-    int shift, rows; // 2^shift threads side by side, above each other the rest of the block; rows of each
+    int shift, rows; // 2^shift threads across, the rest of the block down; rows per thread
     int64_t across, down;
 };
-template <int N> struct alignas(16) d_upscale_row { // of the result: weights, and the first row of the image that they are for
+template <int N> struct alignas(16) d_upscale_row { // row of the result: weights, and the first image row that they apply to
     float w[N];
     int base;
 };
 
+// Linear (N = 2) and cubic (N = 4) upscaling, see above.
+//   shared  vertical weights of 4 * UPSCALE_STRIP rows
+//   floor   x read about once per strip, y written
+//   needs   sizes up to UPSCALE_EXACT; C > 1: rows of y aligned to 16 bytes, ne0 a multiple of C
 template <typename T, int N, int C>
 static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
     const gcuda_upscale_args p, const d_factors f, const d_upscale_strips t) {
@@ -9648,7 +9915,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
         const int r0 = (tid >> t.shift) * t.rows, end = r0 + t.rows < n_rows ? r0 + t.rows : n_rows;
         const char * plane = d_at(p.x, 0, 0, d_nearest(i2, f.f[2], p.x.ne[2]), d_nearest(i3, f.f[3], p.x.ne[3]));
         d_taps<N> taps;
-        __syncthreads(); // the rows before are done with
+        __syncthreads(); // the previous weights have been read
         for (int r = tid; r < n_rows; r += 128) {
             const float at = ((float) (y0 + r) + offset) / f.f[1] - offset;
             d_taps_of(taps, at, p.x.ne[1]);
@@ -9662,7 +9929,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
         float w[C][N], part[N][C];
         T window[W];
         uint32_t from[W];
-        int first = 0, behind[C]; // the first tap of the first column, and how far behind it those of the others begin
+        int first = 0, behind[C]; // first tap of the first column; offsets of the other columns' first taps
         UNROLL for (int j = 0; j < C; ++j) {
             const float at = ((float) (x0 + j) + offset) / f.f[0] - offset;
             const int base = (int) floorf(at) - (N / 2 - 1);
@@ -9672,7 +9939,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
             behind[j] = base - first;
         }
         UNROLL for (int k = 0; k < W; ++k) { from[k] = (uint32_t) d_clamp_index(first + k, p.x.ne[0]) * (uint32_t) p.x.nb[0]; }
-        auto load = [&](int at) { // of a row of the image, the nearest if there is none
+        auto load = [&](int at) { // a row of the image, clamped
             const char * row = plane + (at < 0 ? 0 : at > last ? last : at) * (int64_t) p.x.nb[1];
             UNROLL for (int k = 0; k < W; ++k) { window[k] = *(const T *) (row + from[k]); }
         };
@@ -9687,7 +9954,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
                 }
             }
         };
-        int next = known[r0].base; // of the rows of the image the next that comes into the window
+        int next = known[r0].base; // next image row to enter the window
         UNROLL for (int k = 0; k < N; ++k, ++next) {
             load(next);
             resample(part[k]);
@@ -9701,7 +9968,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
                     UNROLL for (int j = 0; j < C; ++j) { part[k][j] = part[k + 1][j]; }
                 }
                 resample(part[N - 1]);
-                next = next + 1 < own.base ? own.base : next + 1; // past rows that nothing needs
+                next = next + 1 < own.base ? own.base : next + 1; // skips rows that nothing needs
                 load(next);
             }
             d_pack<T, C> all;
@@ -9715,7 +9982,7 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
     }
 }
 
-// As many threads side by side as the result asks, and long strips where they still give every multiprocessor several blocks.
+// As many threads across as the result needs, and long strips while every SM gets several blocks.
 template <typename T, int N, int C>
 static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     d_upscale_strips t = { 5, UPSCALE_STRIP, 0, 0 };
@@ -9728,7 +9995,7 @@ static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors
     return launch(k_upscale_taps<T, N, C>, t.across * t.down * n_planes, 128, stream, p, f, t);
 }
 
-// Columns of a thread: four where they are half a place apart or less, two where at most one, and where results can be stored together.
+// Columns per thread: four if source positions are at most half an element apart, two if at most one, and y allows vector stores.
 template <int N> static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     const bool is_near = is_wide(p.y) && p.y.ne[0] <= UPSCALE_EXACT && p.x.ne[0] <= UPSCALE_EXACT;
     return with_float(p.x.type, [&](auto v) {
@@ -9746,6 +10013,8 @@ template <typename T> static gcuda_status upscale_nearest(const gcuda_upscale_ar
                                               : launch_tiles(k_upscale_nearest<T, false>, tiles_of(like, 1, 4), stream, p, like, f);
 }
 
+// General upscaling: linear, cubic or antialiased. A thread has four outputs.
+//   floor   x mostly from cache, y written
 template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p, const d_factors f, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
@@ -9765,7 +10034,7 @@ template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p,
 gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream stream) {
     const tiles t = tiles_of(args->y, 1, 4);
     const bool is_exact = args->x.ne[1] <= UPSCALE_EXACT && args->y.ne[1] <= UPSCALE_EXACT &&
-                          args->x.ne[0] * (int64_t) args->x.nb[0] <= INT32_MAX; // places in a row are 32 bits
+                          args->x.ne[0] * (int64_t) args->x.nb[0] <= INT32_MAX; // offsets in a row are 32 bits
     d_factors f;
     for (int d = 0; d < 4; ++d) {
         const int64_t in = args->x.ne[d], out = args->y.ne[d];
@@ -9793,18 +10062,19 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
-// Channels are innermost in y and time is in x: 32 channels by SSM_TIMES times of x go through shared memory. Single tokens
-// are read where they lie.
-//   floor   x read, y written: 8 * D * T * S bytes
-#define SSM_TIMES 128
-#define SSM_TAPS 32 // weights of a channel that fit the tile
+// y is channels-first, x time-first: tiles of 32 channels by SSM_TIMES time steps go through shared memory. Few tokens are read
+// directly.
+#define SSM_TIMES 128 // time steps per tile
+#define SSM_TAPS 32 // taps per channel that fit the tile
 
-// What is stored for the sum of a channel: with STEPS the bias and SiLU that may follow, as nodes of their own round.
+// Epilogue of a channel's sum. STEPS: the fused bias and SiLU, rounded as the separate nodes would.
 template <bool STEPS> static inline __device__ float d_ssm_conv_end(const gcuda_ssm_conv_args & p, float sum, int64_t channel) {
     if (STEPS && p.bias.data != nullptr) { sum = d_add_rn(sum, *(const float *) d_at(p.bias, channel, 0, 0, 0)); }
     return STEPS && p.is_activated ? sum * d_sigmoid(sum) : sum;
 }
 
+// Depthwise causal convolution of few tokens, for any strides. A thread has one output.
+//   floor   x read, y written: 8 * D * T * S bytes
 template <bool STEPS> static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
         const d_index y = d_unravel(p.y.ne, i);
@@ -9816,13 +10086,16 @@ template <bool STEPS> static __global__ void k_ssm_conv(const gcuda_ssm_conv_arg
     }
 }
 
-// A warp reads four channels, all before it stores the first; then it has SSM_RUN adjacent times of 32 channels. With TAPS
-// known (0: not), a lane reads each element once and shifts it through registers.
-#define SSM_RUN (SSM_TIMES / 8)
+#define SSM_RUN (SSM_TIMES / 8) // time steps per thread
 
+// Depthwise causal convolution. A warp loads four channels, all before its first store to shared memory, then computes SSM_RUN
+// consecutive time steps of 32 channels. TAPS > 0: taps are known, and a lane shifts inputs through registers.
+//   shared  25 KiB
+//   floor   x read, y written: 8 * D * T * S bytes
+//   needs   x dense along time, at most SSM_TAPS taps
 template <typename T, int TAPS, bool STEPS>
 static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
-    __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // an odd pitch: no bank twice
+    __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // odd pitch: no bank conflicts
     __shared__ float w[SSM_TAPS][32];
     const int n_taps = TAPS > 0 ? TAPS : (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t n_d = (p.y.ne[0] + 31) / 32, each = SSM_TIMES + 1 - n_taps, n_t = (p.y.ne[1] + each - 1) / each;
@@ -9840,7 +10113,7 @@ static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_co
             }
         }
         UNROLL for (int k = 0; k < TAPS; ++k) { own[k] = lane < n_channels ? d_load(p.c.type, d_at(p.c, k, d0 + lane, 0, 0)) : 0.0f; }
-        __syncthreads(); // the last tile is done with
+        __syncthreads(); // the previous tile has been read
         UNROLL for (int c = 0; c < 4; ++c) {
             UNROLL for (int k = 0; k < SSM_TIMES / 32; ++k) {
                 if (4 * warp + c < n_channels && lane + 32 * k < n_in) { x[4 * warp + c][lane + 32 * k] = d_f32(v[c][k]); }
@@ -9893,11 +10166,11 @@ gcuda_status gcuda_launch_ssm_conv(const gcuda_ssm_conv_args * args, gcuda_strea
     return with_float(x.type, [&](auto v) { return ssm_conv_tile<decltype(v), false>(*args, stream); });
 }
 
-// ---- vectors spread over the lanes of a group ----
-// LANES threads share a vector, PER elements each, four adjacent ones at a time: element place<LANES>(lane, k).
+// ---- vectors distributed over the lanes of a group ----
+// LANES threads share a vector, PER elements each, in groups of four adjacent ones: element d_spread<LANES>(lane, k).
 template <int LANES> static inline __device__ int d_spread(int lane, int k) { return (k / 4 * LANES + lane) * 4 + k % 4; }
 
-// WIDE: F32, aligned to 16 bytes, a multiple of 4 elements; what is missing is 0.
+// WIDE: F32, aligned to 16 bytes, length a multiple of 4. Zeros past the end.
 template <int LANES, int PER, bool WIDE>
 static inline __device__ void d_spread_load(gcuda_type type, const char * row, size_t nb0, int n, int lane, float * v) {
     for (int k = 0; k < PER; k += 4) {
@@ -9918,8 +10191,8 @@ template <int LANES> static inline __device__ float d_group_sum(float v) {
 
 static inline bool is_wide_f32(const gcuda_array & a) { return a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[0] % 4 == 0; }
 
-// The sums over the lanes of N values, spread over them: those from lane * N / LANES on are in v[0], v[1] ..., or with more
-// lanes than values one is on LANES / N of them. Half as many shuffles after every step, where one sum alone takes all.
+// Reduce-scatter of N values over the lanes: v[0], v[1] ... get the sums from lane * N / LANES on; with more lanes than values,
+// LANES / N lanes share one. Each step halves the shuffles, where separate sums would take all in every step.
 template <int LANES, int N> struct d_spread_sums {
     static inline __device__ void add(float * v, int lane) {
         const bool is_upper = (lane & LANES / 2) != 0;
@@ -9941,27 +10214,31 @@ template <> struct d_spread_sums<1, 1> {
 };
 
 // >>op:ssm_scan ---------------------------------------------------------------------------------------
-// LANES threads keep the state of one channel in registers over all tokens; what a token brings is read one token ahead.
-//   floor   state read and written once, x, dt, B, C read, y written
+//   floor   state read and written once; x, dt, B, C read; y written
+// Kernels: k_ssm_scan_chunk on tensor cores, _staged through shared memory, _one a single token, _any states beyond registers,
+// k_ssm_scan the others.
 struct d_scan_step {
     float x, dt;
 };
 
-// Which of the states sequence q begins with; what launchers complete has no ids where those in last go on.
-// By reference: of a value nvcc makes k_ssm_scan_join 2.6 times as long.
+// Initial state of sequence q. Launchers set ids to NULL where states continue in `last`. By reference: by value nvcc makes
+// k_ssm_scan_join 2.6 times as long.
 template <typename T> static inline __device__ int64_t d_scan_state(T * const & ids, int64_t q) {
     return ids != nullptr ? (int64_t) ((const int32_t *) ids)[q] : q;
 }
 
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
+// Selective scan, token by token. LANES threads keep the state of a channel in registers; inputs are loaded one token ahead.
+//   floor   state read and written once; x, dt, B, C read; y written
+//   needs   at most LANES * PER states; WIDE: s, B, C in F32 and aligned to 16 bytes
 template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const gcuda_ssm_scan_args p) {
     const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES;
     const int64_t n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
     const int64_t per_block = blockDim.x / LANES, n_padded = (n_channels + per_block - 1) / per_block * per_block;
     const bool is_one = p.a.ne[0] == 1;
     for (int64_t item = blockIdx.x * per_block + threadIdx.x / LANES; item < n_padded; item += gridDim.x * per_block) {
-        const bool is_real = item < n_channels; // the others only take part in shuffles
+        const bool is_real = item < n_channels; // padding items only take part in shuffles
         const int64_t ch = is_real ? item : 0, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1], q = ch / p.x.ne[0] / p.x.ne[1];
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = d_scan_state(p.ids.data, q);
@@ -10008,12 +10285,15 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
     }
 }
 
-// The same with SCAN_TOKENS tokens at a time in shared memory, which are fetched while the ones before are worked on. All
-// channels of a block are of one group, so that B and C are read once for them; with one decay a head (IS_ONE) a thread
-// has two channels for what it reads of B and C. Tokens behind the last one leave the state as it is.
-#define SCAN_TOKENS 8
+#define SCAN_TOKENS 8 // tokens per stage
 #define SCAN_BLOCK 128
 
+// Selective scan with SCAN_TOKENS tokens per stage in shared memory; the next stage is loaded to registers meanwhile. All channels
+// of a block share a group, so that B and C are read once for them. IS_ONE (one decay per head): a thread has two channels.
+// Padding tokens leave the state unchanged.
+//   shared  SCAN_TOKENS * (2 * LANES * PER + 2 * CHANNELS) floats, at most 18 KiB
+//   floor   state read and written once; x, dt, B, C read; y written
+//   needs   s, B, C in F32 and aligned to 16 bytes; channels of a group a multiple of CHANNELS
 template <int LANES, int PER, bool IS_ONE>
 static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcuda_ssm_scan_args p) {
     const int CH = IS_ONE ? 2 : 1, CHANNELS = SCAN_BLOCK / LANES * CH, SIZE = LANES * PER;
@@ -10069,7 +10349,7 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
         };
         fetch(0);
         for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_TOKENS) {
-            __syncthreads(); // the tokens before are done with
+            __syncthreads(); // the previous tokens have been read
             UNROLL for (int i = 0; i < LOADS; ++i) {
                 const int at = tid + i * SCAN_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
                 if (t < SCAN_TOKENS) {
@@ -10121,40 +10401,39 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     }
 }
 
-// SCAN_CHUNK tokens at once on tensor cores, for one decay a head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S the state
-// before the chunk and u_s = delta_s x_s:
+// Chunked scan on tensor cores: SCAN_CHUNK tokens at once, one decay per head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S
+// the state before the chunk and u_s = delta_s x_s:
 //   y_t = K(-1, t) C_t S + sum over s <= t of K(s, t) (C_t . B_s) u_s          S' = K(-1, end) S + sum over s of K(s, end) B_s u_s
-// Decays are only multiplied, so any are right. A pair of warps has 16 channels, each warp half of their states as the
-// accumulators of S'; columns 2 t and 2 t + 1 of an accumulator serve as words t and t + 4 of the next product's a, and what
-// it is multiplied by is read in that order. A block's warps are of one head; four of them share C . B.
-// Where heads are too few for all multiprocessors, tokens are in segments that begin at the same time, in three kernels: what segments
-// make of a state of zeros (SCAN_STATES), the states that they begin with, from the first to the last, and their outputs with these.
-//   floor   2 products of 2 * n_state * channels * tokens operations      shared  up to 45 KiB
+// Decays are only multiplied, so any value is safe. A pair of warps has 16 channels; each warp has half of their states as the
+// accumulators of S'. Columns 2 t and 2 t + 1 of an accumulator become words t and t + 4 of the next product's A operand;
+// its B operand is read in that order. Warps of a block share a head; up to four of them compute C . B.
+// With too few heads for all SMs, tokens are split into segments that run concurrently. Three kernels: SCAN_STATES computes the
+// segments' states from zero, k_ssm_scan_join their initial states, SCAN_SEGMENTS their outputs.
 #define SCAN_CHUNK 16
-#define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
-#define CHUNK_MOST 5       // pairs of warps in a block
+#define CHUNK_PITCH 20 // row pitch of 16 x 16 matrices: rows are in different banks
+#define CHUNK_MOST 5 // warp pairs per block, at most
 static size_t chunk_bytes(int64_t n, int64_t pairs) {
     const int64_t n_slices = 2 * pairs < 4 ? 2 * pairs : 4;
     return (size_t) (4 * SCAN_CHUNK * (n + 8) + (n_slices + pairs) * 256 + 2 * SCAN_CHUNK * CHUNK_PITCH + 4 * SCAN_CHUNK) * sizeof(float);
 }
 
-#define SEGMENT_PAIRS 4 // of a block then: two blocks of a multiprocessor have 128 registers a thread
+#define SEGMENT_PAIRS 4 // warp pairs per block with segments: two blocks per SM have 128 registers per thread
 #ifdef GCUDAI_SIM // segments in small tests
 #define SEGMENT_LEAST 32
 #define WHOLE_CHANNELS(n_sm) 65
 #else
 #define SEGMENT_LEAST 64 // tokens
-#define WHOLE_CHANNELS(n_sm) (40 * (n_sm)) // from here on tokens are in one segment
+#define WHOLE_CHANNELS(n_sm) (40 * (n_sm)) // channels from which tokens form one segment
 #endif
-#define SEGMENT_FEWEST 4 // that pay for two more kernels
+#define SEGMENT_FEWEST 4 // segments that pay for two more kernels
 enum scan_span { SCAN_WHOLE, SCAN_STATES, SCAN_SEGMENTS };
 struct d_scan_segments {
-    int64_t n, first, tokens; // segments; tokens of the first, and of those behind it but the last, multiples of SCAN_CHUNK
-    float * states, * decays; // of segments, after each other: [N, P, H, S]; of all tokens together, [H, S]
+    int64_t n, first, tokens; // segments; tokens of the first, and of the others but the last, multiples of SCAN_CHUNK
+    float * states, * decays; // states per segment [N, P, H, S]; decay over all its tokens [H, S]
 };
 
-// y += weights u of a chunk whose u is not all finite: each sum takes the tokens up to its own, where the product's weight of 0
-// times an infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u: as in the kernel.
+// y += weights u for a chunk with non-finite u. Each sum takes only tokens up to its own: the product's weight of 0 times an
+// infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u as in the kernel.
 static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[8], const float * weights, int token) {
     const int quad = (int) threadIdx.x % 32 / 4 * 4;
     NO_UNROLL for (int k = 0; k < 4; ++k) {
@@ -10168,34 +10447,39 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
     }
 }
 
-// Of SCAN_SEGMENTS p.s are the states that they begin with, one after the other. x is F32 but for SCAN_WHOLE.
+// Chunked selective scan, see above. A block has `pairs` warp pairs of 16 channels of a head, for one segment. In SCAN_SEGMENTS p.s
+// holds the initial states, segment by segment.
+//   shared  chunk_bytes: two stages of B and C, C . B, weights, decays, partial y; up to 45 KiB
+//   floor   2 products of 2 * n_state * channels * tokens operations
+//   needs   64 or 128 states, s, B, C in F32 aligned to 16 bytes; x in F32 except in SCAN_WHOLE
+//   arch    8.0; compiles everywhere, emulated below
 template <int NT, scan_span SPAN>
 static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST : SEGMENT_PAIRS), SPAN == SCAN_WHOLE ? 1 : 2)
     k_ssm_scan_chunk(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const bool HAS_Y = SPAN != SCAN_STATES;
-    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators of a warp
+    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators per warp
     DYNAMIC_SHARED(float, shared);
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
     const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
-    float * const tokens = shared; // two stages of B, then C
+    float * const tokens = shared; // two stages of B and C
     float * const dots = tokens + 4 * SCAN_CHUNK * PITCH, * const weights = dots + n_slices * 256;
     float * const decays = weights + SCAN_CHUNK * CHUNK_PITCH; // K(s, t) in row t
     float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH, * const partial = partials + warp / 2 * 256;
     float * const scalars = partials + pairs * 256;
-    const int for_decays = n_warps > n_slices ? n_slices : 0; // the first warp that works them out: without a share of C . B, if there is one
+    const int for_decays = n_warps > n_slices ? n_slices : 0; // first warp that computes decays: one without a share of C . B if possible
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
-    if (SPAN == SCAN_STATES) { d_start_next(); }
-    FOR_ROWS(block, per_head * n_heads * n_spans) { // nobody begins with what the last segment makes
+    if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
+    FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
         const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
         const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
-        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first one, which may be short, at last
+        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first segment, which may be short, runs last
         const int64_t begin = SPAN == SCAN_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
         const int64_t behind = segments.first + segment * segments.tokens;
         const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
         const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p.ids.data, q);
-        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // the kernel between tells otherwise
+        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // with segments k_ssm_scan_join checks ids
         const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
         const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
         const char * own_x = d_at(p.x, c0 + g, h, 0, q);
@@ -10228,7 +10512,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             }
             d_copies_commit();
             const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
-            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // asked once, so that the loads stand together
+            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // tested once, so that the loads stay together
                 UNROLL for (int m = 0; m < 8; ++m) { // tokens t, t + 4, t + 8, t + 12
                     next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
                 }
@@ -10238,10 +10522,10 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 }
             }
         };
-        const auto fetch_dt = [&](int64_t t0) { // of the last warp's first lanes
+        const auto fetch_dt = [&](int64_t t0) { // for the last warp's first lanes
             return lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
         };
-        const auto find_scalars = [&](int64_t t0, int stage) { // behind the last token the state stays
+        const auto find_scalars = [&](int64_t t0, int stage) { // the state does not change past the last token
             float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
             const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
             if (lane < SCAN_CHUNK) {
@@ -10249,14 +10533,14 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
             }
         };
-        __syncthreads(); // the block before is done with
+        __syncthreads(); // the previous block's data has been read
         fetch(begin, 0);
         if (warp == n_warps - 1) {
             next_dt = fetch_dt(begin);
             find_scalars(begin, 0);
             next_dt = fetch_dt(begin + SCAN_CHUNK);
         }
-        if (SPAN == SCAN_SEGMENTS) { d_wait_before(); } // tokens were there before
+        if (SPAN == SCAN_SEGMENTS) { d_pdl_wait(); } // tokens were written earlier
         if (SPAN != SCAN_WHOLE) { load_states(); }
         for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
             const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
@@ -10267,7 +10551,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             __syncthreads();
             if (t0 + SCAN_CHUNK < end_token) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
             float y[2][4] = {}, mine[4];
-            if (HAS_Y && warp < n_slices) { // C . B of a share of the states
+            if (HAS_Y && warp < n_slices) { // C . B over a share of the states
                 for (int k = warp; k < 2 * NT; k += n_slices) {
                     d_split_tf32<4> u;
                     UNROLL for (int r = 0; r < 2; ++r) {
@@ -10290,8 +10574,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                     }
                 }
             }
-            if (warp >= for_decays) { // a row of decays by half a warp: of token s what is kept of s + 1 and all up to the row's
-                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // of states the last one counts
+            if (warp >= for_decays) { // half a warp per row of decays: product over tokens s + 1 to the row's token
+                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // for states only the last row counts
                 for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
                     const int s = lane % 16;
                     float decay = s < to ? keep[s + 1] : 1.0f;
@@ -10306,7 +10590,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 find_scalars(t0 + SCAN_CHUNK, 1 - stage);
                 next_dt = fetch_dt(t0 + 2 * SCAN_CHUNK);
             }
-            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // the state's part of y
+            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // part of y from the state
                 d_split_tf32<4> u;
                 UNROLL for (int r = 0; r < 2; ++r) {
                     u.set(r, st[i][2 * r]);
@@ -10320,7 +10604,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                     d_mma_split(y[j], u, w);
                 }
             }
-            // A side gives the other its part of the eight tokens that are the other's.
+            // The two warps of a pair exchange their parts of y: each finishes eight tokens.
             if (HAS_Y) {
                 UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
                 *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
@@ -10351,7 +10635,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 }
             }
             if (!HAS_Y) { continue; }
-            __syncthreads(); // weights are there
+            __syncthreads(); // weights are complete
             const int token = 8 * side + 2 * t;
             const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
             const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
@@ -10386,11 +10670,13 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     }
 }
 
-// Puts the states that segments begin with in the place of those that they make of zeros. A thread has four neighbouring states.
+// Replaces the segments' final states from zero by their initial states, a serial scan over segments. A thread has four adjacent
+// states.
+//   floor   states read and written once
 static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
-    d_start_next();
-    d_wait_before();
+    d_pdl_trigger();
+    d_pdl_wait();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
         const int64_t id = d_scan_state(p.ids.data, q);
@@ -10419,8 +10705,8 @@ static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_sc
     }
 }
 
-// Segments of tokens, as many as all run at once: two blocks of a head's warps a multiprocessor. Where that leaves places, too few for
-// all heads, one more segment before them is so short that they take it after each other meanwhile.
+// Plans segments: as many as run at once with two blocks per SM. If SMs are left over but too few for all heads, one more, shorter
+// segment before the others uses them: its blocks run there one after another.
 static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pairs) {
     const int64_t n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3], most = p.x.ne[2] / SEGMENT_LEAST;
     const int64_t places = 2 * n_multiprocessors(), room = places / n_blocks, wanted = room < most ? room : most, n = wanted > 1 ? wanted : 1;
@@ -10439,16 +10725,14 @@ static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pair
     return s;
 }
 
-// Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels. More than one segment:
-// where heads alone are too few for this form.
+// Warp pairs per block: all of a head's, unless that leaves SMs idle. 0: other kernels. Sets segments where heads alone are too few.
 static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segments) {
     const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
     if (p.x.ne[2] < 2 * SCAN_CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
     if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c) || n_heads == 0 || all == 0) { return 0; }
     int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
     while (all % pairs != 0) { --pairs; }
-    // Measured at 512 tokens in one segment: with 23 channels for each multiprocessor token by token is faster, with 78 it takes
-    // twice as long.
+    // Measured at 512 tokens in one segment: with 23 channels per SM token by token is faster, with 78 it takes twice as long.
     if (p.x.ne[0] * n_heads < WHOLE_CHANNELS(n_multiprocessors())) {
         *segments = scan_segments(p, pairs);
         return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32 ? pairs : 0;
@@ -10465,7 +10749,7 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
         return launch_shared(n == 64 ? k_ssm_scan_chunk<4, SCAN_WHOLE> : k_ssm_scan_chunk<8, SCAN_WHOLE>, n_blocks, block, n_bytes, 0,
             stream, p, s);
     }
-    gcuda_ssm_scan_args begun = p; // with the states that segments begin with
+    gcuda_ssm_scan_args begun = p; // with the segments' initial states
     begun.s.data = s.states;
     begun.s.ne[1] = p.x.ne[0], begun.s.ne[2] = p.x.ne[1], begun.s.ne[3] = s.n * p.x.ne[3];
     for (int d = 1; d < 4; ++d) { begun.s.nb[d] = begun.s.nb[d - 1] * (size_t) begun.s.ne[d - 1]; }
@@ -10478,18 +10762,18 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
                : st;
 }
 
-// What single tokens take of gcuda_ssm_scan_args, close together, so that blocks begin with few reads of constants.
+// Parameters of k_ssm_scan_one, compact, so that blocks start with few constant loads.
 struct d_scan_one {
-    const char *s, *x, *dt, *a, *b, *c; // strides in bytes: of channels or elements, heads or groups, sequences
+    const char *s, *x, *dt, *a, *b, *c; // strides in bytes: channels or elements, heads or groups, sequences
     char * y;
     float * last;
     const int32_t * ids;
     int32_t * bad_index;
     int64_t s_nb[3], x_nb[3], dt_nb[2], a_nb[2], b_nb[2], c_nb[2], y_nb[2];
-    int64_t n_channels, n_states, n_items; // of a head; that s has; heads of all sequences
+    int64_t n_channels, n_states, n_items; // per head; states in s; heads of all sequences
     int n, n_heads, n_groups;
-    enum gcuda_type x_type, dt_type, a_type; // the others are F32
-    bool is_one; // decay of a head
+    enum gcuda_type x_type, dt_type, a_type; // s, B and C are F32
+    bool is_one; // one decay per head
 };
 
 static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
@@ -10518,20 +10802,22 @@ static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
     return one;
 }
 
-// Blocks of a multiprocessor; 7.5 has room for 1024 threads.
+// Resident blocks per SM; 7.5 has 1024 threads per SM.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define SCAN_ONE_BLOCKS 4
 #else
 #define SCAN_ONE_BLOCKS 5
 #endif
 
-// Single tokens: nothing to wait for but the state. A block has channels of one head.
+// Selective scan of a single token. A block has 256 / LANES channels of one head.
+//   floor   state read and written once
+//   needs   at most LANES * PER states; s, B, C, last in F32 and aligned to 16 bytes
 template <int LANES, int PER> static __global__ void __launch_bounds__(256, SCAN_ONE_BLOCKS) k_ssm_scan_one(const d_scan_one p) {
     const int n = p.n, lane = (int) threadIdx.x % LANES, per_head = (int) ((p.n_channels + 256 / LANES - 1) / (256 / LANES));
     FOR_ROWS(block, per_head * p.n_items) {
         const int64_t head = block / per_head, q = head / p.n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;
         const int h = (int) (head - q * p.n_heads), g = h / (p.n_heads / p.n_groups);
-        const bool is_real = c < p.n_channels; // the others only take part in shuffles
+        const bool is_real = c < p.n_channels; // padding channels only take part in shuffles
         const int64_t own = is_real ? c : 0;
         const int64_t id = d_scan_state(p.ids, q);
         const bool is_ok = id >= 0 && id < p.n_states;
@@ -10568,7 +10854,8 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256, SCAN
     }
 }
 
-// States too large for registers stay where the last ones go: a warp per channel.
+// Selective scan for states beyond registers: the state is updated in `last`. A warp has one channel.
+//   floor   state read and written once per token; x, dt, B, C read; y written
 static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
     const int lane = (int) threadIdx.x % 32;
     const int64_t n = p.s.ne[0], n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
@@ -10602,7 +10889,7 @@ template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_
     const bool is_one = p.a.ne[0] == 1, wide = is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c);
     const int64_t per_block = SCAN_BLOCK / LANES * (is_one ? 2 : 1);
     if (wide && p.x.ne[2] > 1 && per_seq / p.b.ne[1] % per_block == 0 && (!is_one || p.x.ne[0] % 2 == 0)) {
-        if (is_one && LANES == 16) { // twice the warps, with shorter chains each
+        if (is_one && LANES == 16) { // twice the warps, with shorter dependency chains
             return launch(k_ssm_scan_staged<32, 4, true>, 2 * per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
         }
         return is_one ? launch(k_ssm_scan_staged<LANES, PER, true>, per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p)
@@ -10617,7 +10904,7 @@ template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_s
     return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, scan_one_of(p));
 }
 
-// What the kernels take: y [P, H, T, S], the states behind it if nowhere else, those to go on with as p.s.
+// Fills in the arguments that kernels use: y as [P, H, T, S], `last` after it by default, p.s where states continue.
 static gcuda_ssm_scan_args scan_completed(const gcuda_ssm_scan_args & args) {
     gcuda_ssm_scan_args p = args;
     for (int d = 1; d < 4; ++d) {
@@ -10658,16 +10945,14 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
                       : launch(k_ssm_scan_any, (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] + 7) / 8, 256, stream, p);
 }
 
-// ---- recurrences with a matrix per head ----
-// The state of a head is Z x Z; a result is a sum along its inner dimension, keys. LANES threads keep one line of inner
-// elements in registers over all tokens, so that a head has Z lines for as many blocks as there are.
-//   floor   state read and written once, inputs read, results written
+// ---- recurrences with a matrix state per head ----
+// The state of a head is Z x Z. A result is a sum along its inner dimension, the keys. A line is the inner elements of one result.
 enum linear_kind { LINEAR_WKV6, LINEAR_GLA, LINEAR_WKV7 };
 
 struct d_linear {
-    gcuda_array in[5]; // vectors of keys: wkv6 k r td tf, gla k q g, wkv7 k r w a b
+    gcuda_array in[5]; // key vectors: wkv6 k r td tf, gla k q g, wkv7 k r w a b
     gcuda_array v, state, y, last;
-    int64_t size, n_heads, n_tokens, n_seqs; // tokens of one sequence
+    int64_t size, n_heads, n_tokens, n_seqs; // n_tokens: per sequence
     float scale;
 };
 
@@ -10676,9 +10961,12 @@ template <int KIND> static inline __device__ int64_t d_linear_at(const d_linear 
 }
 
 template <int KIND> struct d_linear_inputs {
-    static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 is the same for all tokens
+    static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 does not depend on the token
 };
 
+// Linear recurrence, token by token. LANES threads keep one line of the state in registers; inputs are loaded one token ahead.
+//   floor   state read and written once, inputs read, results written
+//   needs   Z at most LANES * PER; WIDE: inputs in F32 and aligned to 16 bytes
 template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_linear(const d_linear p) {
     const int N = d_linear_inputs<KIND>::N, n = (int) p.size, lane = (int) threadIdx.x % LANES;
     const int64_t n_lines = p.size * p.n_heads * p.n_seqs, per_block = blockDim.x / LANES;
@@ -10742,20 +11030,23 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
     }
 }
 
-// The same with LINEAR_TOKENS tokens at a time in shared memory, fetched while the ones before are worked on, for blocks
-// whose lines are all of one head. Tokens behind the last one leave the state as it is: decay 1, all else 0.
-#define LINEAR_TOKENS 8
+#define LINEAR_TOKENS 8 // tokens per stage
 #define LINEAR_BLOCK 128
 
-// Groups of tokens on their way at a time, in registers: with two wkv6 takes 61% and gated linear attention 66% of the time (32 heads
-// of 64, 512 tokens, H200), wkv7, which loads more a token, 119%. Larger heads have no registers to spare.
+// Token groups in flight in registers. Two: wkv6 takes 61 % and gated linear attention 66 % of the time (32 heads of 64, 512 tokens,
+// H200), but wkv7, which loads more per token, 119 %. Larger heads have no registers to spare.
 template <int KIND, int SIZE> struct linear_sets {
     static const int N = KIND != LINEAR_WKV7 && SIZE <= 64 ? 2 : 1;
 };
 
+// Linear recurrence with LINEAR_TOKENS tokens per stage in shared memory, loaded to registers meanwhile. A block has
+// LINEAR_BLOCK / LANES lines of one head. Padding tokens leave the state unchanged: decay 1, everything else 0.
+//   shared  LINEAR_TOKENS * (N * Z + LINES) floats, at most 41 KiB
+//   floor   state read and written once, inputs read, results written
+//   needs   inputs in F32 and aligned to 16 bytes; Z a multiple of LINES
 template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_linear p) {
     const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
-    const int QUARTERS = SIZE / 4; // of a vector: loads of 16 bytes
+    const int QUARTERS = SIZE / 4; // 16-byte loads per vector
     const int SETS = linear_sets<KIND, SIZE>::N;
     const int LOADS = LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK : 1;
     const int VALUES = (LINEAR_TOKENS * LINES + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
@@ -10769,7 +11060,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         float * y = (float *) d_at(p.y, line + own, h, 0, q);
         float w[PER], first[PER], raw_value[SETS][VALUES];
         float4 raw[SETS][N][LOADS];
-        const char * at_in[N], * at_value = d_at(p.v, line + tid % LINES, h, tid / LINES, q); // of the next tokens' first load
+        const char * at_in[N], * at_value = d_at(p.v, line + tid % LINES, h, tid / LINES, q); // of the next group's first load
         UNROLL for (int i = 0; i < N; ++i) { at_in[i] = d_at(p.in[i], tid % QUARTERS * 4, h, tid / QUARTERS, q); }
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
@@ -10803,7 +11094,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
             UNROLL for (int set = 0; set < SETS; ++set) {
                 const int64_t t0 = begin + set * LINEAR_TOKENS;
                 if (t0 >= p.n_tokens) { break; }
-                __syncthreads(); // the tokens before are done with
+                __syncthreads(); // the previous tokens have been read
                 UNROLL for (int l = 0; l < LOADS; ++l) {
                     const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS), k = tid % QUARTERS * 4;
                     UNROLL for (int i = 0; i < N; ++i) {
@@ -10864,7 +11155,8 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
     }
 }
 
-// Heads too large for registers: a warp per line, the state where the last one goes.
+// Linear recurrence for heads beyond registers: the state is updated in `last`. A warp has one line.
+//   floor   state read and written once per token, inputs read, results written
 template <int KIND> static __global__ void k_linear_any(const d_linear p) {
     const int lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(item, p.size * p.n_heads * p.n_seqs, 32) {
@@ -10910,7 +11202,7 @@ template <int KIND, int LANES, int PER> static gcuda_status linear_lines(const d
                 : launch(k_linear<KIND, LANES, PER, false>, n, 64, stream, p);
 }
 
-// Inputs with the tokens of a sequence after those of another as [Z, H, T / S, S].
+// Inputs with concatenated sequences, viewed as [Z, H, T / S, S].
 static void linear_sequences(gcuda_array * a, int64_t n_seqs) {
     if (a->ne[3] != n_seqs && n_seqs > 0) {
         a->ne[2] /= n_seqs;
@@ -10967,16 +11259,14 @@ gcuda_status gcuda_launch_rwkv_wkv7(const gcuda_rwkv_wkv7_args * args, gcuda_str
 #endif // recurrences
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// A block takes COLS columns, which are in shared memory from B to X, 32 rows after another: the triangle on the diagonal
-// row after row, lanes being rows and warps columns; then what that subtracts from all rows below, which is a product.
-//   floor   A and B read, X written; the rows of a panel depend on each other
-//   shared  n (COLS + 4) + 32 * 33 floats; longer columns go through memory
+// Blocked forward substitution in panels of 32 rows: solve the diagonal triangle, then update all rows below, a matrix product.
+// COLS: columns per block.
 template <int COLS> struct d_solve {
-    static const int PITCH = COLS + 4, OWN = COLS / 8; // columns of a warp
+    static const int PITCH = COLS + 4, OWN = COLS / 8; // columns per warp
     static size_t bytes(int64_t n) { return (size_t) (n * PITCH + 32 * 33) * sizeof(float); }
 };
 
-// Four neighbouring elements of A's row.
+// Four adjacent elements of a row of A.
 static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const char * row, int64_t i, bool is_wide_row) {
     if (is_wide_row) {
         return *(const float4 *) (row + 4 * i);
@@ -10986,10 +11276,15 @@ static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const 
         d_load(p.a.type, row + (i + 2) * size), d_load(p.a.type, row + (i + 3) * size));
 }
 
-template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_held(const gcuda_solve_tri_args p, bool is_wide_row) {
+// Triangular solve with the columns in shared memory from B to X. A block has COLS columns. In the triangle lanes are rows and
+// warps are columns.
+//   shared  n * (COLS + 4) + 32 * 33 floats
+//   floor   A and B read, X written; rows of a panel depend on each other
+//   needs   n within shared memory; is_wide_row: A in F32, rows aligned to 16 bytes. X may be B
+template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_shared(const gcuda_solve_tri_args p, bool is_wide_row) {
     DYNAMIC_SHARED(float, shared);
     typedef d_solve<COLS> S;
-    float * tile = shared, * x = shared + 32 * 33; // the triangle, pitch 33; the columns
+    float * tile = shared, * x = shared + 32 * 33; // tile: the triangle, pitch 33; x: the columns
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n = (int) p.y.ne[1];
     const int64_t n_groups = (p.y.ne[0] + COLS - 1) / COLS;
     FOR_ROWS(b, n_groups * p.y.ne[2] * p.y.ne[3]) {
@@ -10998,7 +11293,7 @@ template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_he
         const char * a = d_at(p.a, 0, 0, i2, i3), * from = d_at(p.b, c0, 0, i2, i3);
         char * to = d_at(p.y, c0, 0, i2, i3);
         float next[4];
-        auto fetch = [&](int r0) { // the triangle from row r0 on, a warp a row
+        auto fetch = [&](int r0) { // the triangle from row r0 on, one row per warp
             UNROLL for (int k = 0; k < 4; ++k) {
                 const int r = warp + 8 * k;
                 const bool is_in = r0 + r < n && lane <= r;
@@ -11006,7 +11301,7 @@ template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_he
             }
         };
         fetch(0);
-        __syncthreads(); // the columns before are done with
+        __syncthreads(); // the previous columns have been stored
         for (int i = tid; i < n * COLS; i += 256) {
             const int r = i / COLS, c = i % COLS;
             x[r * S::PITCH + c] = c < n_cols ? d_load(p.b.type, from + r * (int64_t) p.b.nb[1] + c * (int64_t) p.b.nb[0]) : 0.0f;
@@ -11054,7 +11349,9 @@ template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_he
     }
 }
 
-// Columns of any length: X is written panel by panel and read again for the ones below.
+// Triangular solve for columns of any length: X is written panel by panel and read again for the rows below. A block has 32 columns.
+//   shared  8 KiB
+//   floor   A and B read, X written; X read n / 64 times from cache
 static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
     __shared__ float a[32][33], x[32][32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -11070,7 +11367,7 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
             }
             for (int64_t t0 = 0; t0 <= r0; t0 += 32) {
                 __syncthreads();
-                for (int i = warp; i < 32; i += 8) { // row r0 + i of A, of earlier rows of X row t0 + i
+                for (int i = warp; i < 32; i += 8) { // row r0 + i of A; for earlier panels row t0 + i of X
                     const bool is_in = r0 + i < n && t0 + lane < n && t0 + lane <= r0 + i;
                     a[i][lane] = is_in ? d_load(p.a.type, d_at(p.a, t0 + lane, r0 + i, i2, i3)) : 0.0f;
                     if (t0 < r0) {
@@ -11083,7 +11380,7 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
                     for (int c = 0; c < 4; ++c) { rest[c] -= a[lane][t] * x[t][4 * warp + c]; }
                 }
             }
-            for (int t = 0; t < 32 && r0 + t < n; ++t) { // the same for all lanes
+            for (int t = 0; t < 32 && r0 + t < n; ++t) { // uniform over the warp
                 for (int c = 0; c < 4; ++c) {
                     const float v = __shfl_sync(0xffffffffu, rest[c], t) / a[t][t];
                     rest[c] = lane == t ? v : lane > t ? rest[c] - a[lane][t] * v : rest[c];
@@ -11098,11 +11395,11 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
 
 template <int COLS> static gcuda_status solve_tri(const gcuda_solve_tri_args & p, gcuda_stream stream) {
     const bool wide = is_wide(p.a) && p.a.type == GCUDA_TYPE_F32 && p.a.ne[0] % 4 == 0;
-    return launch_shared(k_solve_tri_held<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
+    return launch_shared(k_solve_tri_shared<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
         d_solve<COLS>::bytes(p.y.ne[1]), 0, stream, p, wide);
 }
 
-#define SOLVE_FILLS 256 // blocks of 32 columns that fill the device; with fewer of them, blocks have 8
+#define SOLVE_FILLS 256 // blocks of 32 columns that fill the device; with fewer, blocks have 8 columns
 
 gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_stream stream) {
     const gcuda_solve_tri_args & p = *args;
@@ -11114,26 +11411,26 @@ gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_str
 }
 
 // =====================================================================================================
-// >>k-sort   orders of rows
+// >>k-sort   argsort, top_k
 // =====================================================================================================
 
 static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const char * row, int64_t i) {
     const char * at = row + i * (int64_t) p.x.nb[0];
-    const uint32_t raw = p.x.type == GCUDA_TYPE_F32 ? *(const uint32_t *) at : *(const uint16_t *) at; // loads of neighbours stay together
+    const uint32_t raw = p.x.type == GCUDA_TYPE_F32 ? *(const uint32_t *) at : *(const uint16_t *) at; // keeps loads of adjacent elements together
     const uint32_t widened = p.x.type == GCUDA_TYPE_F32 ? raw : raw << 16;
     const float f16 = __half2float(__ushort_as_half((unsigned short) raw));
     return d_sort_key(p.x.type == GCUDA_TYPE_F16 ? f16 : __uint_as_float(widened));
 }
 
-// ---- short rows: as many as fit into a block, by a bitonic network ----
-#define SORT_SHORT 4096 // elements, 32 KiB of keys
-#define SORT_EACH 8     // neighbouring keys of a thread
+// ---- short rows: bitonic sort, several rows per block ----
+#define SORT_SHORT 4096 // elements: 32 KiB of keys
+#define SORT_EACH 8 // adjacent keys per thread
 
 static inline __device__ void d_sort_select(unsigned long long & key, unsigned long long other, bool is_smaller_kept) {
     key = (other < key) == is_smaller_kept ? other : key;
 }
 
-// Compares keys STEP apart within the thread, whose first is at this place of the row.
+// Compare-exchange of keys STEP apart within a thread whose first key is at index `place` of the row.
 template <int STEP> static inline __device__ void d_sort_own(unsigned long long * key, int place, int size) {
     UNROLL for (int j = 0; j < SORT_EACH; ++j) {
         if ((j & STEP) == 0) {
@@ -11145,8 +11442,10 @@ template <int STEP> static inline __device__ void d_sort_own(unsigned long long 
     }
 }
 
-// Rows of 2^bits keys (padded with the largest), n_in_block of them. What is compared lies in one thread, in one warp, or
-// goes through shared memory.
+// Bitonic sort of rows of up to 2^bits elements, padded with the largest key; n_in_block rows per block. Keys carry their index, so
+// that the sort is stable. Partners are in the same thread, the same warp (shuffles) or in shared memory.
+//   shared  32 KiB
+//   floor   x read, y written: 8 bytes per element
 static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
     __shared__ unsigned long long keys[SORT_SHORT];
@@ -11154,7 +11453,7 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     const int64_t n_rows = d_rows(p.x);
     FOR_ROWS(b, (n_rows + n_in_block - 1) / n_in_block) {
         unsigned long long key[SORT_EACH];
-        UNROLL for (int j = 0; j < SORT_EACH; ++j) { // in any order within the row: a warp reads neighbours where it has one row
+        UNROLL for (int j = 0; j < SORT_EACH; ++j) { // order within the row does not matter: a warp with one row loads adjacent elements
             const int e = bits < 8 ? first + j : (first & -32 * SORT_EACH) + 32 * j + tid % 32, at = e & mask;
             const int64_t r = b * n_in_block + (e >> bits);
             key[j] = ~0ULL;
@@ -11164,7 +11463,7 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
             }
         }
         for (int size = 2; size <= 1 << bits; size *= 2) {
-            const bool is_up = size == 1 << bits || (place & size) == 0; // of keys of different threads
+            const bool is_up = size == 1 << bits || (place & size) == 0; // for keys of different threads
             int step = size / 2;
             for (; step >= 32 * SORT_EACH; step /= 2) {
                 __syncthreads();
@@ -11197,11 +11496,12 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     }
 }
 
-// ---- few rows of up to 64: a warp counts how many keys come before each; of equal ones the earlier does ----
-// Soon done, but more work than the network's: for rows that all run at once.
-#define SORT_WARP 64
-#define SORT_WARP_ROWS 1024
+// ---- few rows of up to 64: rank sort in a warp ----
+#define SORT_WARP 64 // elements
+#define SORT_WARP_ROWS 1024 // rows: more work per row than the bitonic sort, so only if all run at once
 
+// Rank sort: a warp counts for each key how many come before it; of equal keys the earlier index comes first.
+//   floor   x read, y written; n^2 comparisons per row
 static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args p, bool is_descending, int64_t n_out) {
     const int n = (int) p.x.ne[0], lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(r, d_rows(p.x), 32) {
@@ -11238,21 +11538,21 @@ static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gc
         p.y.ne[0]);
 }
 
-// ---- long rows: byte by byte from the low end, tiles counted, counts summed, tiles spread out ----
-#define SORT_TILE 4096 // elements of a block, and of one where few elements would leave multiprocessors idle
-#define SORT_TILE_FEW 1024
-#define SORT_FEW ((int64_t) 1 << 19)
-#define SORT_BATCH ((int64_t) 1 << 24) // elements sorted at once, at least a row: 16 bytes of scratch each
+// ---- long rows: least-significant-digit radix sort, 8 bits per round: count, scan, scatter ----
+#define SORT_TILE 4096 // elements per tile
+#define SORT_TILE_FEW 1024 // with few elements, so that no SM is idle
+#define SORT_FEW ((int64_t) 1 << 19) // elements
+#define SORT_BATCH ((int64_t) 1 << 24) // elements sorted at once, at least a row; 16 bytes of scratch each
 
 struct d_sort {
     gcuda_sort_args p;
-    int64_t row0, n_rows, n, n_tiles; // the batch; elements and tiles of a row
+    int64_t row0, n_rows, n, n_tiles; // of the batch; elements and tiles per row
     uint32_t * keys[2], * index[2], * counts, * totals; // counts: [row][digit][tile]; totals: [row][digit]
     int shift;
     bool is_descending, is_first, is_last;
 };
 
-// The lanes whose byte is the same as this one's, of those in the mask.
+// Mask of lanes with the same digit (an 8-bit match_any), among those with is_in.
 static inline __device__ unsigned d_match8(uint32_t digit, bool is_in) {
     unsigned peers = __ballot_sync(0xffffffffu, is_in);
     for (int bit = 0; bit < 8; ++bit) {
@@ -11263,7 +11563,7 @@ static inline __device__ unsigned d_match8(uint32_t digit, bool is_in) {
     return peers;
 }
 
-// Adds elements to the counts of their bytes, once for lanes that have the same.
+// Adds digits to the histogram, with one atomic per distinct digit of a warp.
 static inline __device__ void d_count8(unsigned * count, uint32_t digit, bool is_in) {
     if (__ballot_sync(0xffffffffu, is_in) != 0) {
         const unsigned peers = d_match8(digit, is_in);
@@ -11271,7 +11571,7 @@ static inline __device__ void d_count8(unsigned * count, uint32_t digit, bool is
     }
 }
 
-// Sums over the threads before this one and over all, of 256 threads.
+// Exclusive scan over 256 threads.
 static inline __device__ unsigned d_block_before(unsigned own, unsigned * part) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     unsigned sum = own;
@@ -11279,7 +11579,7 @@ static inline __device__ unsigned d_block_before(unsigned own, unsigned * part) 
         const unsigned left = __shfl_up_sync(0xffffffffu, sum, d);
         sum += lane >= d ? left : 0;
     }
-    __syncthreads(); // the last use of part is over
+    __syncthreads(); // part may still be read from the previous call
     if (lane == 31) { part[warp] = sum; }
     __syncthreads();
     for (int w = 0; w < 8; ++w) { sum += w < warp ? part[w] : 0; }
@@ -11293,6 +11593,9 @@ static inline __device__ uint32_t d_sort_key_at(const d_sort & s, const char * x
     return d_sort_place(d_sort_load(s.p, x, i), s.is_descending);
 }
 
+// Histogram of digits per tile.
+//   shared  1 KiB
+//   floor   4 bytes per element
 template <int TILE> static __global__ void __launch_bounds__(256) k_sort_count(const d_sort s) {
     __shared__ unsigned count[256];
     FOR_ROWS(b, s.n_rows * s.n_tiles) {
@@ -11309,7 +11612,8 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_count(c
     }
 }
 
-// A warp turns the counts of a digit into sums over the tiles before each.
+// Exclusive scan of counts over tiles. A warp has one digit of a row.
+//   floor   counts read and written once
 static __global__ void __launch_bounds__(256) k_sort_sum(const d_sort s) {
     const int lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(r, s.n_rows * 256, 32) {
@@ -11332,8 +11636,10 @@ static __global__ void __launch_bounds__(256) k_sort_sum(const d_sort s) {
     }
 }
 
-// Warps have adjacent stretches of a tile and count their digits one after another, so that elements with the same byte
-// keep their order; the tile is put in order in shared memory, so that what goes to one place is written together.
+// Stable scatter by digit. Each warp ranks a contiguous part of a tile in order. The tile is sorted in shared memory first, so that
+// runs of a digit are stored together. The first round creates the index, the last writes y.
+//   shared  8 * TILE bytes and 9 KiB, at most 41 KiB
+//   floor   16 bytes per element
 template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(const d_sort s) {
     const int ITEMS = TILE / 256;
     __shared__ uint32_t keys[TILE], index[TILE];
@@ -11371,7 +11677,7 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(
             count[w][tid] = n;
             n += own;
         }
-        const unsigned first = d_block_before(n, part); // of this digit in the tile
+        const unsigned first = d_block_before(n, part); // first element of this digit in the tile
         for (int w = 0; w < 8; ++w) { count[w][tid] += first; }
         to[tid] = base - first;
         __syncthreads();
@@ -11385,7 +11691,7 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(
         __syncthreads();
         char * y = d_row(s.p.y, s.row0 + row);
         for (int i = tid; i < n_here; i += 256) {
-            const uint32_t place = to[keys[i] >> s.shift & 255u] + (unsigned) i; // modulo 2^32, as the difference is
+            const uint32_t place = to[keys[i] >> s.shift & 255u] + (unsigned) i; // modulo 2^32, like the difference
             if (s.is_last) {
                 *(int32_t *) (y + (int64_t) place * (int64_t) s.p.y.nb[0]) = (int32_t) index[i];
             } else {
@@ -11397,7 +11703,7 @@ template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(
     }
 }
 
-static int64_t sort_rows(const gcuda_sort_args & p) { // of a batch
+static int64_t sort_rows(const gcuda_sort_args & p) { // per batch
     const int64_t n = p.x.ne[0] > 0 ? SORT_BATCH / p.x.ne[0] : 1, most = n_rows(p.x);
     return n < 1 ? 1 : n < most ? n : most;
 }
@@ -11420,7 +11726,6 @@ static d_sort sort_of(const gcuda_sort_args & p) {
 }
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-//   floor   x read, y written: 8 bytes an element
 size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
     const int64_t n = args->x.ne[0], tile = sort_tile(*args);
     return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1));
@@ -11459,22 +11764,21 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 }
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// The key of the k-th largest element byte by byte, counting those that share what is known of it; then all above it and
-// as many equal to it as there is room for, in the order of the row. Short rows are sorted.
-//   floor   x read once; what does not fit registers is read seven times, mostly from cache
+// Radix select: finds the key of the k-th largest element digit by digit from the top, then takes all larger elements and the
+// first equal ones in row order. Short rows are sorted.
 #define TOP_K_SHORT 256
 
-// By the first warp: the byte, from the highest down, at which the counts reach left, and how many of it are still wanted.
+// Called by the first warp: the digit, from the highest down, at which the counts reach `left`, and how many of it are needed.
 static inline __device__ void d_top_k_digit(const unsigned * count, unsigned left, unsigned * digit, unsigned * rest) {
     const int lane = (int) threadIdx.x % 32;
     unsigned own[8], sum = 0;
     UNROLL for (int j = 0; j < 8; ++j) { sum += own[j] = count[255 - 8 * lane - j]; }
-    unsigned above = sum; // in digits above this lane's, and its own
+    unsigned above = sum; // sum over digits above this lane's, and its own
     for (int d = 1; d < 32; d *= 2) {
         const unsigned v = __shfl_up_sync(0xffffffffu, above, d);
         above += lane >= d ? v : 0;
     }
-    if (left <= above && left > above - sum) { // one lane
+    if (left <= above && left > above - sum) { // true in one lane
         above -= sum;
         UNROLL for (int j = 0; j < 8; ++j) {
             if (above < left && left <= above + own[j]) {
@@ -11486,12 +11790,12 @@ static inline __device__ void d_top_k_digit(const unsigned * count, unsigned lef
     }
 }
 
-// f(key, place) of all elements of a row, adjacent stretches of it for the warps: HELD keys of a thread in registers, or with
-// 0 read from memory every time, four at once.
+// Calls f(key, index) for all elements of a row; each warp has a contiguous part. HELD keys per thread stay in registers; with 0
+// keys are loaded again each time, four at once.
 template <int HELD> struct d_row_keys {
     static const int AHEAD = HELD > 0 ? HELD : 4;
     uint32_t key[AHEAD];
-    // a loop for each type: ptxas finds no predicates for all conditions in one
+    // a loop for each type: ptxas runs out of predicates if one loop has all conditions
     template <typename T> inline __device__ void load(const gcuda_sort_args & p, const char * x, int64_t i0) {
         UNROLL for (int k = 0; k < AHEAD; ++k) {
             const int64_t i = i0 + 32 * k;
@@ -11513,7 +11817,7 @@ template <int HELD> struct d_row_keys {
     }
 };
 
-// The key at place `left` from the top, and in left how many equal to it are wanted. each(g) calls g(key, whether it counts).
+// Key at rank `left` from the top; *left becomes how many keys equal to it are needed. each(g) calls g(key, is_in).
 template <typename F> static inline __device__ uint32_t d_top_k_last(unsigned * count, unsigned * chosen, unsigned * left, F each) {
     uint32_t prefix = 0, known = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -11531,7 +11835,10 @@ template <typename F> static inline __device__ uint32_t d_top_k_last(unsigned * 
     return prefix;
 }
 
-// Of each thread's largest key the k-th largest is no larger than the one looked for, and few keys are not below it.
+// Radix select of a row per block. First the k-th largest of the threads' maxima: a lower bound that few keys pass.
+//   shared  1.3 KiB
+//   floor   x read once; rows beyond registers (HELD = 0) are read seven times, mostly from cache
+//   needs   HELD > 0: rows of at most 256 * HELD elements
 template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 1024) k_top_k(const gcuda_sort_args p) {
     __shared__ unsigned count[256], chosen[2], part[32][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -11542,11 +11849,11 @@ template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 10
         d_row_keys<HELD> keys;
         uint32_t most = 0, least = 0;
         keys.each(p, x, true, [&](uint32_t key, int64_t) { most = key > most ? key : most; });
-        if (n > 1024 && p.y.ne[0] <= (int64_t) blockDim.x) { // of fewer, counting all is as fast
+        if (n > 1024 && p.y.ne[0] <= (int64_t) blockDim.x) { // for fewer elements a full count is as fast
             unsigned left = (unsigned) p.y.ne[0];
             least = d_top_k_last(count, chosen, &left, [&](auto add) { add(most, true); });
         }
-        unsigned left = (unsigned) p.y.ne[0]; // to be taken of those that are equal to the last
+        unsigned left = (unsigned) p.y.ne[0]; // how many keys equal to the last are needed
         const uint32_t last = d_top_k_last(count, chosen, &left, [&](auto add) {
             keys.each(p, x, false, [&](uint32_t key, int64_t i) { add(key, i < n && key >= least); });
         });
@@ -11581,10 +11888,11 @@ template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 10
     }
 }
 
-// Too few rows to fill the device: tiles of them add to the counts of their row, in integers, whose order does not matter.
-// state[row][round]: the bytes known before that round, and how many elements are wanted of those that share them;
-// counts[round][row][256]; found[row][tile]: how many elements are above and equal to the last key.
-#define TOP_K_TILE 2048  // elements, or a multiple of it: at most TOP_K_TILES of a row
+// Few long rows: tiles of a row add to its histograms by integer atomics, whose order does not matter.
+//   state[row][round]       digits known before the round, and how many elements are needed among those that share them
+//   counts[round][row][256] histograms
+//   found[row][tile]        elements above and equal to the last key
+#define TOP_K_TILE 2048 // elements, or a multiple: at most TOP_K_TILES per row
 #define TOP_K_TILES 1024
 
 struct d_top_k {
@@ -11593,12 +11901,14 @@ struct d_top_k {
     unsigned * counts;
 };
 
+// Clears the histograms and sets the first state. A thread has one counter.
+//   floor   4 KiB written per row
 static __global__ void k_top_k_begin(const gcuda_sort_args p, const d_top_k t) {
     FOR_ELEMENTS(i, d_rows(p.x) * 4 * 256) { t.counts[i] = 0; }
     FOR_ELEMENTS(r, d_rows(p.x)) { t.state[r * 5] = make_uint2(0, (unsigned) p.y.ne[0]); }
 }
 
-// What the rounds before this one have found. A row's first block keeps it for the next ones.
+// State of a round, from the histogram of the previous one. A row's first block stores it for the next round.
 static __device__ uint2 d_top_k_state(const gcuda_sort_args & p, const d_top_k & t, int round, int64_t row, int64_t tile) {
     __shared__ unsigned count[256], chosen[2];
     if (round == 0) {
@@ -11615,7 +11925,7 @@ static __device__ uint2 d_top_k_state(const gcuda_sort_args & p, const d_top_k &
     return now;
 }
 
-// A thread's keys of a stretch of TOP_K_TILE.
+// A thread's keys of TOP_K_TILE elements.
 static inline __device__ void d_top_k_keys(const gcuda_sort_args & p, const char * x, int64_t i0, uint32_t * key) {
     UNROLL for (int k = 0; k < TOP_K_TILE / 256; ++k) {
         const int64_t i = i0 + 256 * k + (int) threadIdx.x;
@@ -11623,6 +11933,9 @@ static inline __device__ void d_top_k_keys(const gcuda_sort_args & p, const char
     }
 }
 
+// Histogram of a round's digit over the elements that share the known digits. A block has one tile.
+//   shared  1 KiB, and that of d_top_k_state
+//   floor   x read once per round
 static __global__ void __launch_bounds__(256) k_top_k_count(const gcuda_sort_args p, const d_top_k t, int round) {
     __shared__ unsigned count[256];
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
@@ -11649,6 +11962,9 @@ static __global__ void __launch_bounds__(256) k_top_k_count(const gcuda_sort_arg
     }
 }
 
+// Counts elements above and equal to the last key. A block has one tile.
+//   shared  that of d_top_k_state and d_block_reduce
+//   floor   x read once
 static __global__ void __launch_bounds__(256) k_top_k_found(const gcuda_sort_args p, const d_top_k t) {
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
         const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
@@ -11669,6 +11985,9 @@ static __global__ void __launch_bounds__(256) k_top_k_found(const gcuda_sort_arg
     }
 }
 
+// Writes the indices: all elements above the last key, then the first equal ones. A block has one tile.
+//   shared  64 bytes, and that of d_block_reduce
+//   floor   x read once, y written
 static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args p, const d_top_k t) {
     __shared__ unsigned part[8][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -11678,7 +11997,7 @@ static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args
         char * y = d_row(p.y, row);
         const uint2 state = t.state[row * 5 + 4];
         const uint2 here = t.found[b];
-        if (here.x + here.y == 0) { // the same for all threads
+        if (here.x + here.y == 0) { // uniform over the block
             continue;
         }
         long long n = 0;
@@ -11687,7 +12006,7 @@ static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args
             n += ((long long) v.x << 32) + v.y;
         }
         n = d_block_reduce<d_sum_op>(n, 0LL);
-        unsigned n_above = (unsigned) (n >> 32), n_equal = (unsigned) n; // before this stretch
+        unsigned n_above = (unsigned) (n >> 32), n_equal = (unsigned) n; // before this part
         for (int64_t i0 = tile * t.tile; i0 < (tile + 1) * t.tile; i0 += TOP_K_TILE) {
             uint32_t key[TOP_K_TILE / 256];
             d_top_k_keys(p, x, i0, key);
@@ -11719,7 +12038,7 @@ static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args
     }
 }
 
-static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block has a row
+static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block per row
     const int64_t n = p.x.ne[0], least = TOP_K_TILE * (int64_t) TOP_K_TILES;
     return n <= 2 * SORT_SHORT || n_rows(p.x) >= 32 ? 0 : (n + least - 1) / least * TOP_K_TILE;
 }
@@ -11751,20 +12070,20 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 }
 #endif // part 12
 
-// ---- slots of mul_mat_id by expert: parts 4 and 13 ----
+// ---- expert-token pairs of mul_mat_id sorted by expert: parts 4 and 13 ----
 struct d_id_tile {
-    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
+    int32_t expert, first, n; // pairs order[first .. first + n); expert -1: rows of zeros
 };
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13)
 static int64_t align_16(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
-// learns how many tiles there are: the kernels read it.
+// Pairs are sorted by expert on the device, stable within an expert; tiles follow from the counts. The host never learns the
+// number of tiles: kernels read it.
 struct d_id_lists {
     int32_t * n_tiles;
-    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
-    int32_t * order;   // [slots]
+    int32_t * counts; // [experts + 1], used where counts do not fit in shared memory
+    int32_t * order; // [pairs]
     d_id_tile * tiles; // [max_tiles]
     int64_t n_experts, n_slots;
     int tn;
@@ -11776,7 +12095,7 @@ static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
     return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
 }
 
-// Returns the bytes of scratch.
+// Lays out the lists in scratch and returns their bytes.
 static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
     l->n_experts = p.as.ne[2];
     l->n_slots = p.ids.ne[0] * p.ids.ne[1];
@@ -11795,9 +12114,13 @@ static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32
     return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
 }
 
-// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
+// Loads in flight per thread. The sort is latency-bound: 16,384 pairs take 220 us on an H100 with 1 load in flight for counting and 4
+// for ordering.
+#define ID_UNROLL 8
+
+// A warp writes tiles and pairs of expert e. counts: pairs per expert; bad ids count as one more expert.
 static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
-    const int32_t * experts, int e) {
+    const uint16_t * experts, int e) {
     const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
     int first = 0, tile = 0;
     for (int k = lane; k < e; k += 32) {
@@ -11812,13 +12135,13 @@ static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const
         l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
     }
     int at = first;
-    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
-        bool is_mine[4];
-        UNROLL for (int k = 0; k < 4; ++k) {
+    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 32 * ID_UNROLL) {
+        bool is_mine[ID_UNROLL];
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) {
             const int s = s0 + 32 * k + lane;
             is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
         }
-        UNROLL for (int k = 0; k < 4; ++k) {
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) {
             const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
             if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
             at += __popc(mask);
@@ -11830,35 +12153,69 @@ static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const
     }
 }
 
-// Every block counts all slots, and its warps take an expert each.
+// Every block counts all pairs; its warps then take one expert each.
 static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
     int32_t * counts = l.has_counts ? shared : l.counts;
-    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
+    uint16_t * experts = l.has_slots ? (uint16_t *) (shared + l.n_experts + 1) : nullptr;
     for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
     __syncthreads();
-    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
-        const int e = d_expert_of(p, (uint32_t) s);
-        if (experts != nullptr) { experts[s] = e; }
-        atomicAdd(&counts[e], 1);
+    for (int64_t s0 = threadIdx.x; s0 < l.n_slots; s0 += 256 * ID_UNROLL) {
+        int e[ID_UNROLL];
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) { e[k] = s0 + 256 * k < l.n_slots ? d_expert_of(p, (uint32_t) (s0 + 256 * k)) : -1; }
+        UNROLL for (int k = 0; k < ID_UNROLL; ++k) {
+            if (e[k] >= 0 && experts != nullptr) { experts[s0 + 256 * k] = (uint16_t) e[k]; }
+            if (e[k] >= 0) { atomicAdd(&counts[e[k]], 1); }
+        }
     }
     __syncthreads();
     for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
 }
 
-// What the sort needs for tiles of at most tn columns: its blocks; *n_bytes: shared memory.
+// Number of blocks of the sort for tiles of at most tn columns; *n_bytes: shared memory.
 static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
-    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
+    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 2; // experts of pairs in 16 bits
     l.tn = tn;
     l.has_counts = fits_shared(n_counts, 0);
-    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
+    l.has_slots = l.has_counts && l.n_experts <= UINT16_MAX && fits_shared(n_counts + n_slots, 0);
     *n_bytes = (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0);
     const int64_t all = (l.n_experts + 8) / 8;
     return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
 }
 #endif // parts 4, 5, 13
 
+#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13) || GCUDAI_PART(14)
+// ---- entry points of the paths of matrix products: parts 4, 5, 13 and 14 ----
+// Each part defines those of its paths, and the table in part 4 (mul_mat_path_of) has them in the order of enum gcuda_mul_mat_path.
+// A job has args or experts; groups, epilogues and stages are what takes says. The other functions get jobs that are taken.
+struct mul_mat_path {
+    bool (*takes)(const gcuda_mul_mat_job & job);
+    size_t (*scratch_bytes)(const gcuda_mul_mat_job & job);
+    gcuda_status (*launch)(const gcuda_mul_mat_job & job, gcuda_stream stream);
+    gcuda_activation_layout (*layout)(const gcuda_mul_mat_job & job);
+};
+#ifdef GCUDA_PREFIX
+#define gcuda_path_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec)
+#define gcuda_path_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec_float)
+#define gcuda_path_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_gemm)
+#define gcuda_path_wgmma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_wgmma)
+#define gcuda_path_int8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_int8)
+#endif
+extern const mul_mat_path gcuda_path_vec, gcuda_path_vec_float, gcuda_path_gemm, gcuda_path_wgmma, gcuda_path_int8;
+
+static inline gcuda_activation_layout mul_mat_no_layout(const gcuda_mul_mat_job &) { return {}; }
+static inline bool job_is_single(const gcuda_mul_mat_job & job) { return job.n_args == 0 && job.stage == GCUDA_MUL_MAT_ALL; }
+static inline int job_capability(const gcuda_mul_mat_job & job) {
+    return job.device != nullptr ? job.device->capability : 100 * capability_major();
+}
+static inline gcuda_mul_mat_id_args job_experts(const gcuda_mul_mat_job & job) {
+    gcuda_mul_mat_id_args p = *job.experts;
+    p.scratch = job.scratch;
+    return p;
+}
+#endif // parts 4, 5, 13, 14
+
 #if GCUDAI_PART(4) || GCUDAI_PART(13)
-// Whether q is a product of the same columns as p, with weights that lie like p's.
+// Whether q has the activations of p and weights of the same layout.
 static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data &&
                  q.b.type == p.b.type && q.is_rounded == p.is_rounded;
@@ -11869,37 +12226,37 @@ static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(14)
 // =====================================================================================================
-// >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
+// >>k-mul-mat   matrix products: the general kernel for every type, stride and size; code shared by all paths
 // =====================================================================================================
-// mul_mat, mul_mat_id and out_prod are one thing to a kernel: y[m, c] = sum over k of a[m, k] * b[c, k]. A job says where
-// the rows and columns are; it is cut into tiles of TM rows and TN columns that share one matrix of a.
-//   mul_mat     the columns of all matrices of b that meet one of a are taken as one long row of columns
-//   mul_mat_id  a column is a slot (u, t); slots are sorted by expert on the device, bad ones last
-//   out_prod    the same with the roles of k and the element index of a and b exchanged
+// mul_mat, mul_mat_id and out_prod are the same to a kernel: y[m, c] = sum over k of a[m, k] * b[c, k]. A job holds the
+// addresses of rows and columns. It is cut into tiles of TM rows by TN columns that share one matrix of a.
+//   mul_mat     the columns of all matrices of b that share a matrix of a are concatenated
+//   mul_mat_id  a column is an expert-token pair (u, t); pairs are sorted by expert on the device, bad ids last
+//   out_prod    mul_mat with k and the element index of a and b exchanged
 
 struct d_job {
     gcuda_array a, b, y;
-    int64_t m, n, k;     // rows, columns that meet one matrix of a, length of the sums
-    int64_t a_m, a_k;    // bytes from row to row and, of floats, from k to k
-    int64_t b_c, b_k;    // bytes from column to column within a matrix of b, and from k to k
-    bool along_m;        // blocks of a lie along m (out_prod), not along k
+    int64_t m, n, k; // rows, columns per matrix of a, length of the dot products
+    int64_t a_m, a_k; // a_m: bytes between rows of a; a_k: between elements along k, for floats
+    int64_t b_c, b_k; // b_c: bytes between columns in a matrix of b; b_k: between elements along k
+    bool along_m; // blocks of a run along m (out_prod), not along k
     int64_t m_tiles, n_tiles, n_items;
-    const d_id_tile * tiles; // mul_mat_id; the others are null elsewhere too
+    const d_id_tile * tiles; // mul_mat_id only, like order and n_lists; otherwise NULL
     const int32_t * order;
-    const int32_t * n_lists; // how many tiles of columns
+    const int32_t * n_lists; // number of column tiles
     bool has_epilogue;
     gcuda_mul_mat_epilogue epilogue;
 };
 
 struct d_tile {
-    int64_t m0, c0, matrix; // first row; first column, or position in order; matrix of a, -1: zeros
-    int n;                  // columns
+    int64_t m0, c0, matrix; // first row; first column, or position in order; matrix of a, -1: result is zeros
+    int n; // columns
 };
 
-// How many tiles there are; those of mul_mat_id only the device knows.
+// Number of tiles; for mul_mat_id only the device knows it.
 static inline __device__ int64_t d_items(const d_job & p) { return p.n_lists != nullptr ? *p.n_lists * p.m_tiles : p.n_items; }
 
-// Of tm rows and tn columns.
+// Tile `item` of tm rows and tn columns.
 static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm, int tn) {
     d_tile t;
     t.m0 = item % p.m_tiles * tm;
@@ -11917,12 +12274,12 @@ static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm,
     return t;
 }
 
-// Divisions of 64 bits take as long as a read of memory: the usual case has none.
+// A 64-bit division costs as much as a global load; the usual case has none.
 static inline __device__ const char * d_tile_matrix(const d_job & p, const d_tile & t) {
     return p.a.ne[3] == 1 ? d_at(p.a, 0, 0, t.matrix, 0) : d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
 }
 
-// Where column j of a tile starts in b and in y.
+// Addresses of column j of a tile in b and in y.
 static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, int j, const char ** b, char ** y) {
     if (p.tiles != nullptr) {
         const uint32_t slot = (uint32_t) p.order[t.c0 + j], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
@@ -11945,7 +12302,7 @@ static inline __device__ float d_repeated(const gcuda_array & t, const d_index &
     return *(const float *) d_at(t, t.ne[0] == 1 ? 0 : i.i0, t.ne[1] == 1 ? 0 : i.i1, t.ne[2] == 1 ? 0 : i.i2, t.ne[3] == 1 ? 0 : i.i3);
 }
 
-// d_finish_sums of one sum. expert: of mul_mat_id, else -1.
+// d_finish_sums for one accumulator. expert: of mul_mat_id, otherwise -1.
 template <bool MAY_HAVE_UP>
 static inline __device__ float d_finish_sum(const d_job & p, float v, float up, const d_index & i, int64_t expert) {
     const gcuda_mul_mat_epilogue & e = p.epilogue;
@@ -11961,7 +12318,7 @@ static inline __device__ float d_finish(const d_job & p, float v, float up, cons
     return residual.data != nullptr ? d_add_rn(v, d_repeated(residual, i)) : v;
 }
 
-// Row m of the column that d_tile_column names.
+// Position in y of row m in the column of d_tile_column.
 static inline __device__ d_index d_tile_index(const d_job & p, const d_tile & t, int j, int64_t m) {
     const int64_t n1 = p.y.ne[1], r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3], c = t.c0 + j;
     return { m, c % n1, t.matrix % p.a.ne[2] * r2 + c / n1 % r2, t.matrix / p.a.ne[2] * r3 + c / n1 / r2 };
@@ -11989,13 +12346,13 @@ static d_job job_of(const gcuda_mul_mat_args & args) {
     return p;
 }
 
-// Blocks of each of n matrices, n_rounds of work in each of which all can share, when n_places blocks run side by side: what
-// ends first, and of those the fewest.
+// Blocks per matrix, for n matrices of n_rounds each on n_places resident blocks. Minimizes the end time, then the number of
+// blocks.
 static inline int64_t mul_mat_blocks(int64_t n_rounds, int64_t n, int64_t n_places) {
     int64_t best = 0, least = 0;
     for (int64_t turns = 1; turns <= 4 || best == 0; ++turns) {
         const int64_t blocks = n_places * turns / n < n_rounds ? n_places * turns / n : n_rounds;
-        const int64_t time = blocks > 0 ? turns * ((n_rounds + blocks - 1) / blocks + 1) : 0; // starting takes about a round
+        const int64_t time = blocks > 0 ? turns * ((n_rounds + blocks - 1) / blocks + 1) : 0; // starting a block costs about one round
         if (blocks > 0 && (best == 0 || time < least)) { best = blocks, least = time; }
     }
     return best;
@@ -12004,23 +12361,21 @@ static inline int64_t mul_mat_blocks(int64_t n_rounds, int64_t n, int64_t n_plac
 #endif // parts 4, 5, 6, 14
 
 #if GCUDAI_PART(4)
-// ---- the plain kernel ----
-// Tiles of 64 x 32, 32 deep, in F32 through shared memory; a thread holds 4 x 2 results. Products and sums in F32.
-//   floor   a once for every 32 columns, b once for every 64 rows      shared  13 KiB
+// ---- general kernel ----
 #define PLAIN_TM 64
 #define PLAIN_TN 32
 
-// A matrix of floats in place of a format.
+// Stands for a format where a holds floats.
 struct d_plain_floats {};
 
 template <typename A> struct d_plain_loader {
-    // Rows m0 .. m0 + 63, k0 .. k0 + 31 of blocks; a thread decodes a group.
+    // Rows m0 .. m0 + 63 and k0 .. k0 + 31 of quantized weights; a thread decodes a group.
     static __device__ void load(const d_job & p, const char * a, int64_t m0, int64_t k0, float (*tile)[PLAIN_TM + 1]) {
         const int i = (int) threadIdx.x;
         if (i >= PLAIN_TM) {
             return;
         }
-        // along k: thread i has row m0 + i; along m: k0 + i % 32 and group i / 32 of the rows
+        // along k: thread i has row m0 + i; along m: row k0 + i % 32 and group i / 32
         const int64_t row = p.along_m ? k0 + i % 32 : m0 + i, u = p.along_m ? m0 / 32 + i / 32 : k0 / 32;
         d_group g = {};
         if (p.along_m ? row < p.k && u < p.m / 32 : row < p.m) {
@@ -12046,7 +12401,7 @@ template <> struct d_plain_loader<d_plain_floats> {
     }
 };
 
-// Columns of floats, or of the blocks that mul_mat accepts for activations.
+// Activations: floats, or a block type that mul_mat accepts for them.
 template <typename B> static inline __device__ void d_plain_group(const char * column, int64_t u, float (*tile)[PLAIN_TN + 1], int c) {
     d_group g;
     B::decode((const typename B::block *) column + u / (B::n / 32), (int) (u % (B::n / 32)), g);
@@ -12071,6 +12426,11 @@ static inline __device__ void d_plain_columns(
     }
 }
 
+// General matrix product for every type, stride and size, F32 accumulators. A block computes tiles of 64 x 32 with depth 32;
+// a thread has 4 x 2 results.
+//   shared  13 KiB, one stage
+//   floor   a read once per 32 columns, b once per 64 rows
+//   needs   quantized a: m (along_m) or k a multiple of 32
 template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_plain(const d_job p) {
     __shared__ float ta[32][PLAIN_TM + 1], tb[32][PLAIN_TN + 1];
     __shared__ const char * columns[PLAIN_TN];
@@ -12101,7 +12461,7 @@ template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_pl
                 }
             }
         }
-        __syncthreads(); // columns and results are read no more
+        __syncthreads(); // all threads have finished with columns and results
     }
 }
 
@@ -12115,13 +12475,14 @@ static gcuda_status mul_mat_plain(d_job & p, int64_t n_lists, gcuda_stream strea
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream stream) {
-    d_job p = job_of(*args);
-    return n_elements(args->y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
+static gcuda_status launch_plain(const gcuda_mul_mat_args & args, gcuda_stream stream) {
+    d_job p = job_of(args);
+    return n_elements(args.y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
 }
 
-// ---- activations as halves ----
-// A block has a row.
+// ---- F32 activations to F16 with a scale per row ----
+// A block converts a row; the row's maximum sets the scale.
+//   shared  that of d_block_reduce
 //   floor   x read once (the second time from L1 or L2), y written once
 static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
     d_take_turn();
@@ -12141,10 +12502,12 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
     }
 }
 
-// Rows of F32 of at most 2048 N elements, which begin at multiples of 16 bytes and are whole fours: held in registers between
-// the largest and the conversion.
+// k_half_rows for F32 rows of at most 2048 N elements, kept in registers between maximum and conversion.
+//   shared  that of d_block_reduce
+//   floor   x read once, y written once
+//   needs   ne0 a multiple of 4; rows of x and y aligned to 16 bytes
 template <int N>
-static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(const gcuda_half_rows_args p) {
+static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_regs(const gcuda_half_rows_args p) {
     d_take_turn();
     FOR_ROWS(r, d_rows(p.x)) {
         const float4 * x = (const float4 *) d_row(p.x, r);
@@ -12177,14 +12540,15 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(co
 gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->x.ne[0];
     const bool fits = args->x.type == GCUDA_TYPE_F32 && n % 4 == 0 && is_wide(args->x) && is_wide(args->y);
-    const auto kernel = fits && n <= 4096    ? k_half_rows_held<2>
-                        : fits && n <= 8192  ? k_half_rows_held<4>
-                        : fits && n <= 16384 ? k_half_rows_held<8>
+    const auto kernel = fits && n <= 4096    ? k_half_rows_regs<2>
+                        : fits && n <= 8192  ? k_half_rows_regs<4>
+                        : fits && n <= 16384 ? k_half_rows_regs<8>
                                              : k_half_rows;
     return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
-// A row is touched only where its factor is not 1. A warp has one: mostly there is nothing to do but to look.
+// Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1, as it mostly is.
+//   floor   scales read; rows with another scale read and written
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
     d_take_turn();
     FOR_HELD_ROWS(r, d_rows(p.y), 32) {
@@ -12198,7 +12562,9 @@ gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcud
     return launch_in_turn(k_half_rows_back, (n_rows(args->y) + 7) / 8, dim3(256), stream, *args);
 }
 
-// ---- where the matrices of a product are ----
+// ---- operand pointers of a batched cuBLAS product ----
+// A thread writes the addresses of the operands of one product.
+//   floor   three pointers written per matrix of y
 static __global__ void __launch_bounds__(256) k_matrix_pointers(const gcuda_matrix_pointers_args p, int64_t n) {
     const int64_t share_2 = p.b.ne[2] / p.a.ne[2], share_3 = p.b.ne[3] / p.a.ne[3];
     FOR_ELEMENTS(i, n) {
@@ -12234,42 +12600,42 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
     return mul_mat_plain(p, 0, stream);
 }
 // =====================================================================================================
-// >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
+// >>k-mul-mat-tile   matrix products on tensor cores for few columns and for experts
 // =====================================================================================================
-// A block of 8 warps has 128 rows and up to 128 columns, a warp 16 of the rows and all of the columns. It walks along k;
-// a step reads its operands from a ring of stages in shared memory, filled by asynchronous copies: encoded weights, and activations
-// that another kernel has rounded before. A lane decodes its fragment of the weights into registers, once for all columns.
-//   weights   operands of the tensor cores
-//   F16       F16 and F16, with a factor per activation column (see k_half_rows)
+// A block of 8 warps computes 128 rows by up to 128 columns; a warp has 16 rows and all columns. Operands of a step along k
+// come from a cp.async pipeline in shared memory: encoded weights and packed activations. A lane decodes its fragment of the
+// weights to registers once for all columns. Products are exact in the F32 accumulators.
+//
+//   weights   operands of mma.sync
+//   F16       F16 and F16, with a factor per activation column (k_half_rows)
 //   F32       TF32 and TF32
-//   others    BF16, which has the range of F32, and BF16
-// Products are exact in the F32 accumulators.
-// All steps of all tiles are one list, which is cut into equal stretches, one for each block: so few rows fill the device,
-// and many leave none idle at the end. Where several blocks have a part of a tile, each leaves its sums in scratch, and the
-// one that comes last adds them up in order of k. No block waits for another, and the result does not depend on which is last.
-//   floor   a once for every 128 columns; the columns (2 bytes an element) come from L2, once for every 128 rows
+//   others    BF16 and BF16; BF16 has the range of F32
+//
+// Stream-K: the steps of all tiles form one list that is cut into equal ranges, one per block. Few rows then fill the device,
+// and many leave no block idle at the end. Blocks that share a tile leave accumulators in scratch; the last to arrive adds
+// them in order of k. No block waits for another, and the result does not depend on their order.
 #define TILE_ROWS 128
 #define TILE_WARPS 8
-#define TILE_COLUMNS 128 // at most
-#define TILE_SLOTS 4     // of the ring, at most
-// A tile's sums are in registers where its loops are unrolled. Without tensor cores, where dispatch does not come, that would be
-// megabytes of code.
+#define TILE_COLUMNS 128 // maximum
+#define TILE_STAGES 4 // maximum of pipeline stages
+// Accumulators are in registers only if the loops are unrolled. Without tensor cores, where dispatch never comes, unrolling
+// would cost megabytes of code.
 #if D_TENSOR_CORES
 #define TILE_UNROLL UNROLL
 #else
 #define TILE_UNROLL NO_UNROLL
 #endif
 
-// ---- weights: what a lane holds of 32 ----
-// Of a group of 32 elements of a row the four lanes of a quad hold eight each, the products' k being in any order: where
-// `split` lane t has elements 4 t .. 4 t + 3 and 16 + 4 t .. (nibbles of the same bytes), else 8 t .. 8 t + 7. `row` is
-// where the step begins; its group is 4 part + i.
-struct d_oct {
+// ---- weights: a lane's fragment of a group of 32 ----
+// The four lanes of a quad hold eight elements each of a group; the order of k within a product is free. With `split`, lane t
+// has elements 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 (nibbles of the same bytes), otherwise 8 t .. 8 t + 7. `row` is
+// the first byte of the step; its group is 4 part + i.
+struct d_frag8 {
     uint32_t q[2];
-    float scale, min; // as in d_group
+    float scale, min; // see d_group
 };
 
-static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, float scale, float min) {
+static inline __device__ void d_set_frag8(d_frag8 & o, uint32_t q0, uint32_t q1, float scale, float min) {
     o.q[0] = q0;
     o.q[1] = q1;
     o.scale = scale;
@@ -12278,12 +12644,12 @@ static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, flo
 
 template <typename A> struct d_tile_format;
 
-// Operand type of the tensor cores. A lane's words have the same positions for all three.
+// Operand type of mma.sync. A lane's words have the same positions for all three.
 enum d_tile_number { TILE_BF16, TILE_F16, TILE_TF32 };
 
 template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
     typedef typename d_format<TYPE>::block block;
-    static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127, else 0 .. 127 and a zero among them
+    static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127; otherwise 0 .. 127 including zero
     static constexpr int zero = d_format<TYPE>::zero;
     static inline __device__ uint32_t entry(int) { return 0; }
     static constexpr d_tile_number number = TILE_BF16;
@@ -12291,69 +12657,69 @@ template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
 };
 #define TILE_FORMAT(ID, SPLIT, SIGNED) \
     template <> struct d_tile_format<d_format<GCUDA_TYPE_##ID>> : d_tile_blocks<GCUDA_TYPE_##ID, SPLIT, SIGNED>
-#define TILE_OCT static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t *, d_oct & o)
-#define TILE_OCT_BY(TABLE) static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t * TABLE, d_oct & o)
+#define TILE_FRAG8 static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t *, d_frag8 & o)
+#define TILE_FRAG8_BY(TABLE) static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t * TABLE, d_frag8 & o)
 #define TILE_CODEBOOK(N, ENTRY)              \
     static constexpr int n_entries = N;      \
     static inline __device__ uint32_t entry(int i) { return ENTRY; }
 
 TILE_FORMAT(Q4_0, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
     }
 };
 TILE_FORMAT(Q4_1, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
     }
 };
-static inline __device__ void d_oct_fifth_bits(uint32_t h, int t, d_oct & o) {
+static inline __device__ void d_frag8_fifth_bits(uint32_t h, int t, d_frag8 & o) {
     o.q[0] |= d_spread_bits(h >> 4 * t) << 4;
     o.q[1] |= d_spread_bits(h >> 16 >> 4 * t) << 4;
 }
 TILE_FORMAT(Q5_0, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
-        d_oct_fifth_bits(d_word2(b->qh), t, o);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_frag8_fifth_bits(d_word2(b->qh), t, o);
     }
 };
 TILE_FORMAT(Q5_1, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
-        d_oct_fifth_bits(d_word4(b->qh), t, o);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_frag8_fifth_bits(d_word4(b->qh), t, o);
     }
 };
 TILE_FORMAT(Q8_0, false, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
-        d_set_oct(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
+        d_set_frag8(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
     }
 };
 TILE_FORMAT(IQ4_NL, true, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup(gcudai_kvalues_iq4nl, d_word2(b->qs + 4 * t), &o.q[0], &o.q[1]);
         o.scale = d_half(b->d);
     }
 };
 TILE_FORMAT(MXFP4, true, false) {
-    static constexpr int zero = 64; // in gcudai_kvalues_mxfp4
-    TILE_OCT {
+    static constexpr int zero = 64; // offset of the table below
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup_words(0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu, d_word1(b->qs + 4 * t), &o.q[0], &o.q[1]);
         o.scale = gcudai_mxfp4_scale(b->e);
     }
 };
 TILE_FORMAT(IQ4_XS, true, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const int g = 4 * part + i, scale = (b->scales_l[g / 2] >> 4 * (i % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
         d_lookup(gcudai_kvalues_iq4nl, d_word4(b->qs + 16 * g + 4 * t), &o.q[0], &o.q[1]);
@@ -12362,16 +12728,16 @@ TILE_FORMAT(IQ4_XS, true, true) {
 };
 
 TILE_FORMAT(Q2_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * qs = b->qs + 32 * part + 8 * t;
         const uint32_t s = b->scales[8 * part + 2 * i + t / 2];
-        d_set_oct(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
+        d_set_frag8(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
             d_half(b->d) * (float) (s & 15u), d_half(b->dmin) * (float) (s >> 4));
     }
 };
 TILE_FORMAT(Q3_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * qs = b->qs + 32 * part + 8 * t, * high = b->hmask + 8 * t;
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -12380,8 +12746,8 @@ TILE_FORMAT(Q3_K, false, false) {
         o.scale = d_half(b->d) * d_format<GCUDA_TYPE_Q3_K>::scale(b, 8 * part + 2 * i + t / 2);
     }
 };
-// The 6-bit scales and mins of Q4_K and Q5_K, those of four groups at once.
-static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d_oct & o) {
+// The 6-bit scales and mins of Q4_K and Q5_K, four groups at once.
+static inline __device__ void d_frag8_k_scale(const char * row, int part, int i, d_frag8 & o) {
     const uint4 head = *(const uint4 *) row;
     const uint32_t a = head.y, b = head.z, c = head.w;
     const uint32_t scales = part == 0 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
@@ -12391,24 +12757,24 @@ static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d
 }
 TILE_FORMAT(Q4_K, false, false) {
     static constexpr int odd = 32;
-    TILE_OCT {
+    TILE_FRAG8 {
         const uint2 w = *(const uint2 *) (row + 16 + 64 * part + 32 * (i / 2) + 8 * t);
         o.q[0] = w.x >> 4 * (i % 2) & 0x0f0f0f0fu;
         o.q[1] = w.y >> 4 * (i % 2) & 0x0f0f0f0fu;
-        d_oct_k_scale(row, part, i, o);
+        d_frag8_k_scale(row, part, i, o);
     }
 };
 TILE_FORMAT(Q5_K, false, false) {
     static constexpr int odd = 32;
-    TILE_OCT {
+    TILE_FRAG8 {
         const uint2 w = *(const uint2 *) (row + 48 + 64 * part + 32 * (i / 2) + 8 * t), h = *(const uint2 *) (row + 16 + 8 * t);
         o.q[0] = (w.x >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.x >> (4 * part + i) & 0x01010101u) << 4;
         o.q[1] = (w.y >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.y >> (4 * part + i) & 0x01010101u) << 4;
-        d_oct_k_scale(row, part, i, o);
+        d_frag8_k_scale(row, part, i, o);
     }
 };
 TILE_FORMAT(Q6_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * low = b->ql + 64 * part + 32 * (i % 2) + 8 * t, * high = b->qh + 32 * part + 8 * t;
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -12418,13 +12784,13 @@ TILE_FORMAT(Q6_K, false, false) {
     }
 };
 
-// Codebooks about 64, so that no code is negative: digits 0 1 2 as 8 25 43, with 4 added as many below.
-static inline __device__ void d_oct_iq2(uint32_t digits, uint32_t signs, d_oct & o) {
+// Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 25, 43; with 4 added, 64 - those.
+static inline __device__ void d_frag8_iq2(uint32_t digits, uint32_t signs, d_frag8 & o) {
     digits += 4u * signs;
     o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
     o.q[1] = d_permute(0x006b5948u, 0x00152738u, digits >> 16);
 }
-// Bytes up to 63 above 64, or below it where the bit of `signs` is set.
+// Bytes up to 63 as 64 plus or minus the byte; minus where the bit of `signs` is set.
 static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t signs) {
     const uint32_t below = d_spread_bits(signs) * 127u;
     return (bytes ^ below) + (0x40404040u - below);
@@ -12432,43 +12798,43 @@ static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t sign
 TILE_FORMAT(IQ2_XXS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(256, d_digits_to_nibbles(gcudai_grid_iq2xxs[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
-        d_oct_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
+        d_frag8_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
         o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f;
     }
 };
-static inline __device__ float d_oct_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
+static inline __device__ float d_frag8_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
     return d_half(d) * (0.5f + (float) (nibbles >> 4 * (t / 2) & 15u)) * 0.25f;
 }
 TILE_FORMAT(IQ2_XS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(512, d_digits_to_nibbles(gcudai_grid_iq2xs[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t q = b->qs[4 * g + t];
-        d_oct_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+        d_frag8_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
+        o.scale = d_frag8_iq2_scale(b->d, b->scales[g], t);
     }
 };
 TILE_FORMAT(IQ2_S, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(1024, d_digits_to_nibbles(gcudai_grid_iq2s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t code = (uint32_t) b->qs[4 * g + t] | ((uint32_t) b->qh[g] >> 2 * t & 3u) << 8;
-        d_oct_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+        d_frag8_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
+        o.scale = d_frag8_iq2_scale(b->d, b->scales[g], t);
     }
 };
 TILE_FORMAT(IQ3_XXS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(256, gcudai_iq3_xxs_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t aux = d_word2(b->scales_and_signs + 2 * g), signs = gcudai_even_signs(aux >> 7 * t & 127u);
@@ -12480,7 +12846,7 @@ TILE_FORMAT(IQ3_XXS, false, false) {
 TILE_FORMAT(IQ3_S, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(512, gcudai_iq3_s_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t high = (uint32_t) b->qh[g] >> 2 * t, signs = b->signs[4 * g + t];
@@ -12491,29 +12857,29 @@ TILE_FORMAT(IQ3_S, false, false) {
 };
 TILE_FORMAT(IQ1_S, false, false) {
     TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t h = b->qh[g];
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
+        d_codes8_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
         o.scale = d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f;
     }
 };
 TILE_FORMAT(IQ1_M, false, false) {
     TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t scales = (part == 0 ? s01 : s23) >> 16 * (i / 2) >> 6 * (i % 2) >> 3 * (t / 2);
         const uint32_t high = (uint32_t) b->qh[2 * g + t / 2] >> 4 * (t % 2) & 15u;
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        d_codes8_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
         o.scale = d_half((gcuda_fp16_t) d) * 0.125f * (float) (2u * (scales & 7u) + 1u);
     }
 };
-#undef TILE_OCT
-#undef TILE_OCT_BY
+#undef TILE_FRAG8
+#undef TILE_FRAG8_BY
 #undef TILE_CODEBOOK
 #undef TILE_FORMAT
 
@@ -12527,7 +12893,7 @@ template <> struct d_tile_format<float> : d_tile_floats<TILE_TF32> {};
 template <> struct d_tile_format<__half> : d_tile_floats<TILE_F16> {};
 template <> struct d_tile_format<__nv_bfloat16> : d_tile_floats<TILE_BF16> {};
 
-// Two BF16, each: a * b + c, a * b, a - b, rounded once.
+// On two BF16 each: a * b + c, a * b or a - b, rounded once.
 static inline __device__ uint32_t d_bf16_apply(char op, uint32_t a, uint32_t b, uint32_t c) {
     float v[2];
     for (int i = 0; i < 2; ++i) {
@@ -12558,26 +12924,26 @@ static inline __device__ uint32_t d_bf16_mul(uint32_t a, uint32_t b) { return d_
 static inline __device__ uint32_t d_bf16_sub(uint32_t a, uint32_t b) { return d_bf16_apply('-', a, b, 0); }
 #endif
 
-// Two codes, bytes 2 h and 2 h + 1 of q, less zero, as BF16. A byte under the exponent of 128 is 128 + its low 7 bits; the
-// eighth is that of 256, which is taken off where it is set.
+// Codes 2 h and 2 h + 1 of q minus zero, as BF16. A byte below the exponent of 128 is 128 plus its low 7 bits; the eighth bit
+// selects the exponent of 256, which is subtracted.
 template <bool SIGNED, int ZERO> static inline __device__ uint32_t d_bf16_codes(uint32_t q, int h) {
     const uint32_t v = __byte_perm(q, 0x43u, h == 0 ? 0x4140 : 0x4342);
     return SIGNED ? d_bf16_sub(v & 0x437f437fu, v & 0x43804380u) : d_bf16_sub(v, 0x43004300u + 0x10001u * (uint32_t) ZERO);
 }
 
-// F32 rounded to TF32: to nearest, but toward zero where that would overflow; NaN becomes quiet, its payload does not fit.
+// F32 to TF32, to nearest; toward zero where that would overflow. NaN becomes quiet: its payload does not fit.
 static inline __device__ uint32_t d_tile_tf32(float v) {
     const uint32_t w = __float_as_uint(v), r = (w + 0x1000u) & 0xffffe000u;
     const bool overflows = (r & 0x7f800000u) == 0x7f800000u;
     return v != v ? 0x7fc00000u : overflows ? w & 0xffffe000u : r;
 }
 
-// The lane's eight weights as four pairs.
+// A lane's eight weights as four pairs of operands.
 template <typename A> struct d_tile_weights {
     typedef d_tile_format<A> F;
     static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
-        d_oct o;
-        F::oct(row, part, i, t, table, o);
+        d_frag8 o;
+        F::frag8(row, part, i, t, table, o);
         const uint32_t scale = d_bf16_pair(o.scale, o.scale), min = A::has_min ? d_bf16_pair(-o.min, -o.min) : 0;
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t v = d_bf16_codes<F::is_signed, F::zero>(o.q[k / 2], k % 2);
@@ -12611,30 +12977,30 @@ template <d_tile_number NUMBER> static inline __device__ void d_tile_mma(float (
 }
 
 // ---- the kernel ----
-struct d_tile_part { // one of several products of the same columns, which blocks of its own compute as a launch of its own would
-    int64_t a, y, y_c;        // bytes that its weights and its results lie behind the first's; by which its columns are further apart
+struct d_tile_part { // one product of a group with common activations; blocks are assigned to one product each
+    int64_t a, y, y_c; // bytes: offsets of weights and results from those of the first product; extra distance between its columns
     int m, m_tiles;           // rows
-    int first_block, n_blocks; // where there is no part: no block is the first
+    int first_block, n_blocks; // INT32_MAX for an unused entry
 };
 
 struct d_tile_job {
-    d_job job;              // the first product: m, m_tiles and n_items are read from its part
-    const char * columns;   // prequantized activation columns, consecutive, in the order of the lanes' weights, zeros beyond k
-    const float * factors;  // F16 weights: one per column
+    d_job job; // first product; m, m_tiles and n_items come from its part
+    const char * columns; // packed activations, columns contiguous, in the order of the lanes' weights, zeros beyond k
+    const float * factors; // F16 weights: one per activation column
     int64_t column_bytes;
-    int steps;              // along k
-    int last_bytes;         // of a row of the weights in the last step
-    int tn, n_slots;        // columns of a tile at most; of the ring
-    int n_lists;            // tiles of columns, unless the device knows
-    float * sums;           // of blocks that share a tile: twice [column][row] for each block
-    int32_t * counts;       // of those who have left theirs, one for each block; zeros
-    gcuda_array y;          // with an epilogue: where its results go. job.y is then in scratch
-    // The last member: behind an array of structures without padding the simulation's compiler (g++ 12) loses its place when it
-    // clears the padding of what follows, and clears members.
+    int steps; // along k
+    int last_bytes; // bytes per row of weights in the last step
+    int tn, n_slots; // columns per tile, at most; pipeline stages
+    int n_lists; // column tiles, unless only the device knows
+    float * sums; // accumulators of blocks that share a tile: two of [column][row] per block
+    int32_t * counts; // arrivals, one counter per block, zero at the start
+    gcuda_array y; // with an epilogue: the result; job.y is then in scratch
+    // Last member: after an array of structs without padding, g++ 12 for the simulated device clears the padding of the members
+    // that follow at the wrong offset.
     d_tile_part parts[GCUDA_MUL_MAT_GROUP];
 };
 
-template <typename A> struct d_tile_slot { // bytes from row to row in a slot: rows may begin anywhere, and banks differ
+template <typename A> struct d_tile_stage { // pitch: bytes between rows in a stage. Rows may start at any byte, and their banks differ
     static constexpr int pieces = (d_tile_format<A>::step_bytes + 30) / 16, odd = d_tile_format<A>::odd;
     static constexpr int pitch = (16 * pieces + odd - 1) / odd % 2 == 1 ? (16 * pieces + odd - 1) / odd * odd
                                                                        : (16 * pieces + odd - 1) / odd * odd + odd;
@@ -12642,12 +13008,12 @@ template <typename A> struct d_tile_slot { // bytes from row to row in a slot: r
     static constexpr __host__ __device__ int bytes(int nt) { return TILE_ROWS * pitch + column_bytes * nt; }
 };
 
-// Blocks that a multiprocessor is meant to hold.
-static constexpr int tile_per_multiprocessor(int nt) { return nt > 64 ? 1 : 2; }
+// Resident blocks per SM to plan for.
+static constexpr int tile_blocks_per_sm(int nt) { return nt > 64 ? 1 : 2; }
 
-// Units are the steps of all tiles, one after another; as many blocks as there can be share them, each with at least one.
+// Work items are the steps of all tiles in order. As many blocks as possible share them, each with at least one.
 struct d_tile_units {
-    uint32_t n, blocks, per, more; // the first `more` blocks have one more than `per`
+    uint32_t n, blocks, per, more; // the first `more` blocks have per + 1 items
     __device__ d_tile_units(uint32_t n_units, uint32_t n_blocks)
         : n(n_units), blocks(n_blocks < n_units ? n_blocks : n_units), per(n_units > 0 ? n / blocks : 1), more(n - per * blocks) {}
     __device__ uint32_t first_of(uint32_t block) const { return block * per + (block < more ? block : more); }
@@ -12657,7 +13023,7 @@ struct d_tile_units {
     }
 };
 
-// The part that this block belongs to. It is read where arguments lie: kept in registers, all of it would be too much.
+// The part of this block, by reference: a copy in registers would spill.
 static inline __device__ const d_tile_part & d_tile_part_of(const d_tile_job & p) {
     int i = 0;
     UNROLL for (int k = 1; k < GCUDA_MUL_MAT_GROUP; ++k) { i += (int) blockIdx.x >= p.parts[k].first_block; }
@@ -12681,20 +13047,20 @@ static inline __device__ d_tile d_tile_at(const d_tile_job & p, const d_tile_par
     return t;
 }
 
-// The rows of a tile that the copies and the decoding are at.
+// Rows of a tile for copies and decoding.
 struct d_tile_rows {
     const char * a;
-    int n; // rows, 128 but at the end
+    int n; // 128 except at the end
 };
 static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_tile_part & part, const d_tile & t) {
     d_tile_rows r;
-    const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // zeros: any will do
+    const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // result is zeros: any matrix will do
     r.a = d_tile_matrix(p, at) + part.a + t.m0 * p.a_m;
     r.n = (int) (part.m - t.m0 < TILE_ROWS ? part.m - t.m0 : TILE_ROWS);
     return r;
 }
 
-// Index of the packed column that is column j of a tile, j < t.n.
+// Index of the packed activation column that is column j of a tile, j < t.n.
 static inline __device__ int64_t d_tile_packed_column(const d_tile_job & p, const d_tile & t, int j) {
     if (p.job.tiles == nullptr) {
         return t.matrix * p.job.n + t.c0 + j;
@@ -12707,18 +13073,18 @@ static inline __device__ const char * d_tile_packed(const d_tile_job & p, const 
     return j < t.n ? p.columns + d_tile_packed_column(p, t, j) * p.column_bytes : nullptr;
 }
 
-// What is copied next. Four neighbouring threads copy a row of the weights and a group of a column: a thread has the same two
-// rows and the same one or two columns all the time, so that an address is a register and a constant.
+// Producer state. Four adjacent threads copy a row of weights and a group of an activation column. A thread keeps its two rows
+// and its one or two columns, so that an address is a register plus a constant.
 template <typename A, int NT> struct d_tile_feed {
     typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
-    static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied at a time
+    typedef d_tile_stage<A> S;
+    static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied per iteration
     const char * row;  // the first of the thread's two rows
     int64_t next_row;  // bytes to the second
-    int n_rows;        // that there are of the two
+    int n_rows; // how many of the two exist
     const char * columns[n_columns];
-    int column_bytes[n_columns]; // 16, or 0: zeros
-    int step; // p.steps: those of the tile are all fetched
+    int column_bytes[n_columns]; // 16, or 0: zero-fill
+    int step; // p.steps: the tile is fetched completely
 
     __device__ void start(const d_tile_job & p, const d_tile_part & part, uint32_t at, int first) {
         const d_tile t = d_tile_at(p, part, at);
@@ -12735,7 +13101,7 @@ template <typename A, int NT> struct d_tile_feed {
         }
     }
 
-    // Beyond the end of a row: zeros. Rows that do not exist are not written: sums of other rows are not stored.
+    // Zero-fills past the end of a row. Rows past the last are left alone: their accumulators are never stored.
     __device__ void fetch(const d_tile_job & p, char * to) {
         const int quad = (int) threadIdx.x / 4, lane = (int) threadIdx.x % 4;
         const int bytes = step == p.steps - 1 ? p.last_bytes : F::step_bytes;
@@ -12764,12 +13130,12 @@ template <typename A, int NT> struct d_tile_feed {
     }
 };
 
-// Adds the products of a slot to the warp's sums.
+// Adds the products of a stage to the warp's accumulators.
 template <typename A, int NT>
 static inline __device__ void d_tile_multiply(const d_tile_job & p, const char * slot, const uint32_t * table, const d_tile_rows & rows,
     int step, int n8, float (*sum)[4]) {
     typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
+    typedef d_tile_stage<A> S;
     constexpr int PARTS = F::groups > 4 ? 2 : 1, PER = F::groups / PARTS, CHUNK = NT < 32 ? NT / 8 : 4;
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, r0 = (int) threadIdx.x / 32 * 16 + g;
     const char * b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16, * a[2];
@@ -12778,10 +13144,10 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
         const uint32_t at = (uint32_t) (uintptr_t) rows.a + (uint32_t) r * (uint32_t) p.job.a_m + (uint32_t) step * F::step_bytes;
         a[h] = slot + (r0 + 8 * h) * S::pitch + (at & 15u);
     }
-    float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: sums of their own for odd groups, since a product waits for the one before
+    float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: separate accumulators for odd groups shorten the dependency chain
     for (int part = 0; part < PARTS; ++part) {
         TILE_UNROLL for (int i = 0; i < PER; i += 2) {
-            uint32_t f[2][2][4]; // group, row, pair
+            uint32_t f[2][2][4]; // [group][row][pair]
             TILE_UNROLL for (int h = 0; h < 2; ++h) {
                 TILE_UNROLL for (int k = 0; k < 2; ++k) { d_tile_weights<A>::load(a[h], part, i + k, t, table, f[k][h]); }
             }
@@ -12810,7 +13176,7 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
     }
 }
 
-// A tile's sums, those of all blocks that share it, by the last of them. False: this block is not the last.
+// Split-K reduction of a tile by the last block that arrives. False: this block is not the last.
 template <int NT>
 static inline __device__ bool d_tile_gather(
     const d_tile_job & p, const d_tile_part & part, const d_tile_units & units, uint32_t item, int n8, float (*sum)[4]) {
@@ -12819,9 +13185,9 @@ static inline __device__ bool d_tile_gather(
     if (first == last) {
         return true;
     }
-    // a block has two places: for the tile that it begins with, and for that which it ends with
+    // a block has two slots in scratch: for its first tile and for its last
     const int64_t place = TILE_ROWS * NT;
-    const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others do
+    const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others always do
     const uint32_t before = (uint32_t) part.first_block, me = blockIdx.x - before;
     float * mine = p.sums + (2 * blockIdx.x + (me == first && !begins)) * place + threadIdx.x;
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
@@ -12831,7 +13197,7 @@ static inline __device__ bool d_tile_gather(
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); // for all threads, after the barrier
+        __threadfence(); // after the barrier: covers the stores of all threads
         is_last = atomicAdd(&p.counts[before + first], 1) == (int) (last - first);
         __threadfence();
     }
@@ -12842,7 +13208,7 @@ static inline __device__ bool d_tile_gather(
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
         TILE_UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] = 0.0f; }
     }
-    constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks are under way at once; sums are in order
+    constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks in flight; sums keep their order
     for (uint32_t block = first; block <= last; block += AT_ONCE) {
         float v[AT_ONCE][NT / 8][4];
         TILE_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
@@ -12869,12 +13235,12 @@ static inline __device__ void d_tile_store(
     const int lane = (int) threadIdx.x % 32;
     const int64_t row = t.m0 + (int) threadIdx.x / 32 * 16 + lane / 4;
     const bool is_zero = t.matrix < 0;
-    __syncthreads(); // the last tile's are written
+    __syncthreads(); // the previous tile is stored
     if ((int) threadIdx.x < t.n) {
         const char * b;
         char * y;
         d_tile_column(p.job, t, (int) threadIdx.x, &b, &y);
-        results[threadIdx.x] = y + part.y + (t.c0 + (int) threadIdx.x) * part.y_c; // 0 but in a group, which has one matrix of columns
+        results[threadIdx.x] = y + part.y + (t.c0 + (int) threadIdx.x) * part.y_c; // y_c is 0 except in a group, which has one matrix of columns
         if (HAS_FACTORS) { factors[threadIdx.x] = p.factors[d_tile_packed_column(p, t, (int) threadIdx.x)]; }
     }
     __syncthreads();
@@ -12890,9 +13256,9 @@ static inline __device__ void d_tile_store(
     }
 }
 
-// The epilogue of a tile whose sums are in scratch, of one matrix with few columns: of more a thread has so many elements that a kernel
-// of its own is faster. It is in the kernel of every type, so one element after the other goes through the steps, while the reads of all
-// are under way at once; beside the stores of the sums it would be more code than the products. A warp has the rows that it has stored.
+// Epilogue of a tile whose accumulators are in scratch: one matrix with few columns. For more columns a separate kernel is
+// faster. Every type's kernel contains it, so elements are processed one by one while all loads are in flight. Inlined in the
+// stores of the accumulators it would be more code than the products. A warp has the rows that it stored.
 #define TILE_AHEAD (GCUDA_MUL_MAT_TILE_FUSED / 2) // a thread has every second column
 static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0, int64_t c0, int n) {
     const int lane = (int) threadIdx.x % 32;
@@ -12901,12 +13267,12 @@ static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0,
     const bool has_residual = residual.data != nullptr;
     const int64_t next[3] = { 2 * (int64_t) p.job.y.nb[1], has_residual && residual.ne[1] > 1 ? 2 * (int64_t) residual.nb[1] : 0,
                               2 * (int64_t) p.y.nb[1] }; // bytes
-    const int j0 = lane / 16, left = m < p.job.m ? (n - j0 + 1) / 2 : 0; // columns
+    const int j0 = lane / 16, left = m < p.job.m ? (n - j0 + 1) / 2 : 0; // left: columns
     const char * from = d_at(p.job.y, m, c0 + j0, 0, 0);
     const char * more = has_residual ? d_at(residual, residual.ne[0] == 1 ? 0 : m, residual.ne[1] == 1 ? 0 : c0 + j0, 0, 0) : from;
     char * to = d_at(p.y, m, c0 + j0, 0, 0);
     float v[TILE_AHEAD], r[TILE_AHEAD];
-    __syncwarp(); // the sums of other lanes are written
+    __syncwarp(); // accumulators of other lanes are stored
     UNROLL for (int i = 0; i < TILE_AHEAD; ++i) {
         v[i] = i < left ? *(const float *) from : 0.0f;
         r[i] = i < left ? *(const float *) more : 0.0f;
@@ -12917,7 +13283,7 @@ static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0,
         const float sum = d_finish_sum<false>(p.job, v[0], 0.0f, { m, c0 + j0 + 2 * i, 0, 0 }, -1);
         *(float *) to = has_residual ? d_add_rn(sum, r[0]) : sum;
         to += next[2];
-        UNROLL for (int k = 0; k < TILE_AHEAD - 1; ++k) { // what is left moves up
+        UNROLL for (int k = 0; k < TILE_AHEAD - 1; ++k) { // shift the queue
             v[k] = v[k + 1];
             r[k] = r[k + 1];
         }
@@ -12932,13 +13298,18 @@ static inline __device__ void d_tile_wait(int n_slots) {
     }
 }
 
+// Matrix product on tensor cores; algorithm above. A block owns a range of work items of one part.
+//   shared  result pointers and codebook, then n_slots stages of TILE_ROWS encoded rows and NT packed columns
+//   floor   a read once per 128 columns; packed columns (2 bytes per element) from L2, once per 128 rows
+//   needs   k a multiple of 32; floats, Q4_K and Q5_K: rows aligned to 16 bytes (tile_takes_weights)
+//   arch    8.0; compiles everywhere, emulated below
 template <typename A, int NT>
-static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
+static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_blocks_per_sm(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
     DYNAMIC_SHARED(char, shared);
     char ** results = (char **) shared;
     uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
     char * ring = (char *) (table + d_tile_format<A>::n_entries);
-    constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
+    constexpr int slot_bytes = d_tile_stage<A>::bytes(NT);
     d_take_turn();
     const d_tile_part & part = d_tile_part_of(p);
     const uint32_t block = blockIdx.x - (uint32_t) part.first_block, n_lists = (uint32_t) (p.job.n_lists != nullptr ? *p.job.n_lists : p.n_lists);
@@ -12947,13 +13318,13 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
         return;
     }
     const uint32_t end = units.first_of(block + 1), steps = (uint32_t) p.steps;
-    uint32_t unit = units.first_of(block), item = unit / steps, ahead = unit, ahead_item = item - 1; // ahead: fetched next
+    uint32_t unit = units.first_of(block), item = unit / steps, ahead = unit, ahead_item = item - 1; // ahead: the next item to fetch
     d_tile_feed<A, NT> feed;
-    int in = 0, out = 0; // slots
+    int in = 0, out = 0; // stages
     feed.step = p.steps;
     const auto fetch = [&]() {
         if (ahead < end) {
-            if (feed.step == p.steps) { // the first tile may begin within, the others at 0
+            if (feed.step == p.steps) { // the first tile may begin at any step, the others at 0
                 ++ahead_item;
                 feed.start(p, part, ahead_item, (int) (ahead - ahead_item * steps));
             }
@@ -12961,7 +13332,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
             in = in + 1 == p.n_slots ? 0 : in + 1;
         }
         ++ahead;
-        d_copies_commit(); // also when there is nothing: commits are counted
+        d_copies_commit(); // also when empty: commits are counted
     };
     for (int s = 1; s < p.n_slots; ++s) { fetch(); }
     for (int i = (int) threadIdx.x; i < d_tile_format<A>::n_entries; i += 32 * TILE_WARPS) { table[i] = d_tile_format<A>::entry(i); }
@@ -12977,7 +13348,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
                 fetch();
             }
             d_tile_wait(p.n_slots);
-            __syncthreads(); // copies of all threads have arrived, and the slot that comes next is done with
+            __syncthreads(); // copies of all threads have arrived, and the next stage is free
             if (p.n_slots > 1) { fetch(); }
             d_tile_multiply<A, NT>(p, ring + out * slot_bytes, table, rows, (int) (unit - item * steps), n8, sum);
             out = out + 1 == p.n_slots ? 0 : out + 1;
@@ -12992,12 +13363,12 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     }
 }
 
-// ---- activations rounded to the operand type of the weights ----
+// ---- packing of activations to the operand type of the weights ----
 struct d_tile_columns {
     d_job job;
     char * to;
-    float * factors;         // F16
-    int64_t n, column_bytes; // columns
+    float * factors; // F16 weights
+    int64_t n, column_bytes; // n: columns
     bool is_id, split;
     d_tile_number number;
     int32_t * counts;
@@ -13030,7 +13401,7 @@ static inline __device__ float4 d_tile_four(const d_tile_columns & p, const char
         d_load(p.job.b.type, from + 3 * p.job.b_k));
 }
 
-// Piece i of a packed column, 16 bytes: eight elements, TF32: four. F16: elements are divided by 2^exponent.
+// Packs piece i of a column, 16 bytes: eight elements, or four for TF32. F16: elements are divided by 2^exponent.
 static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32_t column, const char * b, int64_t i, int exponent) {
     const int t = (int) (i % 4);
     char * to = p.to + column * p.column_bytes + 16 * i;
@@ -13061,7 +13432,7 @@ static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at)
     if (i < p.column_bytes / 16) { d_tile_pack_piece(p, column, d_tile_column_of(p, column), i, 0); }
 }
 
-// To F16: a block packs a column and reads it twice, the second time from L1 or L2.
+// Packs a column to F16; the block reads it twice, the second time from L1 or L2.
 static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint32_t column) {
     const char * b = d_tile_column_of(p, column);
     float max = 0.0f;
@@ -13074,7 +13445,7 @@ static inline __device__ void d_tile_pack_halves(const d_tile_columns & p, uint3
     if (threadIdx.x == 0) { p.factors[column] = ldexpf(1.0f, exponent); }
 }
 
-// Blocks with work.
+// Number of blocks with work.
 static inline __host__ __device__ int64_t d_tile_pack_units(const d_tile_columns & p) {
     return p.number == TILE_F16 ? p.n : p.n * ((p.column_bytes / 16 + 255) / 256);
 }
@@ -13091,42 +13462,45 @@ static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64
     }
 }
 
+// Packs activations for k_mul_mat_tile and clears its arrival counters. A block packs 256 pieces of a column, or for F16 weights
+// a whole column.
+//   shared  that of d_block_reduce
+//   floor   b read, packed columns written (2 bytes per element, TF32: 4)
 static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
     d_take_turn();
     d_tile_columns_all(p, blockIdx.x, gridDim.x);
 }
 
-// ---- the launcher's side ----
-// Rows that are whole groups and begin where the kernel can read them. Blocks are read as their format reads them, but
-// those of Q4_K and Q5_K and floats sixteen bytes at a time.
+// ---- host side ----
+// Whether rows are whole groups at an alignment that the kernel can read. Floats, Q4_K and Q5_K are read 16 bytes at a time.
 static bool tile_takes_weights(const gcuda_array & a) {
     const bool is_wide = !gcuda_is_quantized(a.type) || a.type == GCUDA_TYPE_Q4_K || a.type == GCUDA_TYPE_Q5_K;
     return a.ne[0] > 0 && a.ne[0] % 32 == 0 && a.nb[0] == gcuda_type_size(a.type) &&
            (!is_wide || ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % 16 == 0);
 }
 
-static int64_t tile_step(gcuda_type type) { // elements of k
+static int64_t tile_step(gcuda_type type) { // elements along k
     return gcuda_is_quantized(type) ? 256 : 256 / (int64_t) gcuda_type_size(type);
 }
 static int64_t tile_column_bytes(const gcuda_array & a) {
     const int64_t step = tile_step(a.type);
     return (a.ne[0] + step - 1) / step * step * (a.type == GCUDA_TYPE_F32 ? 4 : 2);
 }
-// Kernels are compiled for so many columns; as many are multiplied, in steps of 32.
+// Column counts that kernels are instantiated for; products run in multiples of 32 columns.
 static int tile_width(int tn) { return tn <= 16 ? 16 : tn <= 32 ? 32 : tn <= 64 ? 64 : 128; }
 
-// Columns of a tile when there are n: as few tiles as can be, of one size.
+// Columns per tile for n columns: the fewest tiles, of equal size.
 static int tile_columns(int64_t n) {
     const int64_t tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
     return (int) ((n + tiles - 1) / tiles + 7) / 8 * 8;
 }
 
-// Upper bounds of the steps of all tiles, of each product of a launch.
+// Upper bounds of the steps of all tiles, per product of a launch.
 struct tile_units {
     int n;
     int64_t of[GCUDA_MUL_MAT_GROUP];
 };
-// Blocks of product i, and of all, when `most` are side by side.
+// Blocks of product i, and of all products, with `most` resident blocks.
 static int64_t tile_blocks_of(const tile_units & u, int i, int64_t most) { return most < u.of[i] ? most : u.of[i]; }
 static int64_t tile_blocks(const tile_units & u, int64_t most) {
     int64_t sum = 0;
@@ -13134,34 +13508,34 @@ static int64_t tile_blocks(const tile_units & u, int64_t most) {
     return sum;
 }
 
-// Scratch: columns, sums, counts, factors.
+// Layout of scratch: packed columns, accumulators, counters, factors.
 struct tile_scratch {
     size_t sums_at, counts_at, factors_at, bytes;
 };
 static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, const tile_units & units, int tn) {
     tile_scratch s;
-    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_per_multiprocessor(tile_width(tn)) * n_sm);
-    const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
+    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_blocks_per_sm(tile_width(tn)) * n_sm);
+    const int64_t blocks = units.n * tile_blocks_per_sm(16) * n_sm; // also enough for fewer columns per tile
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
     s.factors_at = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
-    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // used for F16 weights alone, but reserved for all types
+    s.bytes = s.factors_at + (size_t) align_16(n_columns * (int64_t) sizeof(float)); // used by F16 weights only, reserved for all types
     return s;
 }
 
-// How many columns a tile has and the ring's slots: as wanted, or fewer where shared memory does not allow them. Returns
-// the bytes of shared memory, 0 if there is no way.
+// Chooses columns per tile and pipeline stages: as wanted, or fewer where shared memory is short. Returns bytes of shared
+// memory; 0: nothing fits.
 template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t max_shared, int * per_multiprocessor) {
     const size_t cap = (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
     const size_t fixed = TILE_COLUMNS * sizeof(char *) + d_tile_format<A>::n_entries * sizeof(uint32_t);
     for (int tn = wanted; tn > 0; tn = tn > 64 ? 64 : tn > 32 ? 32 : tn > 16 ? 16 : 0) {
-        const size_t slot = (size_t) d_tile_slot<A>::bytes(tile_width(tn));
-        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // fewer blocks rather than one slot
+        const size_t slot = (size_t) d_tile_stage<A>::bytes(tile_width(tn));
+        for (int many = tile_blocks_per_sm(tile_width(tn)); many > 0; --many) { // prefers fewer blocks per SM to a single stage
             const size_t share = many > 1 ? cap / (size_t) many - SHARED_STATIC : cap, n = share > fixed ? (share - fixed) / slot : 0;
             if (n >= 2 || (n == 1 && many == 1)) {
                 *per_multiprocessor = many;
                 p.tn = tn;
-                p.n_slots = (int) (n < TILE_SLOTS ? n : TILE_SLOTS);
+                p.n_slots = (int) (n < TILE_STAGES ? n : TILE_STAGES);
                 return fixed + (size_t) p.n_slots * slot;
             }
         }
@@ -13178,7 +13552,7 @@ static gcuda_status launch_tile(d_tile_job & p, int64_t n_blocks, size_t n_bytes
         n_blocks, dim3(32 * TILE_WARPS), n_bytes, max_shared, stream, p);
 }
 
-// f of a value of the weights' type.
+// Calls f with a value of the weights' type.
 template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     switch (type) {
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
@@ -13188,7 +13562,7 @@ template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     }
 }
 
-// Sums of y's sizes, packed.
+// Packed F32 array of y's shape for the accumulators.
 static gcuda_array tile_sums_of(const gcuda_array & y, void * data) {
     gcuda_array sums = y;
     sums.data = data;
@@ -13197,7 +13571,7 @@ static gcuda_array tile_sums_of(const gcuda_array & y, void * data) {
     return sums;
 }
 
-// The products behind the first, where they differ from it, and the blocks of all, `most` of one side by side.
+// Fills in the parts of a group and assigns blocks; `most` resident blocks per product.
 static void tile_parts(d_tile_job & p, const gcuda_mul_mat_args * more, const tile_units & units, int64_t most) {
     int first = 0;
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
@@ -13221,8 +13595,8 @@ static void tile_parts(d_tile_job & p, const gcuda_mul_mat_args * more, const ti
     }
 }
 
-// What mul_mat and mul_mat_id have in common: `data` is scratch. `prepare` starts the kernel that rounds the columns, once
-// it is known how many of them a tile has. more: units.n - 1 products of the same columns.
+// Common part of mul_mat and mul_mat_id; data is scratch. `prepare` launches the packing kernel once the columns per tile are
+// known. more: units.n - 1 further products of the same activations.
 template <typename F>
 static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * more, int wanted, int64_t n_columns,
     const tile_units & units, bool is_id, char * data, size_t max_shared, gcuda_stream stream, F prepare) {
@@ -13241,7 +13615,7 @@ static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * m
         p.column_bytes = tile_column_bytes(job.a);
         const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, units, wanted);
         p.job = job;
-        p.steps = (int) (p.column_bytes / d_tile_slot<A>::column_bytes);
+        p.steps = (int) (p.column_bytes / d_tile_stage<A>::column_bytes);
         p.last_bytes = (int) ((int64_t) gcuda_row_size(job.a.type, job.k) - (int64_t) (p.steps - 1) * d_tile_format<A>::step_bytes);
         p.columns = data;
         p.sums = (float *) (data + s.sums_at);
@@ -13282,11 +13656,36 @@ static tile_units tile_units_of(const gcuda_mul_mat_args * args, int n_args) {
     return u;
 }
 
-static bool tile_takes(const gcuda_mul_mat_args & p, const void * scratch) {
-    return tile_takes_weights(p.a) && is_float(p.b.type) && (uintptr_t) scratch % 16 == 0 && p.a.ne[1] <= INT32_MAX;
+static bool tile_takes_product(const gcuda_mul_mat_args & p) {
+    return tile_takes_weights(p.a) && is_float(p.b.type) && p.a.ne[1] <= INT32_MAX && p.prec != GCUDA_PREC_F32 &&
+           tile_units_of(&p, 1).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 
-// n_args products of the same columns, the first of them as `p`.
+// Of one matrix of columns, few of them.
+static bool tile_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_epilogue & epilogue) {
+    const bool is_small = p.b.ne[2] * p.b.ne[3] == 1 && p.b.ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
+    return is_small && epilogue.up == nullptr && p.y.type == GCUDA_TYPE_F32 && epilogue_fits(epilogue, p.y, 0);
+}
+
+static bool tile_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = true;
+    for (int i = 0; may && i < n_args; ++i) {
+        const gcuda_mul_mat_args & q = args[i];
+        may = tile_takes_product(q) && products_are_alike(args[0], q) && q.a.ne[2] * q.a.ne[3] == 1 && q.b.ne[2] * q.b.ne[3] == 1 &&
+              q.y.type == args->y.type && q.y.nb[0] == args->y.nb[0] && n_elements(q.y) > 0;
+    }
+    return may;
+}
+
+static bool tile_takes(const gcuda_mul_mat_job & job) {
+    if (job.args == nullptr || job.stage != GCUDA_MUL_MAT_ALL) {
+        return false;
+    }
+    return job.n_args > 0 ? tile_takes_group(job.args, job.n_args)
+                          : tile_takes_product(*job.args) && (job.epilogue == nullptr || tile_takes_epilogue(*job.args, *job.epilogue));
+}
+
+// n_args products of the same activations; p is the job of the first.
 static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
     return mul_mat_tile(p, args + 1, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_units_of(args, n_args), false,
         (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
@@ -13294,54 +13693,35 @@ static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args
         });
 }
 
-size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) { return gcuda_mul_mat_tile_group_scratch_bytes(args, 1); }
-
-size_t gcuda_mul_mat_tile_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
-    const d_job p = job_of(*args);
-    return p.n <= 0 || p.k <= 0 || n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP
-               ? 0
-               : asked_bytes(tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a), tile_units_of(args, n_args),
-                     tile_columns(p.n)).bytes);
+// With an epilogue the accumulators come last.
+static size_t tile_scratch_bytes(const gcuda_mul_mat_job & job) {
+    const gcuda_mul_mat_args & q = *job.args;
+    const d_job p = job_of(q);
+    if (p.n <= 0) {
+        return 0;
+    }
+    const tile_units units = tile_units_of(job.args, job.n_args > 0 ? job.n_args : 1);
+    const size_t n = tile_scratch_of(p.n * q.a.ne[2] * q.a.ne[3], tile_column_bytes(p.a), units, tile_columns(p.n)).bytes;
+    return job.epilogue != nullptr ? add_bytes(n, (size_t) n_elements(q.y) * sizeof(float)) : n;
 }
 
-size_t gcuda_mul_mat_tile_fused_scratch_bytes(const gcuda_mul_mat_args * args) { // the sums last
-    const size_t n = gcuda_mul_mat_tile_scratch_bytes(args);
-    return n > 0 ? add_bytes(n, (size_t) n_elements(args->y) * sizeof(float)) : 0;
-}
-
-gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_tile_fused(args, nullptr, scratch, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_tile_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
-    d_job p = job_of(*args);
-    if (!tile_takes(*args, scratch)) {
+static gcuda_status launch_tiles(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    d_job p = job_of(*job.args);
+    if ((uintptr_t) job.scratch % 16 != 0) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    if (epilogue != nullptr) {
-        const bool is_small = args->b.ne[2] * args->b.ne[3] == 1 && p.n <= GCUDA_MUL_MAT_TILE_FUSED; // one matrix of columns
-        if (epilogue->up != nullptr || !is_small || p.y.type != GCUDA_TYPE_F32 || !epilogue_fits(*epilogue, p.y, 0)) {
-            return GCUDA_STATUS_UNSUPPORTED;
-        }
+    if (job.epilogue != nullptr) {
         p.has_epilogue = true;
-        p.epilogue = *epilogue;
+        p.epilogue = *job.epilogue;
     }
-    return n_elements(args->y) > 0 ? mul_mat_tile_group(p, args, 1, scratch, stream) : GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_launch_mul_mat_tile_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
-    for (int i = 0; may && i < n_args; ++i) {
-        const gcuda_mul_mat_args & q = args[i];
-        may = tile_takes(q, scratch) && products_are_alike(args[0], q) && q.a.ne[2] * q.a.ne[3] == 1 && q.b.ne[2] * q.b.ne[3] == 1 &&
-              q.y.type == args->y.type && q.y.nb[0] == args->y.nb[0] && n_elements(q.y) > 0;
-    }
-    return may ? mul_mat_tile_group(job_of(*args), args, n_args, scratch, stream) : GCUDA_STATUS_UNSUPPORTED;
+    return n_elements(job.args->y) > 0 ? mul_mat_tile_group(p, job.args, job.n_args > 0 ? job.n_args : 1, job.scratch, stream)
+                                       : GCUDA_STATUS_SUCCESS;
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// The first n_sort blocks sort, the others round columns.
+// Sorts expert-token pairs by expert and packs activations. The first n_sort blocks sort, the others pack.
+//   shared  that of d_id_sort
+//   floor   ids read; b read, packed columns written
 static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
     const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
@@ -13359,9 +13739,9 @@ static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, 
     return launch_overlapped(k_mul_mat_id_prepare, n_sort + d_tile_pack_units(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
 }
 
-// Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
+// Columns per tile: twice the mean number per expert, so that most experts take one tile.
 static int id_columns(const gcuda_mul_mat_id_args & p) {
-    const int64_t n_experts = p.as.ne[2] > 0 ? p.as.ne[2] : 1; // without any all ids are bad
+    const int64_t n_experts = p.as.ne[2] > 0 ? p.as.ne[2] : 1; // without experts all ids are bad
     const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], mean = (n_slots + n_experts - 1) / n_experts;
     int tn = 16;
     while (tn < 2 * mean && tn < TILE_COLUMNS) { tn *= 2; }
@@ -13391,106 +13771,158 @@ static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
            id_units(p).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 
-size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+// ---- path PLAIN: of experts on tensor cores where they are taken ----
+static bool plain_takes(const gcuda_mul_mat_job & job) { return job_is_single(job) && job.epilogue == nullptr; }
+
+static size_t plain_scratch_bytes(const gcuda_mul_mat_job & job) {
+    if (job.experts == nullptr) {
+        return 0;
+    }
+    const gcuda_mul_mat_id_args & p = *job.experts;
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    return asked_bytes(l.n_slots <= 0 || !id_uses_tiles(*args)
-                           ? n_lists
-                           : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
-                                           id_units(*args), id_columns(*args)).bytes);
+    const size_t n_lists = id_lists(p, &l);
+    return l.n_slots <= 0 || !id_uses_tiles(p)
+               ? n_lists
+               : n_lists + tile_scratch_of(p.b.ne[1] * p.b.ne[2], tile_column_bytes(p.as), id_units(p), id_columns(p)).bytes;
 }
 
-gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+static gcuda_status launch_plain_id(const gcuda_mul_mat_id_args & args, gcuda_stream stream) {
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    if (n_elements(args->y) == 0) {
+    const size_t n_lists = id_lists(args, &l);
+    if (n_elements(args.y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    d_job job = id_job(*args, l);
-    if (id_uses_tiles(*args)) {
-        return mul_mat_tile(job, nullptr, id_columns(*args), args->b.ne[1] * args->b.ne[2], id_units(*args), true,
-            (char *) args->scratch + n_lists, args->max_shared, stream,
-            [&](const d_tile_columns & c, int tn) { return id_prepare(*args, l, tn, c, stream); });
+    d_job job = id_job(args, l);
+    if (id_uses_tiles(args)) {
+        return mul_mat_tile(job, nullptr, id_columns(args), args.b.ne[1] * args.b.ne[2], id_units(args), true,
+            (char *) args.scratch + n_lists, args.max_shared, stream,
+            [&](const d_tile_columns & c, int tn) { return id_prepare(args, l, tn, c, stream); });
     }
-    const gcuda_status st = id_prepare(*args, l, PLAIN_TN, d_tile_columns(), stream);
-    return st == GCUDA_STATUS_SUCCESS ? mul_mat_plain(job, id_max_tiles(*args, PLAIN_TN), stream) : st;
+    const gcuda_status st = id_prepare(args, l, PLAIN_TN, d_tile_columns(), stream);
+    return st == GCUDA_STATUS_SUCCESS ? mul_mat_plain(job, id_max_tiles(args, PLAIN_TN), stream) : st;
+}
+
+static gcuda_status launch_plain_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    return job.experts != nullptr ? launch_plain_id(job_experts(job), stream) : launch_plain(*job.args, stream);
+}
+
+// ---- all paths ----
+static const mul_mat_path mul_mat_plain_path = { plain_takes, plain_scratch_bytes, launch_plain_job, mul_mat_no_layout };
+static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, launch_tiles, mul_mat_no_layout };
+
+// NULL: a job that no path takes.
+static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
+    static const mul_mat_path * const paths[] = { &mul_mat_plain_path, &gcuda_path_vec, &mul_mat_tile_path, &gcuda_path_gemm,
+        &gcuda_path_wgmma, &gcuda_path_int8 };
+    static_assert(sizeof(paths) / sizeof(paths[0]) == GCUDA_MUL_MAT_PATHS, "in the order of enum gcuda_mul_mat_path");
+    const bool is_one = (job.args != nullptr) != (job.experts != nullptr), is_path = (int) job.path >= 0 && job.path < GCUDA_MUL_MAT_PATHS;
+    const bool is_group = job.n_args != 0, may_be_group = job.args != nullptr && job.epilogue == nullptr;
+    const bool may_be_stage = job.args != nullptr && job.path == GCUDA_MUL_MAT_WGMMA && !is_group;
+    if (!is_one || !is_path || job.n_args < 0 || job.n_args > GCUDA_MUL_MAT_GROUP || (is_group && !may_be_group) ||
+        (job.stage != GCUDA_MUL_MAT_ALL && !may_be_stage)) {
+        return nullptr;
+    }
+    const gcuda_array & weights = job.args != nullptr ? job.args->a : job.experts->as;
+    const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
+    const bool reads_rounded = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
+    if (job.args != nullptr && job.args->is_rounded && !reads_rounded) {
+        return nullptr;
+    }
+    return is_of_floats ? &gcuda_path_vec_float : paths[job.path];
+}
+
+bool gcuda_mul_mat_takes(const gcuda_mul_mat_job * job) {
+    const mul_mat_path * path = mul_mat_path_of(*job);
+    return path != nullptr && path->takes(*job);
+}
+
+size_t gcuda_mul_mat_scratch_bytes(const gcuda_mul_mat_job * job) {
+    return asked_bytes(gcuda_mul_mat_takes(job) ? mul_mat_path_of(*job)->scratch_bytes(*job) : 0);
+}
+
+gcuda_activation_layout gcuda_mul_mat_layout(const gcuda_mul_mat_job * job) {
+    return gcuda_mul_mat_takes(job) ? mul_mat_path_of(*job)->layout(*job) : mul_mat_no_layout(*job);
+}
+
+gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_job * job, gcuda_stream stream) {
+    return gcuda_mul_mat_takes(job) ? mul_mat_path_of(*job)->launch(*job, stream) : device_lacks();
 }
 #endif // part 4
 
 #if GCUDAI_PART(5)
 // =====================================================================================================
-// >>k-mul-mat-vec   products of block formats with up to 8 columns, on tensor cores 16
+// >>k-mul-mat-vec   matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 // =====================================================================================================
-// The weights are read once and everything else hides behind that. A step is 2048 elements of a row. A warp keeps one
-// step of the columns in registers, as bytes with a scale for 16, and walks rows: the same 2048 elements of each come
-// through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
-// The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
-//   floor   bytes of the weights; the columns come from L2, once for each block
-// From compute capability 8.0 three columns and more go to tensor cores (below); two of codebooks as well where the kernel
-// of two does not take them: rows that are not aligned, or no room for copies of the tables.
+// Weights are read once and the arithmetic hides behind that. A step is 2048 elements of a row. A warp keeps one step of the
+// activations in registers, as int8 with a scale per 16 elements, and walks rows. Those 2048 elements of each row come through
+// a cp.async pipeline in shared memory. Warps of a block split long rows along k (split-K); their partial sums are reduced in
+// shared memory in a fixed order.
+//   floor   bytes of the weights; activations come from L2, once per block
+// From compute capability 8.0, three or more columns use tensor cores (below). So do two columns of a codebook format where
+// the two-column kernel does not apply: unaligned rows, or too little shared memory for copies of the tables.
 
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
-struct d_vec_more { // another matrix for the same columns
+struct d_vec_more { // further matrix of a group with common activations
     const char * a;
     char * y;
     int m, blocks, rounds;
-    int y_c; // elements of a column from column to column of y
+    int y_c; // column stride of y in elements
 };
 
-// What becomes of a sum. Of several columns there are the first and the last.
+// What follows the reduction of an accumulator. Several columns use the first and the last only.
 enum d_vec_finish {
     D_VEC_STORE,
-    D_VEC_ADD, // an element of a packed row, which the block has in shared memory by then
-    D_VEC_GLU, // with that of the second matrix
-    D_VEC_ANY  // the job's epilogue
+    D_VEC_ADD, // adds an element of a packed row, prefetched to shared memory
+    D_VEC_GLU, // gated with the accumulator of the second matrix
+    D_VEC_ANY // the job's epilogue
 };
 
 struct d_vec_job {
-    // All that the usual product reads, side by side, since a block waits for lines of parameters where they are many (ncu's stall_imc).
+    // Fields of the usual product are adjacent: a block stalls on each line of parameters (ncu: stall_imc).
     const char * a, * b; // of the first matrix and column
     char * y;
-    int64_t n_items;     // blocks of all matrices
-    int64_t a_m, row_bytes; // of a row, or of a pair
-    int64_t k, up_at;    // bytes from a row to that of the second matrix
-    int m, blocks;       // rows of a matrix, blocks that share it
-    int rounds;          // of rows, for those that do
-    int steps, at_once;  // of a row; that the block's warps take side by side
-    int n_side, row_lanes; // rows of a block side by side; lanes that a row has: 32, or 16 where rows are taken in pairs
-    uint32_t per_side;   // 2^20 / n_side, rounded up
-    int n_more;          // matrices of a group behind the first
-    bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
-    bool is_early;       // a block's first weights are asked for before it waits for the kernel before
-    bool has_up;         // a second matrix
-    bool has_floats;     // columns are F32, packed
-    const int4 * xq;     // columns as bytes, [column][step][4][32], and
-    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL, of one column or two: the kernel makes them
+    int64_t n_items; // blocks of all matrices
+    int64_t a_m, row_bytes; // per row, or per pair of rows
+    int64_t k, up_at; // up_at: bytes from a row to that of the second matrix
+    int m, blocks; // rows per matrix; blocks that share it
+    int rounds; // rounds of rows per block
+    int steps, at_once; // steps per row; steps in parallel, one per warp
+    int n_side, row_lanes; // rows in parallel per block; lanes per row: 32, or 16 for pairs of rows
+    uint32_t per_side; // 2^20 / n_side, rounded up
+    int n_more; // matrices of a group after the first
+    bool is_one; // one matrix, or a group, with one matrix of activations: addresses are direct
+    bool is_early; // the first weights of a block are loaded before the PDL wait
+    bool has_up; // a second matrix
+    bool has_floats; // activations are packed F32
+    const int4 * xq; // prequantized activations, [column][step][4][32], and
+    const float2 * xs; // their scales {d, d * sum of 16 bytes}; NULL, one or two columns: the kernel quantizes
     d_vec_finish finish;
     gcuda_type y_type;
-    int64_t y_0;         // bytes from row to row of y
-    const char * add;    // the row of D_VEC_ADD
+    int64_t y_0; // bytes between rows of y
+    const char * add; // the row of D_VEC_ADD
     gcuda_glu_op glu;
     float alpha, limit;
-    // Of other products and to plan with:
-    int first_column;    // of several
-    int step_rows;       // 2: rows are taken in pairs, else 1
-    bool is_aligned;     // rows begin at multiples of 16 bytes
-    bool has_pairs;      // two and two rows do, which may be taken in pairs
-    bool is_behind;      // launched behind the kernel that makes the columns
+    // Other products and planning:
+    int first_column; // of several columns
+    int step_rows; // 2: rows are processed in pairs
+    bool is_aligned; // rows are aligned to 16 bytes
+    bool has_pairs; // pairs of rows are, and may be processed in pairs
+    bool is_dependent; // dependent launch after the kernel that quantizes activations
     d_job job;
-    d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
-    gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
+    d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks belong to the first matrix
+    gcuda_array ids; // mul_mat_id: every expert-token pair is a product with one column
     int64_t n_experts;
     int32_t * bad_index;
 };
 
-// What a block works on.
+// The part of a block.
 struct d_vec_task {
-    const char * a, * b; // the first row, and of one column the column
-    char * y;            // of one column
-    int m, item, block, blocks, rounds; // item: of a group's matrices with two columns which it is
-    int64_t matrix;      // -1: a bad expert
-    d_index at;          // of the first column that it works on, in y
+    const char * a, * b; // the first row; for one column, the column
+    char * y; // for one column
+    int m, item, block, blocks, rounds; // item: matrix of a group with two columns
+    int64_t matrix; // -1: bad expert id
+    d_index at; // position in y of its first column
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -13498,7 +13930,7 @@ struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a co
     float2 s[4];
 };
 
-// c and four products of bytes, those of a unsigned.
+// c plus the dot product of four bytes; a is unsigned.
 static inline __device__ int d_dp4a_us(uint32_t a, int b, int c) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 610
     int d;
@@ -13516,13 +13948,13 @@ template <bool IS_SIGNED> static inline __device__ int d_dot_16(const uint32_t *
     return c;
 }
 
-// Words k bytes after byte `at` of shared memory, which is any, or a multiple of 2 or 4; ALIGNED: of 4, and k any. Of constants k
-// that are alike in their last two bits the compiler makes one address, and where `at` is aligned all are parts of instructions.
+// Words at byte k after byte `at` of shared memory, where `at` is a multiple of ALIGN; ALIGNED: of 4, with any k. For
+// constants k with equal low two bits the compiler forms one address; where `at` is aligned, k is an immediate offset.
 template <int ALIGN, bool ALIGNED = false> struct d_words {
     static constexpr bool is_at_4 = ALIGN == 4 || ALIGNED;
     const uint32_t * w;
     uint32_t order;
-    bool is_word; // known when compiled
+    bool is_word; // compile-time constant
     __device__ d_words(const char * shared, int at, int k)
         : w((const uint32_t *) (shared + (is_at_4 ? at : (at + (k & 3)) & ~3) + (ALIGN == 4 ? k : k & ~3))),
           order(0x3210u + 0x1111u * ((uint32_t) (is_at_4 ? k : at + k) & 3u)), is_word(ALIGN == 4 || (ALIGNED && k % 4 == 0)) {}
@@ -13535,19 +13967,18 @@ static inline __device__ uint32_t d_byte_of(uint32_t word, int i) { return word 
 static inline __device__ float d_low_half(uint32_t w) { return d_half((gcuda_fp16_t) (w & 0xffffu)); }
 static inline __device__ float d_high_half(uint32_t w) { return d_half((gcuda_fp16_t) (w >> 16)); }
 
-// ---- eight elements of a group for a lane of a product on tensor cores ----
-// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight elements of rows g and g + 8, which is what a product of 16 x 32
-// bytes with 32 x 8 wants of it.
+// ---- a lane's eight elements of a group, for mma.sync of 16 x 32 by 32 x 8 bytes ----
+// With g = lane / 4 and t = lane % 4, a lane has eight elements each of rows g and g + 8.
 
-// Which eight elements of a group are lane t's, in two words of four.
+// Which eight elements of a group lane t has, as two words of four.
 enum d_mma_order {
-    D_IN_QUADS,   // 4t .. 4t + 3 and 4t + 16 .. 4t + 19
-    D_IN_NIBBLES, // 4t, 4t + 16, 4t + 1, 4t + 17 and so on: the nibbles of a word as they lie
-    D_IN_ROW      // 8t .. 8t + 7
+    D_IN_QUADS, // 4t .. 4t + 3 and 4t + 16 .. 4t + 19
+    D_IN_NIBBLES, // 4t, 4t + 16, 4t + 1, 4t + 17 and so on: the nibbles of a word in order
+    D_IN_ROW // 8t .. 8t + 7
 };
 
-// Eight elements of a group and the scales of its pieces. Formats whose codes come in two parts, to be added, have both.
-template <int PIECES> struct d_eight {
+// Eight elements of a group and the scales of its pieces. Where a code is the sum of two parts, `more` has the second.
+template <int PIECES> struct d_frag8_pieces {
     uint32_t q[2], more[2];
     float scale[PIECES], min[PIECES];
 };
@@ -13557,28 +13988,28 @@ struct d_mma_format_of {
     static constexpr d_mma_order order = ORDER;
     static constexpr int pieces = PIECES, zero = ZERO, table = TABLE; // table: words in shared memory
     static constexpr bool has_min = HAS_MIN, has_more = HAS_MORE;
-    static constexpr bool has_words = true;        // their place matters; else all is read as bytes and halves
-    static constexpr bool is_memory_bound = false; // then rows at multiples of 4 have no kernel of their own
-    // The first weights are copied to shared memory while columns are made ready, by blocks that leave room for one of the columns' kernel.
-    // That costs registers and pays where decoding takes few; the others ask L2 for the first weights.
+    static constexpr bool has_words = true; // decodes words, whose alignment matters; otherwise only bytes and halves
+    static constexpr bool is_memory_bound = false; // then no separate kernel for rows aligned to 4 bytes
+    // The first weights are copied to shared memory before the PDL wait, by blocks that leave room for one block of the activation
+    // kernel. That costs registers and pays where decoding needs few; other formats prefetch the first weights to L2.
     static constexpr bool is_early = false;
-    // The columns of a step are asked for while the sums of the step before meet (d_mma_x), as in formats that are early: 3 to 6 % of
-    // 4096 x 14336. In the others that gains nothing and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
+    // Loads activations of the next step during the reduction (d_mma_x), as formats with is_early do: 3 to 6 % of 4096 x 14336.
+    // Other formats gain nothing, and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
     static constexpr bool asks_ahead = false;
-    // More than eight columns: weights are decoded once for two tiles of them. Scales for 16 elements double what
-    // the second costs: by count of instructions little is gained over tiles of BF16, which has not been measured.
+    // More than eight columns: weights are decoded once for two column tiles. Scales per 16 elements double the cost of the second
+    // tile; by instruction count that gains little over BF16 tiles (not measured).
     static constexpr bool has_two_tiles = PIECES == 1;
-    static constexpr size_t lists_at = 4; // rows of experts by lists lie at multiples of so many bytes
-    static constexpr int groups = 16; // of a step of a warp, of one tile of columns
-    // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
-    // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
+    static constexpr size_t lists_at = 4; // alignment in bytes of expert rows in expert lists
+    static constexpr int groups = 16; // per step of a warp, for one column tile
+    // Mins as a separate TF32 product over eight groups: tf32_min is the min of group 4 i + t from `group` on, exact in TF32.
+    // tf32_scale, where it exists, is their common factor. The product is added to the accumulator.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
-    typedef d_eight<PIECES> out;
+    typedef d_frag8_pieces<PIECES> out;
     static inline __device__ uint32_t entry(int) { return 0; }
 };
 
-// decode: group g of the row's step that begins at byte `at` of shared memory, a multiple of 4 where rows are ALIGNED. g is a
-// constant where it is called, so words that groups share are loaded once.
+// decode: group g of a row's step that starts at byte `at` of shared memory, a multiple of 4 if ALIGNED. g is a compile-time
+// constant, so words that groups share are loaded once.
 template <typename A> struct d_mma_format;
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_IN_QUADS, 1, 8> {
@@ -13605,8 +14036,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_I
     }
 };
 
-// Bit 4 of lane t's codes in D_IN_QUADS from the 32 bits of a group.
-static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
+// Fifth bits of lane t's codes in D_IN_QUADS, from the 32 bits of a group.
+static inline __device__ void d_codes8_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
     bits >>= 4 * t;
     q[0] |= (bits & 15u) * 0x02040810u & 0x10101010u;
     q[1] |= (bits >> 16 & 15u) * 0x02040810u & 0x10101010u;
@@ -13618,7 +14049,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_I
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 22 * g;
         d_nibbles(d_words<2, ALIGNED>(shared, at, k + 6)[t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
+        d_codes8_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
@@ -13633,7 +14064,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 24 * g);
         d_nibbles(w[2 + t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(w[1], t, o.q);
+        d_codes8_fifth_bits(w[1], t, o.q);
         o.scale[0] = d_low_half(w[0]);
     }
 };
@@ -13641,7 +14072,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
     static constexpr bool is_early = true;
     static constexpr bool is_memory_bound = true;
-    static constexpr int groups = 8; // of 16, two slots of a warp leave room for half as many warps
+    static constexpr int groups = 8; // with 16, two stages per warp leave room for half as many warps
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 34 * g;
@@ -13652,18 +14083,18 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_I
     }
 };
 
-// The selector of a byte permutation gives a nibble of 8 and more eight times the top bit of the byte it names without the
-// 8. So a table of 16 bytes is two of 8: one with the nibbles as they are, one with their top bits turned, each of which
-// gives 0 or -1 for what is the other's. A table whose halves have these top bits is the sum of both.
-static inline __device__ void d_eight_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
+// PRMT replicates the sign bit of the selected byte if bit 3 of the selector nibble is set. A 16-entry lookup is therefore two
+// PRMTs over 8 bytes: one with the nibbles, one with their top bits flipped. Each gives 0 or -1 for entries of the other half,
+// so a table whose halves have these sign bits is the sum of both.
+static inline __device__ void d_codes8_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
     q[0] = d_permute(t0, t1, nibbles);
     q[1] = d_permute(t0, t1, nibbles >> 16);
 }
 
-// -127 -104 -83 -65 -49 -35 -22 -10, else -1; and 1 13 25 38 53 69 89 113 with one added, else 0
-static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
-    d_eight_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
-    d_eight_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
+// -127 -104 -83 -65 -49 -35 -22 -10, otherwise -1; and 1 13 25 38 53 69 89 113 plus 1, otherwise 0
+static inline __device__ void d_codes8_iq4(uint32_t nibbles, d_frag8_pieces<1> & o) {
+    d_codes8_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
+    d_codes8_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
@@ -13671,7 +14102,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
-        d_eight_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
+        d_codes8_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
@@ -13683,23 +14114,23 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D
         const d_words<4> w(shared, at, g / 8 * 136);
         const int j = g % 8;
         const uint32_t low = (j % 2 ? w[1] >> 4 : w[1]) & 0x0f0f0f0fu, high = w[0] >> (16 + 2 * j) & 3u;
-        d_eight_iq4(w[2 + 4 * j + t], o);
+        d_codes8_iq4(w[2 + 4 * j + t], o);
         o.scale[0] = d_low_half(w[0]) * (float) ((int) (d_byte_of(low, j / 2) | high << 4) - 32);
     }
 };
 
-// The two parts of 12 more than the table's, which leaves no top bits: where one is not 0 the other is.
-static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
-    d_eight_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
-    d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
+// Table values plus 12, which clears all sign bits: where one part is nonzero the other is 0.
+static inline __device__ void d_codes8_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
+    d_codes8_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
+    d_codes8_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
 }
 template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
-    static constexpr size_t lists_at = 1; // rows of 2880 elements are 1530 bytes apart
+    static constexpr size_t lists_at = 1; // rows of 2880 elements have 1530 bytes
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         uint32_t upper[2];
         const int k = 17 * g;
-        d_eight_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
+        d_codes8_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
         o.q[0] |= upper[0];
         o.q[1] |= upper[1];
         o.scale[0] = gcudai_mxfp4_scale(d_byte_at(shared, at + k));
@@ -13738,8 +14169,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_I
     }
 };
 
-// The scale of group j of a block of Q4_K or Q5_K; mins are whole numbers with a scale.
-static inline __device__ float d_eight_k_scale(const d_words<4> & w, int j) {
+// Scale of group j of a Q4_K or Q5_K block; mins are integers with a common scale.
+static inline __device__ float d_codes8_k_scale(const d_words<4> & w, int j) {
     const uint32_t scale = j < 4 ? w[1] & 0x3f3f3f3fu : (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
     return d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
 }
@@ -13762,7 +14193,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_k<144>
         const d_words<4> w(shared, at, g / 8 * 144);
         const int j = g % 8;
         UNROLL for (int h = 0; h < 2; ++h) { o.q[h] = w[4 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu; }
-        o.scale[0] = d_eight_k_scale(w, j);
+        o.scale[0] = d_codes8_k_scale(w, j);
     }
 };
 
@@ -13775,7 +14206,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_k<176>
             const uint32_t bits = j < 4 ? w[4 + 4 * h + t] << (4 - j) : w[4 + 4 * h + t] >> (j - 4);
             o.q[h] = (w[12 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu) | (bits & 0x10101010u);
         }
-        o.scale[0] = d_eight_k_scale(w, j);
+        o.scale[0] = d_codes8_k_scale(w, j);
     }
 };
 
@@ -13803,13 +14234,13 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
         const int k = g / 8 * 66;
         const int j = g % 8;
         const uint32_t code = d_byte_at(shared, at + k + 2 + 8 * j + t), aux = d_words<2, ALIGNED>(shared, at, k + 6 + 8 * j)[0];
-        d_eight_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
+        d_codes8_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.25f * (0.5f + (float) (aux >> 28));
     }
 };
 
-// Scales of group i of four, from the nibbles of its byte: put into the digits of 128, so that d (nibble + 1/2) is one operation.
-static inline __device__ void d_eight_iq2_scales(float d, uint32_t word, int i, d_eight<2> & o) {
+// Scales of group i of four, from the nibbles of its byte. A nibble placed in the mantissa of 128 makes d (nibble + 1/2) one FMA.
+static inline __device__ void d_codes8_iq2_scales(float d, uint32_t word, int i, d_frag8_pieces<2> & o) {
     const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
     UNROLL for (int h = 0; h < 2; ++h) {
         const float v = __int_as_float((int) d_permute(nibbles[h], 0x43000000u, 0x7044u + 0x100u * (uint32_t) i));
@@ -13824,8 +14255,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D
         const int k = g / 8 * 74;
         const int j = g % 8;
         const uint32_t code = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
-        d_eight_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
-        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
+        d_codes8_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
+        d_codes8_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
     }
 };
 
@@ -13838,8 +14269,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_
         const d_words<2, ALIGNED> last(shared, at, k + 66); // two words of upper bits, two of scales
         const uint32_t high = last[j / 4] >> 2 * t, upper = (j % 4 == 0 ? high << 8 : high >> (8 * (j % 4) - 8)) & 0x300u;
         const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | upper;
-        d_eight_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
-        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
+        d_codes8_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
+        d_codes8_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
     }
 };
 
@@ -13883,7 +14314,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_S>> : d_mma_format_of<D_
         const int j = g % 8;
         const uint32_t h = *(const uint16_t *) (shared + at + k + 34 + 2 * j);
         const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | (h >> 3 * t & 7u) << 8;
-        d_eight_iq1(table[code], (h & 0x8000u) != 0, o.q);
+        d_codes8_iq1(table[code], (h & 0x8000u) != 0, o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.125f * (float) (2u * (h >> 12 & 7u) + 1u);
     }
 };
@@ -13899,8 +14330,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t s = j < 4 ? s01 : s23, code = d_byte_at(shared, at + k + 4 * j + t);
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
-        d_eight_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
-        UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1), the three bits put into the digits of 4, which counts them as halves
+        d_codes8_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1): the three bits go to the mantissa of 4, which counts them as halves
             const int from = 16 * (j / 2 % 2) + 6 * (j % 2) + 3 * h;
             const uint32_t bits = (from > 20 ? s >> (from - 20) : s << (20 - from)) & 0x00700000u;
             o.scale[h] = __int_as_float((int) (bits | 0x40800000u)) * (4.0f * eighth) - 15.0f * eighth;
@@ -13909,25 +14340,25 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
 };
 
 // ---- up to 8 columns without tensor cores: a lane's 64 elements of a step ----
-// Codes stay where they lie in their bytes, which makes some of them 2^k times as large, and codes in two parts stay two
-// words: another dot product costs less than shifts and merging. What they are too large by is taken off the column's scales.
+// Codes stay at their bit positions, so some are 2^k too large, and codes in two parts stay two words: another dot product
+// costs less than shifts and merges. The activation scales absorb the 2^k.
 
-// Bits `from` and more of w, as many as the mask has, at bit `to`: an index times the bytes of an entry.
+// Bits of w from `from` on, as many as the mask has, moved to bit `to`: an index times the entry size in bytes.
 static inline __device__ uint32_t d_bits_at(uint32_t w, int from, int to, uint32_t mask) {
     return (from > to ? w >> (from - to) : w << (to - from)) & mask << to;
 }
 
-// Bit i of eight as byte i, which is 0 or `on`.
+// Bit i of eight becomes byte i: 0 or `on`.
 static inline __device__ uint2 d_byte_masks(uint32_t bits, uint32_t on) {
     return make_uint2(d_spread_bits(bits) * on, d_spread_bits(bits >> 4) * on);
 }
 
-// What a second word of codes is for.
+// Use of the second word of codes.
 enum d_vec_part {
     D_NOTHING,
-    D_ADDED,    // both are summed up
-    D_TAKEN_OFF,
-    D_SCALED    // added when multiplied by the lane's `ratio`, in the second group by that times more_ratio
+    D_ADDED, // both dot products are added
+    D_TAKEN_OFF, // the second is subtracted
+    D_SCALED // added after multiplication by the lane's `ratio`, and by more_ratio in the second group
 };
 
 template <typename A> struct d_vec_codes { // of four pieces
@@ -13937,10 +14368,10 @@ template <typename A> struct d_vec_codes { // of four pieces
 
 template <typename A> struct d_vec_traits;
 
-// Codebooks are looked up in shared memory. The signs that go with a code come from a second table: an upper bit for each nibble
-// of an entry, or masks. WIDE: entries have copies for 32 lanes, or 16 or 8, side by side, so that lanes seldom want the same bank. An
-// entry's place is its lower byte times 256, which one permutation of bytes makes of a word that the byte lies in, anywhere,
-// and of the lane's place; what is above that byte chooses within the 256.
+// Codebooks in shared memory. A second table has the signs of a code: the top bit of each nibble of an entry, or byte masks.
+// WIDE: an entry has copies for 32, 16 or 8 lanes, so that lanes seldom conflict on a bank. The offset of an entry is the
+// low byte of its code times 256, which one byte permute forms together with the lane's offset. Bits above that byte
+// select within the 256 bytes.
 static constexpr int d_log2(int n) { return n < 2 ? 0 : 1 + d_log2(n / 2); }
 template <typename A, bool WIDE> struct d_vec_tables {
     typedef d_vec_traits<A> V;
@@ -13957,12 +14388,12 @@ template <typename A, bool WIDE> struct d_vec_tables {
           sign_lane(WIDE ? 4u * V::sign_words * (uint32_t) lane & 127u : 0) {}
     __device__ uint32_t load(uint32_t at) const { return *(const uint32_t *) (shared + at); }
 
-    // The entry of byte k of `low` and, above it, as many bits of `high`, from bit `from` on, as there are.
+    // Entry of byte k of `low`, extended by bits of `high` from bit `from` on for codes above 8 bits.
     __device__ uint32_t code(uint32_t low, int k, uint32_t high = 0, int from = 0) const {
         return WIDE ? load(__byte_perm(low, code_lane, 0x7604u + 16u * (uint32_t) k) | d_bits_at(high, from, sub_shift, (uint32_t) sub - 1))
                     : load(d_bits_at(low, 8 * k, 2, 255u) | d_bits_at(high, from, 10, (uint32_t) sub - 1));
     }
-    // The entry of bits `from` and more of w; is_field.
+    // Entry whose code is the bit field of w from `from` on (is_field).
     __device__ uint32_t field(uint32_t w, int from) const {
         return load(d_bits_at(w, from, WIDE ? sub_shift : 2, (uint32_t) V::codes - 1) | code_lane);
     }
@@ -13979,10 +14410,10 @@ struct d_vec_traits_of {
     static constexpr d_vec_order order = ORDER;
     static constexpr int zero = ZERO, codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS;
     static constexpr d_vec_part more = MORE;
-    static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code's bits lie together
-    static constexpr int one_warps = 32; // of one column: fewer where two rows side by side need more registers
-    // Of a column that a lane rounds together. Two save half of the instructions for what a piece is asked once: 1 to 7 % of
-    // 4096 x 14336 on an H200.
+    static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code is a contiguous bit field
+    static constexpr int one_warps = 32; // one column: fewer warps where two rows in flight need more registers
+    // Quads of an activation column that a lane quantizes together. Two halve the per-piece instructions: 1 to 7 % of
+    // 4096 x 14336 (H200).
     static constexpr int quads = 2;
     static constexpr int of_odd = 0, of_second = 0, of_odd_lane = 0, more_ratio = 1;
     static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
@@ -13990,8 +14421,7 @@ struct d_vec_traits_of {
     typedef d_vec_codes<A> out;
 };
 
-// Words k bytes after byte `at` of shared memory, which is a multiple of 16 where rows are aligned; they lie at multiples of
-// ALIGN bytes.
+// Words at byte k after byte `at` of shared memory. ALIGNED: `at` is a multiple of 16. Words are aligned to ALIGN bytes.
 template <int ALIGN, bool ALIGNED> struct d_run {
     const uint32_t * w;
     uint32_t order;
@@ -14001,18 +14431,18 @@ template <int ALIGN, bool ALIGNED> struct d_run {
     __device__ uint32_t operator[](int i) const { return ALIGN == 4 ? w[i] : d_permute(w[i], w[i + 1], order); }
 };
 
-// Byte i of a word as a float, less `zero`: put into the digits of 2^23.
+// Byte i of a word minus `zero` as a float, through the mantissa of 2^23.
 static inline __device__ float d_byte_float(uint32_t word, int i, int zero = 0) {
     return __int_as_float((int) d_permute(word, 0x4b000000u, 0x7540u + (uint32_t) i)) - (float) (8388608 + zero);
 }
 
-// One scale and min for each of two groups.
+// One scale and min per group, for two groups.
 template <typename OUT> static inline __device__ void d_two_scales(OUT & o, float scale0, float scale1, float min0, float min1) {
     o.scale[0] = scale0, o.scale[2] = scale1;
     o.min[0] = min0, o.min[2] = min1;
 }
 
-// The nibbles of 4 words: those of a group of 32 in blocks of 32.
+// Splits the nibbles of four words, a group of 32; high nibbles stay shifted.
 static inline __device__ void d_low_and_high(const uint32_t * w, uint32_t * q) {
     UNROLL for (int k = 0; k < 4; ++k) {
         q[k] = w[k] & 0x0f0f0f0fu;
@@ -14020,7 +14450,7 @@ static inline __device__ void d_low_and_high(const uint32_t * w, uint32_t * q) {
     }
 }
 
-// N words from byte k on, a multiple of 4; rows that are not aligned begin at multiples of ALIGN bytes.
+// N words from byte k on, a multiple of 4. Rows that are not ALIGNED start at multiples of ALIGN bytes.
 template <int ALIGN, bool ALIGNED, int N> static inline __device__ void d_load_words(const char * shared, int at, int k, uint32_t (&v)[N]) {
     const d_run<ALIGNED ? 4 : ALIGN, ALIGNED> run(shared, at, k);
     UNROLL for (int i = 0; i < N; ++i) { v[i] = run[i]; }
@@ -14029,7 +14459,7 @@ template <int ALIGN, bool ALIGNED, int N> static inline __device__ void d_load_w
 // Bytes 2 .. 5 of two words.
 static inline __device__ uint32_t d_middle(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5432); }
 
-// 32 bytes at a multiple of 16 where rows are aligned, else of 4.
+// 32 bytes at a multiple of 16 if rows are aligned, otherwise of 4.
 template <bool ALIGNED> static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) {
     if (ALIGNED) {
         const uint4 a = ((const uint4 *) p)[0], b = ((const uint4 *) p)[1];
@@ -14040,7 +14470,7 @@ template <bool ALIGNED> static inline __device__ void d_words_8(const char * p, 
     }
 }
 
-// Two blocks of 18 bytes are 9 words: the first one's codes lie across words, the second one's do not.
+// Two blocks of 18 bytes are 9 words: codes of the first block straddle words, those of the second do not.
 template <bool ALIGNED, typename OUT>
 static inline __device__ void d_pair_18(const char * shared, int at, int lane, uint32_t (&w)[8], OUT & o) {
     uint32_t v[9];
@@ -14076,7 +14506,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_1>> : d_vec_traits_of<d_f
     }
 };
 
-// Nibbles of four words with a fifth bit each.
+// Nibbles of four words plus a fifth bit each.
 static inline __device__ void d_with_fifth_bits(const uint32_t * w, uint32_t bits, uint32_t * q) {
     UNROLL for (int k = 0; k < 4; ++k) {
         q[k] = (w[k] & 0x0f0f0f0fu) | ((bits >> 4 * k & 15u) * 0x02040810u & 0x10101010u);
@@ -14134,7 +14564,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_K>> : d_vec_traits_of<d_f
     static constexpr int of_second = 4;
     D_VEC_DECODE {
         const char * b = shared + at + 144 * (lane / 4);
-        uint32_t w[8], head[8]; // the codes that follow the head are not used
+        uint32_t w[8], head[8]; // the last four words are unused
         d_words_8<ALIGNED>(b + 16 + 32 * (lane % 4), w);
         d_words_8<ALIGNED>(b, head);
         d_pair_k_scales(head, lane % 4, o);
@@ -14219,7 +14649,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
         const uint32_t mask = 0x03030303u << 4 * (j % 2), bit = 0x01010101u << 2 * j;
         const d_run<2, ALIGNED> high(shared, at, b), low(shared, at, b + 32 + 32 * part), s(shared, at, b + 96);
         const uint32_t scales = (s[j % 2] >> 4 * part & 0x0f0f0f0fu) | (s[2] >> 2 * j & 0x03030303u) << 4;
-        const float d = d_low_half(d_permute(s.w[3], 0, s.order)); // of a word that has been read
+        const float d = d_low_half(d_permute(s.w[3], 0, s.order)); // a word that is already loaded
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t w = low[k], bits = high[k];
             o.q[k] = w & mask;
@@ -14231,7 +14661,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
     }
 };
 
-// Four words of nibbles through a table of 16 bytes in two parts (see d_eight_lookup).
+// Four words of nibbles through a 16-byte table in two parts (see d_codes8_lookup).
 static inline __device__ void d_two_lookups(
     uint32_t low0, uint32_t low1, uint32_t high0, uint32_t high1, const uint32_t * w, uint32_t * q, uint32_t * more) {
     UNROLL for (int k = 0; k < 4; ++k) {
@@ -14242,14 +14672,14 @@ static inline __device__ void d_two_lookups(
         more[2 * k + 1] = d_permute(high0, high1, turned >> 16);
     }
 }
-static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // as d_eight_iq4
+static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // see d_codes8_iq4
     d_two_lookups(0xbfad9881u, 0xf6eaddcfu, 0x271a0e02u, 0x725a4636u, w, q, more);
 }
 
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_NL>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_NL>, D_INTERLEAVED, 0, D_ADDED> {
     static constexpr bool is_signed = true;
-    static constexpr int quads = 1; // two: 3 % more time
+    static constexpr int quads = 1; // two take 3 % longer
     D_VEC_DECODE {
         uint32_t w[8];
         d_pair_18<ALIGNED>(shared, at, lane, w, o);
@@ -14267,7 +14697,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>>
         const uint32_t low = b[1] >> 8 * j, high = head >> (16 + 4 * j);
         const float d = d_low_half(head);
         uint32_t w[8];
-        UNROLL for (int k = 0; k < 4; ++k) { // at multiples of 8 where rows are aligned
+        UNROLL for (int k = 0; k < 4; ++k) { // aligned to 8 bytes if rows are aligned
             if (ALIGNED) {
                 const uint2 two = ((const uint2 *) b)[1 + 4 * j + k];
                 w[2 * k] = two.x, w[2 * k + 1] = two.y;
@@ -14282,7 +14712,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>>
     }
 };
 
-// Magnitudes of codes below 8, and those of the others, which are negative.
+// Magnitudes of the positive codes, then of the negative ones (nibbles 8 and above).
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_MXFP4>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_MXFP4>, D_INTERLEAVED, 0, D_TAKEN_OFF> {
     D_VEC_DECODE {
@@ -14358,7 +14788,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>>
     }
 };
 
-// An entry's bytes turned where they are negative, which makes them one too small: what is taken off is -1 there.
+// Bytes of negative elements are complemented, which makes them one too small: the subtracted part is -1 there.
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_XXS>, D_SIDE_BY_SIDE, 0, D_TAKEN_OFF, 128, 2> {
     static constexpr bool is_signed = true;
@@ -14407,7 +14837,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>>
     }
 };
 
-// Eighths 8 digit - 9, with 2 more in groups that are moved up, as a min.
+// Eighths 8 digit - 9, plus 2 in groups shifted up, expressed as a min.
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ1_S>, D_SIDE_BY_SIDE, 0> {
     static constexpr bool has_min = true;
     D_VEC_DECODE {
@@ -14445,8 +14875,8 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_M>> : d_vec_traits_of<d_
     }
 };
 
-// ---- the kernel of one column, and of two ----
-// Apart, since it is seldom wanted and long.
+// ---- kernel of one and two columns ----
+// Not inlined: rare and long.
 static NO_INLINE __device__ float4 d_load_any4(gcuda_type type, const char * at, int64_t stride) {
     return make_float4(d_load(type, at), d_load(type, at + stride), d_load(type, at + 2 * stride), d_load(type, at + 3 * stride));
 }
@@ -14456,7 +14886,7 @@ static inline __device__ bool d_vec_is_packed(const d_job & p, const char * colu
     return d_vec_has_floats(p) && (uintptr_t) column % 16 == 0;
 }
 
-// Four neighbouring elements of a column; beyond k zeros.
+// Four adjacent elements of a column; zeros beyond k.
 static inline __device__ float4 d_vec_load4(const d_job & p, const char * column, int64_t k, bool is_packed) {
     if (k >= p.k) {
         return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -14469,19 +14899,21 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
     return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
 }
 
-// Blocks of the columns' kernel that a multiprocessor has room for; older ones and those of 12.0 have fewer threads.
+// Resident blocks per SM of the activation kernel; before 9.0 and from 12.0 an SM has fewer threads.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
 #define VEC_COLUMNS_BLOCKS 4
 #else
 #define VEC_COLUMNS_BLOCKS 8
 #endif
 
-// The columns of all matrices, one after another, for kernels of several columns.
+// Quantizes the activations of all matrices to int8, for kernels of several columns. A block has half a step of a column.
+//   floor   b read, 1.5 bytes per element written
+//   needs   xq, xs aligned to 16 bytes
 static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
     k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
-    d_start_next();
+    d_pdl_trigger();
     const int64_t n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps * 2;
-    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) { // a block has half a step
+    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
         const int64_t unit = i / 2, column = unit / p.steps, matrix = column < p.job.n ? 0 : column / p.job.n;
         const int w = (int) (i % 2 * 8 + threadIdx.x / 32), lane = (int) threadIdx.x % 32;
         const int64_t k = (unit - column * p.steps) * VEC_STEP + 128 * w + 4 * d_vec_quad(lane, f.order);
@@ -14490,39 +14922,39 @@ static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
         char * y;
         d_tile_column(p.job, t, (int) (column - matrix * p.job.n), &b, &y);
         const bool is_packed = d_vec_is_packed(p.job, b);
-        d_wait_before();
+        d_pdl_wait();
         d_vec_quantize4(d_vec_load4(p.job, b, k, is_packed), w, lane, f, xq + unit * 128, xs + unit * 128);
     }
 }
 
 template <typename A> struct d_vec_format {
     static constexpr int step_bytes = VEC_STEP / A::n * (int) sizeof(typename A::block);
-    static constexpr int slot_bytes = step_bytes + 16; // rows may begin anywhere
+    static constexpr int slot_bytes = step_bytes + 16; // plus 16: rows start at any byte
 };
 
-// Warps, as many as the registers of the columns allow; slots of a warp, so that enough bytes are on their way for the
-// latency of memory whatever the number of warps.
+// Warps: as many as the registers for activations allow. Stages per warp: enough bytes in flight for the memory latency at any
+// number of warps.
 template <typename A, int COLS> struct d_vec_shape {
-    static constexpr bool has_tables = d_vec_traits<A>::codes > 0; // which need room
+    static constexpr bool has_tables = d_vec_traits<A>::codes > 0; // tables need shared memory
     static constexpr int max_warps = COLS == 1 ? d_vec_traits<A>::one_warps : COLS == 2 ? 16 : 8;
     static constexpr int one = has_tables ? 2816 : 3456, two = has_tables ? 4352 : 6912;
     static constexpr int most = (COLS == 1 ? one : COLS == 2 ? two : 9216) / d_vec_format<A>::step_bytes;
     static constexpr int slots = most < 2 ? 2 : most > 8 ? 8 : most;
-    // The kernel makes the columns ready, in so many bytes for a step; two only where rows take long to decode.
+    // The kernel quantizes activations itself, in column_bytes per step. For two columns only where decoding dominates.
     static constexpr bool is_own = COLS == 1 || (COLS == 2 && has_tables);
     static constexpr int column_bytes = is_own ? COLS * 3072 : 0;
-    // Steps side by side: half of the warps of one column at most, with which few rows make do, so that those add up in the same order.
+    // Steps in parallel: at most half of the warps of one column. Small products use that half, so both add in the same order.
     static constexpr int at_once = max_warps == 32 || (COLS == 2 && !has_tables) ? 16 : 8;
 };
 
-// Formats with a scale for 16 elements; the others have one for 32.
+// Formats with a scale per 16 elements; the others have one per 32.
 template <typename A> struct d_has_two_scales { static constexpr bool value = false; };
 #define X(ID) \
     template <> struct d_has_two_scales<d_format<GCUDA_TYPE_##ID>> { static constexpr bool value = true; };
 X(Q2_K) X(Q3_K) X(Q6_K) X(IQ2_XS) X(IQ2_S) X(IQ1_M)
 #undef X
 
-// Sum over a lane's 64 elements of a column.
+// Dot product of a lane's 64 elements with a column.
 template <typename A> static inline __device__ float d_vec_dot(const d_vec_codes<A> & o, const d_vec_x & x, float ratio) {
     typedef d_vec_traits<A> V;
     constexpr int BIAS = 0x4b400000; // the bits of D_BIAS
@@ -14547,15 +14979,15 @@ template <typename A> static inline __device__ float d_vec_dot(const d_vec_codes
     return sum;
 }
 
-// A warp's ring of slots: the copies of rows that are on their way. Row i comes into slot i % SLOTS.
+// cp.async pipeline of a warp over rows. Row i uses stage i % SLOTS.
 template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     typedef d_vec_format<A> F;
-    d_shared_at slots; // this lane's first 16 bytes of each
-    const char * from; // and where they come from, in the step of the next row to fetch
-    int64_t to_odd, to_even; // bytes from an even row to the next, and from an odd one: of two matrices they come in turn
-    int left;          // bytes from this lane's first to the end of the step
+    d_shared_at slots; // this lane's first 16 bytes in each stage
+    const char * from; // their source in the step of the next row to fetch
+    int64_t to_odd, to_even; // bytes from an even row to the next, and from an odd one; two matrices alternate
+    int left; // bytes from this lane's first to the end of the step
 
-    // Into the slot at this byte, if there is such a row.
+    // Fetches a row into the stage at byte `slot`, if is_there.
     __device__ void fetch(int slot, bool is_odd, bool is_there) {
         const int off = ALIGNED ? 0 : (int) ((uintptr_t) from & 15);
         const d_shared_at to = slots + slot;
@@ -14564,7 +14996,7 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
             if (is_there && n > 0) { d_copy_16_to(to + 512 * c, from - off + 512 * c, ALIGNED ? 16 : n < 16 ? n : 16); }
         }
         from += is_odd ? to_even : to_odd;
-        d_copies_commit(); // also when there is nothing: commits are counted
+        d_copies_commit(); // also when empty: commits are counted
     }
 };
 
@@ -14578,17 +15010,17 @@ static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, 
     }
 }
 
-// One step of a column, through shared memory into registers: every warp of the step makes parts of it ready. What
-// `meanwhile` starts is asked of memory after the column, which the block waits for first.
+// Quantizes one step of a column in shared memory and loads it to registers; the warps of a step share the work. The callback
+// meanwhile issues loads after those of the column, on which the block waits first.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_column(
     const d_vec_job & p, const char * column, int64_t step, int sub, int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
-    constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N; // parts that a warp makes ready together, and how often side by side
+    constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N; // parts that a warp quantizes together; iterations in flight
     const int n_sub = (int) blockDim.y, second = d_vec_second_quad(lane, FORM.order);
     const int first = N == 2 ? d_vec_eight(lane, FORM.order) : 4 * d_vec_quad(lane, FORM.order);
     const int64_t start = step * VEC_STEP, left = p.k - start;
-    const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - first; // elements from this lane's first
+    const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - first; // elements from this lane's first on
     int4 * xq = (int4 *) shared;
     float2 * xs = (float2 *) (shared + 2048);
     const bool is_packed = p.has_floats && (uintptr_t) column % 16 == 0;
@@ -14609,7 +15041,7 @@ static inline __device__ void d_vec_own_column(
         if (w == N * sub) { meanwhile(); }
         UNROLL for (int k = 0; k < AT_ONCE; ++k) {
             const int part = w + N * k * n_sub;
-            if (part < 16) { d_vec_quantize<N>(v[k], part, lane, FORM, xq, xs); } // all of a warp go on together
+            if (part < 16) { d_vec_quantize<N>(v[k], part, lane, FORM, xq, xs); } // uniform over the warp
         }
         w += 4 * n_sub;
     } while (w < 16);
@@ -14620,7 +15052,7 @@ static inline __device__ void d_vec_own_column(
     }
 }
 
-// The same of two columns: while four parts are made ready, the next four are on their way.
+// d_vec_own_column for two columns: while four parts are quantized, the next four are in flight.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_pair(const d_vec_job & p, const char * column0, const char * column1, int64_t step, int sub,
     int lane, char * shared, d_vec_x (&x)[2], F meanwhile) {
@@ -14670,7 +15102,7 @@ static inline __device__ void d_vec_own_pair(const d_vec_job & p, const char * c
     }
 }
 
-// Where column c of a product is in y. Counts of matrices and slots fit 32 bits, whose divisions are short.
+// Position of column c of a product in y. Matrix and pair counts fit 32 bits, whose divisions are cheap.
 static inline __device__ d_index d_vec_index(const d_vec_job & p, int item, int c) {
     if (p.ids.data != nullptr) {
         const uint32_t used = (uint32_t) p.ids.ne[0];
@@ -14689,7 +15121,7 @@ static inline __device__ const char * d_vec_b(const d_vec_job & p, const d_index
                                  : d_at(p.job.b, 0, 0, at.i2, at.i3) + at.i1 * p.job.b_c;
 }
 
-// The matrix of a product; of mul_mat_id the expert of a slot, -1 for a bad id.
+// Matrix of a product; for mul_mat_id the expert of a pair, -1 for a bad id.
 static inline __device__ int64_t d_vec_matrix(const d_vec_job & p, int item, const d_index & at) {
     if (p.ids.data == nullptr) {
         return item;
@@ -14703,7 +15135,7 @@ static inline __device__ const char * d_vec_a(const d_vec_job & p, int64_t matri
     return p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, i, 0) : d_at(p.job.a, 0, 0, i % ne2, i / ne2);
 }
 
-// Entry i of a table's first part, and what belongs to signs.
+// Entry i of the sign table, replicated to 16 bytes.
 template <typename A> static inline __device__ uint4 d_vec_signs_4(int i) {
     const uint2 entry = d_vec_traits<A>::sign_entry(i);
     const uint32_t second = d_vec_traits<A>::sign_words == 2 ? entry.y : entry.x;
@@ -14736,10 +15168,10 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
             if (V::sign_words == 2) { to[1] = entry.y; }
         }
     }
-    if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); } // where the kernel makes the columns ready it waits then
+    if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); } // kernels that quantize activations synchronize there
 }
 
-// The block of the whole work that this one is: divisions are left to where there is more than one matrix.
+// Task of work item i. Divides only where there is more than one matrix.
 template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_vec_job & p, int64_t i) {
     d_vec_task t = { p.a, p.b, p.y, p.m, 0, (int) i, p.blocks, p.rounds, 0, { 0, 0, 0, 0 } };
     if (COLS <= 2 && p.n_more > 0) {
@@ -14761,13 +15193,13 @@ template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_ve
     return t;
 }
 
-// Of row r of a block: in which round it has it, and which of the matrix it is.
+// Row r of a block: its round, and its row in the matrix.
 static inline __device__ int d_vec_round(const d_vec_job & p, int r) { return (int) ((uint32_t) r * p.per_side >> 20); }
 static inline __device__ int d_vec_row(const d_vec_job & p, const d_vec_task & t, int r) {
     return r + (d_vec_round(p, r) * (t.blocks - 1) + t.block) * p.n_side;
 }
 
-// The block's sums over steps, [step][row][column], are added up and stored. added: what is added to its rows.
+// Adds a block's partial sums [step][row][column] over steps and stores them. added: row to add.
 template <int COLS>
 static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task & t, const float * part, const float * added, bool has_up) {
     const int n_side = p.n_side, n_threads = (int) (blockDim.x * blockDim.y), n = t.rounds * n_side;
@@ -14781,7 +15213,7 @@ static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task 
             for (int s = 0; s < p.at_once && t.matrix >= 0; ++s) { sum += sums[s * stride]; }
             for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_side * COLS + s * stride]; }
             d_index to = COLS == 1 ? t.at : d_vec_index(p, t.item, c);
-            const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its result has columns of its own length
+            const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its y has its own column stride
             char * y = COLS == 1 ? t.y : is_more ? t.y + c * p.more[t.item - 1].y_c * p.y_0 : d_at(p.job.y, to);
             to.i0 = row;
             if (p.finish == D_VEC_ADD) {
@@ -14796,8 +15228,8 @@ static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task 
     }
 }
 
-// Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix those of both in turn. A block is
-// at_once warps wide and n_sub high; where a warp has two rows at a time, half of its lanes for each, n_side is twice n_sub.
+// Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix, rows of both alternate. A block
+// is at_once warps wide and n_sub high. Where a warp processes two rows, half of its lanes for each, n_side is twice n_sub.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_first) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
@@ -14816,7 +15248,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes); // [row of the block][step][column]
-    const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // behind them
+    const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // after the partial sums
     d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = d_shared_at_of(shared + ring_at + 16 * lane);
     const int64_t up_at = p.up_at, stride = row_step * p.a_m;
@@ -14835,17 +15267,17 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
         };
         const bool is_early = p.is_early && is_first && first == 0;
-        const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // else here, by each block
+        const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // otherwise each block quantizes
         const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
         if (is_early) { fill(); }
         if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-        if (is_early) { d_wait_before(); }
+        if (is_early) { d_pdl_wait(); }
         if (!is_made) {
-            if (first > 0) { __syncthreads(); } // the column's last step has been read
+            if (first > 0) { __syncthreads(); } // the previous step of the column has been read
             char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
             const auto meanwhile = [&]() {
                 if (!is_early) { fill(); }
-                if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // the column is waited for meanwhile
+                if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // overlaps the loads of the column
             };
             if constexpr (COLS == 1) {
                 d_vec_own_column<A>(p, t.b, first + step, sub, lane, row_lane, own, x[0], meanwhile);
@@ -14860,16 +15292,16 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             if (!is_early) { fill(); }
             if (needs_tables) { __syncthreads(); }
         }
-        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // goes on its way with the next copies of the ring
-            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_side ? t.m - d_vec_row(p, t, r) : 0; // elements
+        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // committed with the next stage
+            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_side ? t.m - d_vec_row(p, t, r) : 0; // left: elements
             if (left > 0) {
                 d_copy_16((char *) (added() + r), p.add + (t.m - left) * (int64_t) sizeof(float), left < 4 ? 4 * left : 16);
             }
         }
         const int64_t after = p.k - (int64_t) (first + step) * VEC_STEP;
-        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * row_lane; // elements from this lane's first
-        // Half of a row's lanes end with the sum of row i, the others with that of row i + 1, and the first of them stores it while i
-        // is below; of two columns lanes 8 and 24 store the second.
+        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * row_lane; // elements from this lane's first on
+        // Half of a row's lanes end with the sum of row i, the other half with that of row i + 1; the first lane of each stores it.
+        // With two columns, lanes 8 and 24 store the second column.
         const int n_half = row_lanes / 2, which = (lane & n_half) != 0 ? 1 : 0;
         const int end = (lane & ((COLS == 2 ? 8 : n_half) - 1)) == 0 ? rows - which : 0;
         float * sums = part + (step * t.rounds * n_parts * n_side + which * n_side + side + (lane & row_lanes) / 16) * COLS +
@@ -14885,7 +15317,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                     const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
                     d_vec_codes<A> o;
                     d_vec_traits<A>::template decode<ALIGNED>(shared, ring_at + slot + off, lane, table, o);
-                    if (A::n == 32 && n_left <= 32) { o.scale[2] = o.min[2] = 0.0f; } // else groups come in eights
+                    if (A::n == 32 && n_left <= 32) { o.scale[2] = o.min[2] = 0.0f; } // otherwise groups come in eights
                     UNROLL for (int c = 0; c < COLS; ++c) { dots[c] = d_vec_dot<A>(o, x[c], ratio); }
                     __syncwarp();
                     ring.fetch(slot, (u + SLOTS) % 2 == 1, i + u + SLOTS < rows);
@@ -14894,12 +15326,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             };
             UNROLL for (int u = 0; u < 2; ++u) { multiply(u, sum[u]); }
             float all[COLS];
-            UNROLL for (int c = 0; c < COLS; ++c) { // both at once: each half of a row's lanes adds up one
-                if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // what lies beyond the row may be no number
+            UNROLL for (int c = 0; c < COLS; ++c) { // two rows at once: each half of a row's lanes reduces one
+                if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // data past the end of the row may be NaN
                 const float other = __shfl_xor_sync(0xffffffffu, which == 0 ? sum[1][c] : sum[0][c], n_half);
                 all[c] = (which == 0 ? sum[0][c] : sum[1][c]) + other;
             }
-            if (COLS == 2) { // each quarter a column of a row
+            if (COLS == 2) { // each quarter reduces a column of a row
                 const bool is_second = lane % 16 >= 8;
                 const float other = __shfl_xor_sync(0xffffffffu, is_second ? all[0] : all[COLS - 1], 8);
                 all[0] = (is_second ? all[COLS - 1] : all[0]) + other;
@@ -14907,7 +15339,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             UNROLL for (int c = 0; c < (COLS == 2 ? 1 : COLS); ++c) {
                 if (COLS != 2) {
                     const float other = __shfl_xor_sync(0xffffffffu, all[c], 8);
-                    all[c] += n_half == 16 ? other : 0.0f; // of a pair that is the other row's
+                    all[c] += n_half == 16 ? other : 0.0f; // in a pair the upper half holds the other row
                 }
                 UNROLL for (int d = 4; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
                 if (i < end) { sums[c] = first == 0 ? all[c] : sums[c] + all[c]; }
@@ -14926,38 +15358,43 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     d_vec_store<COLS>(p, t, part, added(), has_up);
 }
 
+// Matrix-vector product of quantized weights, int8 dot products (dp4a), COLS activation columns per matrix of a. A block has
+// `rounds` rounds of n_side rows of one matrix; ALIGNED: rows at multiples of 16 bytes, WIDE: tables with copies per lane.
+//   shared  tables, then d_vec_shape::slots stages of a step per warp, activations being quantized, partial sums
+//   floor   bytes of the weights; activations from L2, once per block
+//   needs   k a multiple of 32 (vec_takes). A bad expert id gives zeros and sets bad_index
+//   arch    COLS > 2: below 8.0, elsewhere k_mul_mat_mma
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
-    if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched where there are, and large
-    d_start_next();
+    if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched there, and large
+    d_pdl_trigger();
     if (!d_vec_shape<A, COLS>::is_own) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-    if (!p.is_early) { d_wait_before(); }
+    if (!p.is_early) { d_pdl_wait(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
+        if (i != blockIdx.x) { __syncthreads(); } // the sums of the previous item have been read
         d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), i == blockIdx.x);
     }
 }
 
-// ---- 3 to 16 columns, and what is left of 2: tensor cores ----
-// A warp takes 16 rows at a time, 512 or 256 elements of each, which come through its ring as above. Lane (g, t), with
-// g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
-// 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
-// piece is 32 or 16 elements, those that share a scale. The warps of a block have the steps of the same rows; after a few
-// tiles their sums meet in shared memory, in one order.
-//   floor   bytes of the weights; the columns come from L2, once for each block
+// ---- 3 to 16 columns, and the remaining cases of 2: tensor cores ----
+// A warp processes tiles of 16 rows, 512 or 256 elements of each, through a cp.async pipeline. With g = lane / 4 and
+// t = lane % 4, a lane decodes eight elements of rows g and g + 8 of every group of 32: the A fragment of mma.sync
+// m16n8k32. int8 activations stay in registers in the format's order. A piece is 32 or 16 elements with one scale. Warps of a
+// block have different steps of the same rows; after a few tiles they reduce in shared memory in a fixed order.
+//   floor   bytes of the weights; activations come from L2, once per block
 
-#define MMA_STEP 512 // elements of a column that are made ready together
+#define MMA_STEP 512 // elements of a column quantized together
 #define MMA_GROUPS (MMA_STEP / 32)
-#define MMA_COLUMNS 8     // of a product of bytes: a tile of columns
-#define MMA_MOST 16       // columns: two tiles
+#define MMA_COLUMNS 8 // of an int8 product: a column tile
+#define MMA_MOST 16 // maximum columns: two tiles
 #define MMA_TILE (16 * MMA_COLUMNS)
-#define MMA_SUMS 16       // tiles of a block whose sums are kept when its warps come back for more steps
-#define MMA_LANES 8       // that copy a row together: 128 bytes at a time, as memory has them in a line
+#define MMA_SUMS 16 // row tiles per block whose sums are kept over several passes
+#define MMA_LANES 8 // lanes that copy a row: 128 bytes, a cache line, at a time
 #define MMA_SHARED (227 * 1024)
-#define MMA_BESIDE 128    // threads of a block of the columns' kernel, with 64 registers each
+#define MMA_RESERVED_THREADS 128 // threads per block of the activation kernel, with 64 registers each
 
-// At most so many registers; where the compiler cannot be told or kernels do not overlap, as many as so many threads leave it.
+// Register limit; where the compiler cannot take one or kernels do not overlap, that of the block size.
 #if defined(__CUDACC__) && !defined(__clang__) && CUDART_VERSION >= 12040 && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
 #define MMA_BOUNDS(THREADS, REGISTERS) __maxnreg__(REGISTERS)
 #else
@@ -14965,77 +15402,77 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #endif
 
 struct d_mma_job {
-    // What the usual product reads, side by side as in d_vec_job; the job itself comes last.
+    // Fields of the usual product are adjacent, as in d_vec_job; the job comes last.
     int64_t n_items;
-    const uint2 * xq;  // columns as bytes, [matrix][step][tile][group][lane], and
-    const float4 * xs; // [matrix][step][tile][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
+    const uint2 * xq; // int8 activations, [matrix][step][tile][group][lane], and
+    const float4 * xs; // [matrix][step][tile][piece][t]: scales of columns 2t and 2t + 1, then their companions (d_mma_word)
     int64_t a_m, row_bytes;
-    int n, n_more;     // columns of a matrix; matrices of a group, behind the first
-    int units;         // of MMA_STEP elements of a column
-    int steps, at_once, passes, n_sub, rounds; // steps are d_mma_shape's
-    bool is_one;       // one matrix, or a group, and one of columns
-    bool is_early;     // weights may be read before the columns are there
-    bool is_aligned;   // rows begin at multiples of 16 bytes
+    int n, n_more; // columns per matrix; matrices of a group after the first
+    int units; // steps of MMA_STEP elements per column
+    int steps, at_once, passes, n_sub, rounds; // steps of d_mma_shape
+    bool is_one; // one matrix, or a group, with one matrix of activations
+    bool is_early; // weights may be read before the activations are written
+    bool is_aligned; // rows are aligned to 16 bytes
     bool has_epilogue;
     gcuda_type y_type;
-    int64_t y_0;       // bytes from row to row of y
+    int64_t y_0; // bytes between rows of y
     const char * a[GCUDA_MUL_MAT_GROUP];
     char * y[GCUDA_MUL_MAT_GROUP];
-    int64_t y_c[GCUDA_MUL_MAT_GROUP]; // bytes from column to column
-    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; without a group [0] is any matrix
-    int n_tiles;       // of columns, 1 or 2
+    int64_t y_c[GCUDA_MUL_MAT_GROUP]; // column stride in bytes
+    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows and blocks per matrix; without a group [0] is that of every matrix
+    int n_tiles; // column tiles, 1 or 2
     d_job job;
 };
 
-// What a block works on: tiles of 16 rows, n_sub side by side.
+// The part of a block: tiles of 16 rows, n_sub in parallel.
 struct d_mma_task {
-    int64_t matrix; // whose columns; of mul_mat_id the expert, -1: none
-    int which;      // of a group
-    int first_tile, tiles, rounds, end; // tiles from round to round; rows before `end`. No rounds: no task
-    int n, columns[MMA_COLUMNS];        // how many there are; of mul_mat_id which of all tokens' each is, -1 where there is none
+    int64_t matrix; // matrix of the columns; mul_mat_id: expert, -1: bad id
+    int which; // matrix of a group
+    int first_tile, tiles, rounds, end; // tiles: row tiles per round; end: row limit. rounds 0: no task
+    int n, columns[MMA_COLUMNS]; // count; mul_mat_id: index among all columns, -1: none
     char * y[MMA_COLUMNS];
 };
 
-// In shared memory, where it takes no registers: the task of now and the next, and which there are after that.
-struct alignas(16) d_mma_todo {
+// Work queue in shared memory, which saves registers: the current task, the next, and the range after those.
+struct alignas(16) d_mma_queue {
     d_mma_task task[2];
     int at, end;
 };
 
-// Of products with so many tiles of columns. Two leave room for fewer warps, in registers and in shared memory.
+// Sizes for a number of column tiles. Two tiles leave room for fewer warps, in registers and in shared memory.
 template <typename A, int TILES> struct d_mma_shape {
-    static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // of a tile of rows
+    static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // per row tile
     static constexpr int groups = TILES == 1 ? d_mma_format<A>::groups : MMA_GROUPS, step = 32 * groups;
     static constexpr int step_bytes = step * (int) sizeof(typename A::block) / A::n;
-    // Of a row in a slot: room for 15 bytes before the step, which may begin anywhere. An odd number spreads eight rows
-    // over all banks.
+    // Per row of a stage: 15 bytes extra, since a step starts at any byte. An odd number of chunks spreads eight rows over all
+    // banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_of_tile = groups * d_mma_format<A>::pieces * 4, xs_bytes = TILES * xs_of_tile * (int) sizeof(float4);
     static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
     static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
-    static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
-    // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
-    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
+    static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // 1 KiB reserved per block by the system
+    // Stages per warp for n warps, next to the tables and kept sums, if the sums of `tiles` row tiles are to fit too.
+    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_queue) : 0);
     static constexpr int room(int n) { return (all - fixed_bytes - MMA_SUMS * sums * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
-    // Warps hide more than sums of many tiles at a meeting or bytes on their way beyond the second slot do.
-    // Multiples of four: a quarter of a multiprocessor's registers is for every fourth warp.
+    // Warps hide more latency than long batches between reductions, or more than two stages. Multiples of four: each SM
+    // partition has a quarter of the registers and every fourth warp.
     static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8)
                                                 : (slots_of(16, 1) >= 2 ? 16 : slots_of(12, 1) >= 2 ? 12 : 8);
     static constexpr int batch_of_two = slots_of(max_warps, 2) >= 2 ? 2 : 1;
-    static constexpr int batch = // tiles of a warp between meetings of sums
+    static constexpr int batch = // row tiles per warp between reductions
         TILES == 2 ? batch_of_two : 2 * slot_bytes <= 10240 ? 4 : max_warps == 12 ? 3 : 2;
     static constexpr int wanted = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
     static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
     static_assert(slots >= 2 && max_warps % 4 == 0, "a tile is copied while another is read");
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * sums * 4;
-    // Of a thread; is_early leaves those of a block of MMA_BESIDE.
-    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_BESIDE : 0)) / (32 * max_warps) / 8 * 8;
+    // Per thread; is_early leaves the registers of one block of MMA_RESERVED_THREADS threads.
+    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_RESERVED_THREADS : 0)) / (32 * max_warps) / 8 * 8;
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
-// What mins add to the sums of a tile, as below: products of TF32, in which they are exact and the columns' sums, x, in two parts.
+// Adds the mins' part to the sums of a tile: TF32 products, in which mins are exact and the activation sums x are split in two.
 template <typename A, int GROUPS>
 static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, int t, const d_split_tf32<2> * x, float (&sum)[4]) {
     typedef d_mma_format<A> F;
@@ -15052,21 +15489,21 @@ static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, 
     }
 }
 
-// What group g, decoded in a and b (rows g and g + 8), adds to the sums of a tile of columns, of which x are the bytes.
+// Adds group g, decoded in a and b (rows g and g + 8), to the sums of a column tile with int8 activations x.
 template <typename A>
-static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces> & a, const d_eight<d_mma_format<A>::pieces> & b, int g,
+static inline __device__ void d_mma_group(const d_frag8_pieces<d_mma_format<A>::pieces> & a, const d_frag8_pieces<d_mma_format<A>::pieces> & b, int g,
     int t, uint2 x, const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
     float first[4] = {};
     UNROLL for (int h = 0; h < F::pieces; ++h) {
-        // Of two pieces in a row the second is what both have together without the first.
+        // With two pieces in D_IN_ROW, the second is the product of both minus the first.
         const bool is_rest = F::pieces == 2 && F::order == D_IN_ROW && F::zero == 0 && h == 1;
         const float4 s = xs[4 * (F::pieces * g + h)];
         const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
         int d[4];
         if (F::pieces == 2 && F::order == D_IN_QUADS) {
             d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x.x : x.y, c);
-        } else { // of two pieces in a row lanes 0 and 1 have the first, the others the second
+        } else { // of two pieces in a row, lanes 0 and 1 have the first, the others the second
             const bool is_in = F::pieces == 1 || is_rest || t / 2 == h;
             const uint32_t q[4] = { a.q[0], b.q[0], a.q[1], b.q[1] }, xb[2] = { is_in ? x.x : 0u, is_in ? x.y : 0u };
             d_mma_s8(d, q, xb, c);
@@ -15077,7 +15514,7 @@ static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces>
             }
         }
         UNROLL for (int i = 0; i < 4; ++i) {
-            const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias and what the codes' zero adds
+            const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias, and the contribution of the codes' zero
             const float all = __int_as_float(d[i]), dot = all - (is_rest ? first[i] : zero), scale = i < 2 ? a.scale[h] : b.scale[h];
             first[i] = all;
             sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
@@ -15086,8 +15523,8 @@ static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces>
     }
 }
 
-// Sums of a tile of rows over a step, for each tile of columns: (row g, column 2t), (g, 2t + 1), then of row g + 8. The weights are
-// decoded once for all of these.
+// Sums of a row tile over a step, per column tile: (row g, column 2t), (g, 2t + 1), then row g + 8. Weights are decoded once
+// for all column tiles.
 template <typename A, bool ALIGNED, int TILES, int GROUPS>
 static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
     const uint2 (&x)[TILES][GROUPS], const d_split_tf32<2> (&x_sums)[TILES][GROUPS / 8], const float4 * xs,
@@ -15106,14 +15543,14 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
     }
 }
 
-// A warp's columns of a step, of one tile asked for as soon as those of the step before have been read, while the block's warps still
-// wait for each other and add up their sums (asks_ahead); two would take registers that decoding needs. The scales then go to
-// shared memory.
+// A warp's activations of a step. With one column tile they are loaded as soon as those of the previous step have been read,
+// while warps wait for the reduction (asks_ahead). With two they would take registers that decoding needs. Scales go to shared
+// memory.
 template <typename A, int TILES> struct d_mma_x {
     typedef d_mma_shape<A, TILES> S;
     uint2 bytes[TILES][S::groups];
     float4 scales[S::xs_bytes / 512];
-    float sums[TILES][S::groups / 4]; // what mins are multiplied with, of groups 4 i + t
+    float sums[TILES][S::groups / 4]; // factors of the mins, of groups 4 i + t
 
     __device__ void ask(const d_mma_job & p, int64_t matrix, int step, int lane) {
         const int64_t at = (matrix * p.units * MMA_GROUPS + step * S::groups) * TILES; // groups before
@@ -15134,25 +15571,25 @@ template <typename A, int TILES> struct d_mma_x {
     }
 };
 
-// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. MMA_LANES
-// lanes copy the chunks of 16 bytes of a row in turn.
+// cp.async pipeline of a warp over tiles of 16 rows, like d_vec_ring. It continues from the last tile of a pass to the first of
+// the next. MMA_LANES lanes copy the 16-byte chunks of a row.
 template <typename A, int TILES> struct d_mma_ring {
     typedef d_mma_shape<A, TILES> S;
-    static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // bytes of each
+    static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // piece: bytes copied per row at once
     char * slots;
-    const char * rows, * from; // the first row of this warp's first tile; its step in the first row of the next tile
+    const char * rows, * from; // first row of this warp's first tile; its step in the first row of the next tile
     int64_t row_stride, tile_stride;
-    int64_t lane_at;    // rows at multiples of 16 bytes: this lane's first chunk, from `from` on and
-    int lane_to, n_own; // in a slot, and the bytes from it to the end of the step
-    bool is_first;      // whether that chunk is the row's
-    int valid;          // bytes of the step that the rows have
+    int64_t lane_at; // rows aligned to 16 bytes: offset of this lane's first chunk from `from`
+    int lane_to, n_own; // its offset in a stage, and the bytes from it to the end of the step
+    bool is_first; // whether that chunk belongs to the row
+    int valid; // bytes of the step inside the row
     int pass, round, next;
 
     __device__ void begin(const d_mma_job & p, int step, int lane) {
         const int64_t start = (int64_t) step * S::step_bytes, left = p.row_bytes - start;
         valid = left <= 0 ? 0 : left < S::step_bytes ? (int) left : S::step_bytes;
         from = rows + start;
-        // Lines as memory has them: where a row begins within one its first lanes have nothing to copy at first.
+        // Copies whole cache lines: where a row starts within one, its first lanes skip their first chunk.
         const int row = lane / MMA_LANES, place = (int) ((uintptr_t) (from + row * row_stride) % piece);
         const int first = 16 * (lane % MMA_LANES) - (place & ~15);
         lane_at = row * row_stride + first - (place & 15);
@@ -15161,7 +15598,7 @@ template <typename A, int TILES> struct d_mma_ring {
         is_first = first >= 0;
     }
 
-    // Rows `lane` of the first tiles, before they may be read.
+    // Prefetches row `lane` of the first tiles to L2, before the PDL wait allows reading them.
     __device__ void prefetch(const d_mma_job & p, const d_mma_task & task, int first_tile, int step, int lane) const {
         const int64_t left = p.row_bytes - (int64_t) step * S::step_bytes;
         const int n = (int) (left < S::step_bytes ? left : S::step_bytes);
@@ -15172,7 +15609,7 @@ template <typename A, int TILES> struct d_mma_ring {
         }
     }
 
-    // Whole steps of 16 rows that lie at multiples of 16 bytes.
+    // Complete steps of 16 rows aligned to 16 bytes.
     __device__ void fetch_whole(char * slot) const {
         static_assert(S::step_bytes % 4 == 0, "a step begins at a multiple of 4 bytes within a chunk");
         constexpr int last = S::step_bytes % 16 == 0 ? 0 : S::step_bytes % 8 == 0 ? 8 : 12;
@@ -15188,7 +15625,7 @@ template <typename A, int TILES> struct d_mma_ring {
         }
     }
 
-    // Any rows, n of which there are; what is beyond them and beyond their ends is zero.
+    // Any n rows; zeros past them and past their ends.
     __device__ void fetch_any(char * slot, int n, int lane) const {
         NO_UNROLL for (int row = lane / MMA_LANES; row < 16; row += rows_at_once) {
             const char * at = from + row * row_stride;
@@ -15219,11 +15656,11 @@ template <typename A, int TILES> struct d_mma_ring {
                 begin(p, pass * p.at_once + step, lane);
             }
         }
-        d_copies_commit(); // also when there is nothing: commits are counted
+        d_copies_commit(); // also when empty: commits are counted
     }
 };
 
-// d_tile_index and d_tile_column of a few columns, whose divisions fit 32 bits; those of 64 bits were a third of the kernels' code.
+// d_tile_index and d_tile_column in 32 bits, for few columns; 64-bit divisions were a third of the kernels' code.
 static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, int column, int64_t m) {
     const uint32_t n1 = (uint32_t) p.y.ne[1], a2 = (uint32_t) p.a.ne[2], c = (uint32_t) column, of_c = c / n1;
     const uint32_t r2 = (uint32_t) p.b.ne[2] / a2, r3 = (uint32_t) p.b.ne[3] / (uint32_t) p.a.ne[3];
@@ -15231,17 +15668,17 @@ static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, in
     return { m, c - of_c * n1, (int64_t) i2 * r2 + of_c % r2, (int64_t) i3 * r3 + of_c / r2 };
 }
 
-// Where a column's rows begin in y.
+// First row of a column in y.
 static inline __device__ char * d_mma_y(const d_mma_job & p, const d_mma_task & t, int column) {
     if (p.is_one) { return p.y[t.which] + column * p.y_c[t.which]; }
     const d_index at = d_few_index(p.job, t.matrix, column < t.n ? column : 0, 0);
     return d_at(p.job.y, 0, at.i1, at.i2, at.i3);
 }
 
-// Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y, which is the
+// Reduces the warps' sums of n rounds of tiles, the last being `round`, into the sums kept between passes or into y, the
 // thread's column.
 template <int COLUMNS>
-static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
+static inline __device__ void d_mma_reduce(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
     const d_mma_task & t, char * y) {
     constexpr int TILE = 16 * COLUMNS;
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
@@ -15261,7 +15698,7 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
     }
 }
 
-// Scales of a list's columns for a step, as they lie for a matrix: xs[piece][t]. column: that of lane / 4.
+// Scales of a list's columns for a step, rearranged as for a matrix: xs[piece][t]. column: that of lane / 4.
 template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_job & p, int column, int step, int lane, float4 * xs) {
     constexpr int pieces = d_mma_shape<A, 1>::groups * d_mma_format<A>::pieces;
     const float2 * all = (const float2 *) p.xs;
@@ -15276,7 +15713,7 @@ template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_
     UNROLL for (int i = 0; i < pieces / 8; ++i) { xs[32 * i + lane] = make_float4(s[0][i].x, s[1][i].x, s[0][i].y, s[1][i].y); }
 }
 
-// The columns of a warp for a step of a list, which lie as [column][step][group][t] and [column][step][piece].
+// A warp's activations for a step of an expert list, stored as [column][step][group][t] and [column][step][piece].
 template <typename A>
 static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_task & task, int step, int lane,
     uint2 (&x)[d_mma_shape<A, 1>::groups], d_split_tf32<2> * x_sums, float4 * xs) {
@@ -15290,7 +15727,7 @@ static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_
     d_mma_id_scales<A>(p, column, step, lane, xs);
 }
 
-// Task i of a matrix or of a group's: a block's share of the rows.
+// Task i of a matrix or a group: a block's share of the rows.
 static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
     d_mma_task t = {};
     int block = i;
@@ -15305,12 +15742,12 @@ static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
     return t;
 }
 
-// That of mul_mat_id which begins at tile `at` of all lists' and ends at `end` at the latest: a stretch of one list of at most eight slots.
-// *column and *y: those of slot c, -1 where there is none.
+// mul_mat_id: the task that starts at row tile `at` of all lists and ends before `end`: a range of one list of at most eight
+// pairs. Column and result of pair c go to *column, -1 where it does not exist, and to *y.
 static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, int end, int c, int * column, char ** y) {
     const uint32_t m_tiles = (uint32_t) (p.m[0] + 15) / 16, i = (uint32_t) at / m_tiles;
     const uint32_t used = (uint32_t) p.job.y.ne[1], n_b = (uint32_t) p.job.b.ne[1];
-    const int most = p.passes > 1 ? MMA_SUMS / p.n_sub * p.n_sub : INT32_MAX; // whose sums have room
+    const int most = p.passes > 1 ? MMA_SUMS / p.n_sub * p.n_sub : INT32_MAX; // row tiles whose sums fit
     const d_id_tile list = p.job.tiles[i];
     const uint32_t slot = (uint32_t) p.job.order[list.first + (c < list.n ? c : 0)], token = slot / used, u = slot - token * used;
     *y = d_at(p.job.y, 0, u, token, 0);
@@ -15326,17 +15763,17 @@ static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, i
     return t;
 }
 
-// What a block does in turn, and its first task: none. The number of lists only the device knows: the tiles of all are counted, and a
-// block's share begins at one of them and ends before another.
-static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo) {
+// Starts a block's queue with an empty task. Only the device knows the number of lists: the block gets an equal range of all row
+// tiles.
+static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_queue & todo) {
     const uint32_t n = (uint32_t) *p.job.n_lists * ((uint32_t) (p.m[0] + 15) / 16), each = n / gridDim.x, rest = n - each * gridDim.x;
     todo.task[0] = {};
     todo.at = (int) (each * blockIdx.x + (blockIdx.x < rest ? blockIdx.x : rest));
     todo.end = todo.at + (int) (each + (blockIdx.x < rest ? 1 : 0));
 }
 
-// The next task, by a warp.
-static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo, d_mma_task & to, int lane) {
+// Takes the next task; called by one warp.
+static inline __device__ void d_mma_next_task(const d_mma_job & p, d_mma_queue & todo, d_mma_task & to, int lane) {
     const int at = todo.at, end = todo.end, c = lane % MMA_COLUMNS;
     d_mma_task t = {};
     int next = end, column = -1;
@@ -15357,22 +15794,22 @@ static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo,
     }
 }
 
-// Rows of a list whose id is no expert's.
+// Writes zeros for pairs with a bad expert id.
 static inline __device__ void d_mma_zeros(const d_mma_job & p, const d_mma_task & t) {
     for (int64_t i = (int64_t) t.first_tile * MMA_TILE + threadIdx.x; i / MMA_COLUMNS < t.end; i += blockDim.x) {
         if (i % MMA_COLUMNS < t.n) { d_store(p.y_type, t.y[i % MMA_COLUMNS] + i / MMA_COLUMNS * p.y_0, 0.0f); }
     }
 }
 
-// Where a matrix's rows begin in a.
+// First row of a matrix in a.
 template <bool LISTS> static inline __device__ const char * d_mma_a(const d_mma_job & p, int64_t matrix) {
     const uint32_t a2 = (uint32_t) p.job.a.ne[2], i3 = LISTS ? 0 : (uint32_t) matrix / a2, i2 = (uint32_t) matrix - i3 * a2;
     return d_at(p.job.a, 0, 0, i2, i3);
 }
 
-// `task`. LISTS, of mul_mat_id: if it is one, and meanwhile what comes after it to todo->task[next].
+// Executes `task`. LISTS (mul_mat_id): the task may be empty, and the next one is put into todo->task[next] meanwhile.
 template <typename A, bool ALIGNED, int TILES, bool LISTS>
-static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_todo * todo, int next) {
+static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_queue * todo, int next) {
     typedef d_mma_shape<A, TILES> S;
     static_assert(!LISTS || TILES == 1, "a list is a tile");
     const bool is_task = !LISTS || task.rounds > 0, is_product = !LISTS || (is_task && task.matrix >= 0);
@@ -15395,10 +15832,10 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.begin(p, step, lane);
     const bool is_early = !LISTS && S::is_early && p.is_early;
     if (!S::is_early && !LISTS && ring.valid > 0 && lane < 16) { ring.prefetch(p, task, first_tile, step, lane); }
-    if (!is_early && is_task) { d_wait_before(); }
+    if (!is_early && is_task) { d_pdl_wait(); }
     NO_UNROLL for (int s = 0; s < S::slots && is_product; ++s) { ring.fetch(p, task, first_tile, step, lane); }
-    if (LISTS && warp == 0) { d_mma_take(p, *todo, todo->task[next], lane); }
-    if (is_early) { d_wait_before(); }
+    if (LISTS && warp == 0) { d_mma_next_task(p, *todo, todo->task[next], lane); }
+    if (is_early) { d_pdl_wait(); }
     int slot = 0;
     d_mma_x<A, TILES> x;
     constexpr bool asks_ahead = !LISTS && S::asks_ahead;
@@ -15422,16 +15859,16 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             float sum[TILES][4] = {};
             d_copies_wait<S::slots - 1>();
             __syncwarp();
-            if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // the whole warp
+            if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // uniform over the warp
                 const int at = ring_at + slot * S::slot_bytes;
                 d_mma_tile<A, ALIGNED, TILES, S::groups>(shared, table, at + at0, at + at1, t, x.bytes, x_sums, xs + t, sum);
             }
             __syncwarp();
-            if (asks_ahead && round + 1 == task.rounds && pass + 1 < p.passes) { ask(s + p.at_once); } // ahead of the ring's many copies
+            if (asks_ahead && round + 1 == task.rounds && pass + 1 < p.passes) { ask(s + p.at_once); } // before the pipeline's many copies
             ring.fetch(p, task, first_tile, step, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
             const int in_batch = round % S::batch;
-            if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
+            if (in_batch == 0) { __syncthreads(); } // the sums of the previous batch have been read
             float2 * to = (float2 *) (part + (in_batch * n_warps + warp) * S::sums) + g * (S::columns / 2) + t;
             UNROLL for (int c = 0; c < TILES; ++c) {
                 to[c * (MMA_COLUMNS / 2)] = make_float2(sum[c][0], sum[c][1]);
@@ -15439,29 +15876,35 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             }
             if (in_batch == S::batch - 1 || round + 1 == task.rounds) {
                 __syncthreads();
-                d_mma_meet<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
+                d_mma_reduce<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
             }
         }
     }
     if (is_task && !is_product) { d_mma_zeros(p, task); }
-    __syncthreads(); // the sums are read
+    __syncthreads(); // the sums have been read
 }
 
+// Matrix product of quantized weights with up to 16 int8 activation columns, mma.sync m16n8k32 (S8). A block has tiles of 16
+// rows of one matrix; its warps split k. TILES: column tiles of 8. LISTS: mul_mat_id, lists of up to eight pairs per expert.
+//   shared  codebook, queue, kept sums, then per warp partial sums, scales and d_mma_shape::slots stages of 16 rows
+//   floor   bytes of the weights; activations from L2, once per block
+//   needs   rows aligned to 4 bytes if ALIGNED, otherwise to the size of the format's words (mma_takes)
+//   arch    8.0
 template <typename A, bool ALIGNED, int TILES, bool LISTS = false>
 static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mma_shape<A, TILES>::registers))
     k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
-    d_start_next();
+    d_pdl_trigger();
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
     if constexpr (LISTS) {
-        d_mma_todo & todo = *(d_mma_todo *) (shared + 4 * d_mma_format<A>::table);
-        d_wait_before();
+        d_mma_queue & todo = *(d_mma_queue *) (shared + 4 * d_mma_format<A>::table);
+        d_pdl_wait();
         if (threadIdx.x == 0) { d_mma_begin(p, todo); }
         __syncthreads();
         int now = 1;
-        do { // first of all what begins with a task that is none
+        do { // starts with the empty task, which only takes the first one
             now = 1 - now;
             d_mul_mat_mma<A, ALIGNED, 1, true>(p, shared, todo.task[now], &todo, 1 - now);
         } while (todo.task[1 - now].rounds > 0);
@@ -15473,15 +15916,15 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
     }
 }
 
-// What the columns are made into for a format.
+// Activation layout of a format.
 struct d_mma_columns {
     d_mma_order order;
     int pieces, zero;
     bool has_min;
 };
 
-// Four elements as a lane's word h of group q / 8 for lanes t, and what the piece is to be multiplied with: its scale, and what its sum is
-// good for. Eight threads in a row have a group, q counts them.
+// Quantizes four elements to word *h of lane *t, group q / 8, and returns the piece's scale with its companion: the scaled sum
+// for mins, otherwise the bias plus zero * sum. Eight adjacent threads have a group; q numbers them.
 static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_columns & f, int q, int * t, int * h, float2 * scale) {
     int sum;
     float d;
@@ -15498,17 +15941,17 @@ static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_colum
     return word;
 }
 
-// Columns of all matrices, eight or sixteen for each, those that are missing as zeros. A thread has four elements of two columns, a block
-// a step of them. Its blocks are to begin beside those of the product before, one on each multiprocessor, and to leave room for those of
-// the product behind (is_early): where they met on the few that were free first, blocks of the product began there when all others were
-// half done.
-static __global__ void __launch_bounds__(MMA_BESIDE, 8)
+// Quantizes activations of all matrices to int8, padded with zeros to 8 or 16 columns. A thread has four elements of two columns,
+// a block has a step of two columns. One block per SM is to start while the previous product ends and to leave room for the next
+// (is_early). When several started on the first free SMs, blocks of the product began there after the others were half done.
+//   floor   b read, 1.25 to 1.5 bytes per element written
+static __global__ void __launch_bounds__(MMA_RESERVED_THREADS, 8)
     k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
-    d_start_next();
+    d_pdl_trigger();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
     for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
-        const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2); // divisions by others take as long as all else
+        const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2); // other divisors take as long as everything else
         const int64_t matrix = n_matrices == 1 ? 0 : unit / p.units;
         const int first = (int) (i - unit * n_pairs) * 2, in_tile = first % MMA_COLUMNS, quad = (int) threadIdx.x, q = quad % 8;
         const int64_t group = (unit * p.n_tiles + first / MMA_COLUMNS) * MMA_GROUPS + quad / 8;
@@ -15520,7 +15963,7 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
             char * y;
             d_tile_column(p.job, tile, first + c < p.job.n ? first + c : 0, &b[c], &y);
         }
-        d_wait_before();
+        d_pdl_wait();
         UNROLL for (int c = 0; c < 2; ++c) {
             v[c] = d_vec_load4(p.job, b[c], first + c < p.job.n ? at : p.job.k, d_vec_is_packed(p.job, b[c]));
         }
@@ -15530,13 +15973,16 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
             const uint32_t word = d_mma_word(v[c], f, q, &t, &h, &d[c]);
             xq[(group * 32 + 4 * (in_tile + c) + t) * 2 + h] = word;
         }
-        if (q % (8 / f.pieces) == 0) { // of one piece q is 0
+        if (q % (8 / f.pieces) == 0) { // with one piece q is 0
             ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + in_tile / 2] = make_float4(d[0].x, d[1].x, d[0].y, d[1].y);
         }
     }
 }
 
-// mul_mat_id: the first n_sort blocks sort slots into lists, the others round the columns of all tokens, a step by half a block.
+// mul_mat_id: the first n_sort blocks sort expert-token pairs into lists; the others quantize the activations of all tokens,
+// half a block per step.
+//   shared  that of d_id_sort
+//   floor   ids and b read, 1.25 to 1.5 bytes per element written
 static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
     const gcuda_mul_mat_id_args args, const d_id_lists l, const d_mma_job p, const d_mma_columns f, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
@@ -15558,15 +16004,15 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
         if (q % (8 / f.pieces) == 0) { ((float2 *) p.xs)[(int64_t) group * f.pieces + q / 4] = scale; }
     }
 }
-static_assert(MMA_STEP == 4 * MMA_BESIDE, "a block of the columns' kernel has a step");
+static_assert(MMA_STEP == 4 * MMA_RESERVED_THREADS, "a block of the columns' kernel has a step");
 
-// ---- the launcher's side ----
-// Warps, steps side by side and blocks; the bytes of shared memory, 0 if there is no way. The steps side by side do not
-// depend on the number of rows, so that a row's sum is the same in any part of a matrix.
-#define VEC_PART_BYTES 8192 // sums of a block's rows
-#define VEC_PAIR_COLUMNS 2  // that two matrices can be multiplied with at once
+// ---- host side ----
+// vec_plan chooses warps, steps in parallel and blocks; it returns bytes of shared memory, 0: nothing fits. Steps in parallel do
+// not depend on the number of rows, so that a row's sum is the same in any part of a matrix.
+#define VEC_PART_BYTES 8192 // bytes for a block's partial sums
+#define VEC_PAIR_COLUMNS 2 // most columns with a second matrix
 
-#define VEC_WIDE_TABLES (216 * 1024) // shared memory from which tables of codebooks have copies
+#define VEC_WIDE_TABLES (216 * 1024) // bytes of shared memory from which codebook tables have copies
 
 static bool is_codebook(gcuda_type type) {
     bool has_codes = false;
@@ -15577,17 +16023,17 @@ static bool is_codebook(gcuda_type type) {
     return has_codes;
 }
 
-// Starting more warps would take longer than the work; so many, a power of 2, that rows of the usual models are shared evenly.
+// Small products: the launch cost of 32 warps exceeds the work; 16 divide the row counts of common models evenly.
 #define VEC_SMALL_WARPS 16
 static bool vec_is_small(const d_vec_job & p) {
     return p.job.m / p.step_rows * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
 }
 
-// Of m rows that so many blocks share, n_sub side by side in each.
+// Rounds per block for m rows shared by `blocks` blocks of n_sub rows in parallel.
 static int vec_rounds(int64_t m, int64_t blocks, int64_t n_sub) { return (int) (((m + n_sub - 1) / n_sub + blocks - 1) / blocks); }
 
-// Blocks of n matrices of a group, of m rows, of which at_once are a round of a block: all have as many rounds, so that together they
-// are not more than wanted, unless there were more rounds than there is room for. Returns how many they are.
+// Blocks of a group of n matrices with m rows, at_once rows per round. All blocks have the same number of rounds, the fewest
+// with at most `wanted` blocks, capped at `most` rounds. Returns the number of blocks.
 static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted, int64_t most, int * blocks) {
     const int64_t limit = wanted > n ? wanted : n;
     int64_t n_items = limit + 1;
@@ -15601,7 +16047,7 @@ static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted
     return n_items;
 }
 
-// Of a plan for the rows of all, as if they shared so many blocks.
+// Divides a plan for the rows of all matrices among the matrices of a group.
 static void vec_share(d_vec_job & p, int64_t n_side, int64_t wanted, int64_t most) {
     int m[GCUDA_MUL_MAT_GROUP] = { (int) p.job.m }, blocks[GCUDA_MUL_MAT_GROUP];
     for (int j = 0; j < p.n_more; ++j) {
@@ -15618,7 +16064,7 @@ static void vec_share(d_vec_job & p, int64_t n_side, int64_t wanted, int64_t mos
     }
 }
 
-// What is added to the sums; whether that is all that becomes of them, and packed.
+// Row to add to the accumulators; whether it is the whole epilogue, and packed.
 static const gcuda_array & vec_add(const d_vec_job & p) { return p.job.epilogue.bias.data != nullptr ? p.job.epilogue.bias : p.job.epilogue.residual; }
 static bool vec_adds_row(const d_vec_job & p) {
     const gcuda_mul_mat_epilogue & e = p.job.epilogue;
@@ -15628,7 +16074,7 @@ static bool vec_adds_row(const d_vec_job & p) {
     return is_only && add.data != nullptr && add.ne[0] == p.job.m && add.nb[0] == sizeof(float) && (uintptr_t) add.data % 16 == 0;
 }
 
-// What becomes of the sums of one column; has_row: a row is added, for which there is room.
+// Epilogue kind for one column. has_row: a row is added and fits in shared memory.
 static d_vec_finish vec_finish(const d_vec_job & p, bool has_row) {
     const gcuda_mul_mat_epilogue & e = p.job.epilogue;
     const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.factor.data != nullptr || e.residual.data != nullptr;
@@ -15657,18 +16103,18 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
             continue;
         }
         const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps);
-        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_side * p.at_once); // rounds
+        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_side * p.at_once); // maximum of rounds
         const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most, blocks = share > least ? share : least;
         p.rounds = vec_rounds(p.job.m, blocks, n_side);
-        p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // as few as make do: the kernel behind begins on what they leave free
+        p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // the fewest that suffice: the next kernel starts on free SMs
         p.n_items = n_matrices * p.blocks;
         if (p.n_more > 0) { vec_share(p, n_side, blocks, most); }
         p.n_side = (int) n_side;
         p.row_lanes = 32 / p.step_rows;
         p.per_side = (uint32_t) (((1 << 20) + n_side - 1) / n_side);
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
-        const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // an element beside each row's sums
-        const bool has_lanes = n_side % 4 == 0 && p.rounds * p.step_rows <= 128 * p.at_once; // four elements of a round for each
+        const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // one element per row next to its sums
+        const bool has_lanes = n_side % 4 == 0 && p.rounds * p.step_rows <= 128 * p.at_once; // a lane copies four elements of a round
         const bool has_row = COLS == 1 && vec_adds_row(p) && has_lanes && fits_shared(with_row, max_shared);
         p.finish = COLS == 1 ? vec_finish(p, has_row) : p.job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
         return has_row ? with_row : n_bytes;
@@ -15676,13 +16122,13 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
     return 0;
 }
 
-// A plan of fewer blocks than multiprocessors has one on each. Blocks that start while the kernel before them ends take what room
-// there is, two of them that of a multiprocessor without a block: the whole launch would last as long as those two (1.2 to 1.8
-// times, experts of 768 x 2048 and 2880 x 2880 on an H200). With half of the shared memory for each they cannot.
+// A plan with fewer blocks than SMs gets one block per SM. Blocks that start while the previous kernel ends might share an SM in
+// pairs, and the launch would last as long as those. Measured: 1.2 to 1.8 times (experts of 768 x 2048 and 2880 x 2880, H200).
+// Half of the shared memory per block prevents that.
 static bool leaves_room(int64_t n_blocks) { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE && n_blocks < n_multiprocessors(); }
 static size_t alone_bytes(size_t n_bytes, size_t max_shared) { return n_bytes > max_shared / 2 ? n_bytes : max_shared / 2; }
 
-// What the kernel reads of the job, where it has it side by side.
+// Copies the fields that the kernel reads in the usual case.
 static void vec_usual(d_vec_job & p) {
     const d_job & job = p.job;
     p.a = (const char *) job.a.data;
@@ -15707,19 +16153,19 @@ template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     dim3 block;
     size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &block);
-    // where experts are known
-    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_behind ? reads_weights_behind() : reads_weights_early());
+    // not with ids: experts are unknown before the PDL wait
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_dependent ? reads_weights_dependent() : reads_weights_early());
     if (n_bytes > 0 && leaves_room(p.n_items)) { n_bytes = alone_bytes(n_bytes, max_shared); }
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     vec_usual(p);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
-    return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+    return p.is_dependent ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
-// One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
+// One column of aligned rows has its own kernels, with copies of the tables where lookups dominate.
 template <typename A>
 static gcuda_status launch_vec_one(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     constexpr bool has_tables = d_vec_traits<A>::codes > 0;
@@ -15733,12 +16179,12 @@ static gcuda_status launch_vec_one(d_vec_job & p, int64_t n_matrices, size_t max
                    : launch_vec_as<A, 1, true, false>(p, n_matrices, max_shared, stream);
 }
 
-// Two columns go together, those of codebooks where rows are aligned and tables have copies.
+// Whether two columns are processed together: for codebooks only with aligned rows and copied tables.
 static bool vec_takes_pair(const d_vec_job & p, size_t max_shared) {
     return p.job.n == 2 && (!is_codebook(p.job.a.type) || (p.is_aligned && max_shared >= VEC_WIDE_TABLES));
 }
 
-// Several columns without tensor cores, or of rows that those do not take: which is seldom, so one after another.
+// Several columns without tensor cores, or with rows those cannot take. Rare, so column by column.
 template <typename A>
 static gcuda_status launch_vec_few(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     if (vec_takes_pair(p, max_shared)) {
@@ -15756,18 +16202,18 @@ static gcuda_status launch_vec_few(d_vec_job & p, int64_t n_matrices, size_t max
     return st;
 }
 
-// Blocks of a group's matrices, rounds of which only some blocks have as of one matrix alone.
+// Distributes blocks over a group's matrices; as with one matrix, only some blocks may have the last round.
 static void mma_share(d_mma_job & p, int64_t wanted, int64_t most) {
     const int n = p.n_more + 1;
     p.n_items = group_share(n, p.m, 16 * p.n_sub, wanted, most, p.blocks);
-    for (; p.n_items < wanted; ++p.n_items) { // to the one whose blocks have the most rows
+    for (; p.n_items < wanted; ++p.n_items) { // to the matrix with the most rows per block
         int j = 0;
         for (int k = 1; k < n; ++k) { j = (int64_t) p.m[k] * p.blocks[j] > (int64_t) p.m[j] * p.blocks[k] ? k : j; }
         p.blocks[j]++;
     }
 }
 
-// Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
+// Chooses warps, steps and tiles in parallel, and blocks. Returns bytes of shared memory; 0: nothing fits.
 template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     typedef d_mma_shape<A, TILES> S;
     const int64_t n_sm = n_multiprocessors();
@@ -15781,10 +16227,10 @@ template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n
         if (!fits_shared(fixed + (size_t) (warps * S::warp_bytes), max_shared)) {
             continue;
         }
-        const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm; // no more side by side than leaves every one a block
+        const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm; // limits tiles in parallel so that every SM gets a block
         p.n_sub = warps / p.at_once < side ? warps / p.at_once : (int) side;
         *n_warps = p.n_sub * p.at_once;
-        const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices; // blocks of a matrix
+        const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices; // blocks per matrix
         const int64_t least = p.passes > 1 ? (n_tiles + MMA_SUMS - p.n_sub) / (MMA_SUMS - p.n_sub + 1) : 1;
         const int64_t wanted = all < share ? all : share, blocks = wanted > least ? wanted : least;
         p.blocks[0] = (int) blocks;
@@ -15800,7 +16246,7 @@ template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n
     return 0;
 }
 
-// Rows, or every so many rows, begin at multiples of so many bytes, a power of 2, at most 16.
+// Alignment in bytes of rows, or of every step_rows-th row: a power of 2, at most 16.
 static size_t rows_multiple(const d_job & job, int step_rows = 1) {
     const size_t bits = (size_t) (uintptr_t) job.a.data | job.a.nb[1] * (size_t) step_rows | job.a.nb[2] | job.a.nb[3] | 16;
     return bits & (~bits + 1);
@@ -15827,7 +16273,7 @@ static d_mma_job mma_job(const d_vec_job & q) {
     return p;
 }
 
-// What the kernel reads of the job, where it has it side by side.
+// Copies the fields that the kernel reads in the usual case.
 static void mma_usual(d_mma_job & p) {
     const d_job & job = p.job;
     p.n = (int) job.n;
@@ -15839,27 +16285,36 @@ static void mma_usual(d_mma_job & p) {
     p.y_0 = (int64_t) job.y.nb[0];
 }
 
-static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
+static size_t mma_scratch_bytes(const d_mma_job & p) { // at most two pieces per group
     return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.units * p.n_tiles * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
 
 static bool mma_pays(const d_vec_job & p, size_t max_shared) {
-    return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // the kernel above takes two matrices
+    return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // only k_mul_mat_vec takes two matrices
+}
+
+static int vec_most_of(gcuda_type type) { // columns
+    int most = MMA_COLUMNS;
+    (void) with_weight_format(type, [&](auto a) {
+        most = d_mma_format<decltype(a)>::has_two_tiles ? MMA_MOST : MMA_COLUMNS;
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return most;
 }
 
 // Rows at multiples of what the format's words lie at, beside more than eight columns of 4; offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
     const bool is_wide = gcuda_type_size(job.a.type) % 4 == 0 || job.n > MMA_COLUMNS;
     const size_t align = is_wide ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
-    return job.n <= gcuda_mul_mat_vec_most(job.a.type) && rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
+    return job.n <= vec_most_of(job.a.type) && rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
 }
 
 // That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
-static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
-    return mma_pays(p, max_shared) && capability_major() >= 8 && mma_takes(p.job);
+static bool vec_uses_mma(const d_vec_job & p, size_t max_shared, int capability) {
+    return mma_pays(p, max_shared) && capability >= 800 && mma_takes(p.job);
 }
 
-// Words lie at multiples of 4 bytes wherever rows do, or are put together from bytes that are read in any case.
+// One kernel for all alignments: words are aligned with the rows, or are assembled from bytes anyway.
 template <typename A> static constexpr bool d_mma_has_any = sizeof(typename A::block) % 4 == 0 || !d_mma_format<A>::has_words;
 
 template <typename A, int TILES> static int mma_steps(int64_t k) {
@@ -15881,13 +16336,13 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     mma_usual(p);
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
-    p.is_early = reads_weights_behind();
+    p.is_early = reads_weights_dependent();
     const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
-        dim3(MMA_BESIDE), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
+        dim3(MMA_RESERVED_THREADS), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    constexpr bool is_any = d_mma_has_any<A> || TILES == 2; // mma_takes
+    constexpr bool is_any = d_mma_has_any<A> || TILES == 2; // see mma_takes
     constexpr bool is_aligned = is_any || !F::is_memory_bound;
     const dim3 block((unsigned) (32 * n_warps));
     const auto kernel = is_any || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned, TILES> : k_mul_mat_mma<A, is_any, TILES>;
@@ -15895,8 +16350,8 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
-// Rows of half a step, one behind the other: in pairs they leave no lane idle, and all types' begin at multiples of 16 bytes. The sum of
-// a row is added up in the same order.
+// Contiguous rows of half a step: processed in pairs they leave no lane idle and are aligned to 16 bytes in every format. The
+// order of a row's sum does not change.
 static bool vec_has_pairs(const d_job & job) {
     const bool is_half = job.n == 1 && job.k == VEC_STEP / 2 && job.a_m == (int64_t) gcuda_row_size(job.a.type, job.k);
     return is_half && job.m % 2 == 0 && rows_multiple(job, 2) == 16;
@@ -15912,7 +16367,7 @@ static d_vec_job vec_job(const d_job & job) {
     return p;
 }
 
-// The one column is there as bytes.
+// Takes over one prequantized activation column.
 static bool vec_take_column(d_vec_job & p) {
     p.xq = (const int4 *) p.job.b.data;
     p.xs = (const float2 *) (p.xq + p.steps * 128);
@@ -15928,13 +16383,13 @@ static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epil
     return epilogue_fits(epilogue, p.job.y, p.n_experts) && (epilogue.up == nullptr || p.job.n <= VEC_PAIR_COLUMNS);
 }
 
-// Rows of blocks, at least one, and columns of floats.
+// Quantized rows, at least one, and float activations.
 static bool vec_takes(const gcuda_array & a, const gcuda_array & b) {
     return gcuda_is_quantized(a.type) && is_float(b.type) && a.ne[1] <= MAX_VEC_ROWS && a.ne[0] > 0 && a.ne[0] % 32 == 0;
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-int gcuda_mul_mat_vec_form(gcuda_type type) {
+static int vec_form_of(gcuda_type type) {
     int form = 0;
     (void) with_weight_format(type, [&](auto a) {
         form = d_vec_form_number(d_vec_form_of<decltype(a)>());
@@ -15943,27 +16398,11 @@ int gcuda_mul_mat_vec_form(gcuda_type type) {
     return form;
 }
 
-int gcuda_mul_mat_vec_most(gcuda_type type) {
-    int most = MMA_COLUMNS;
-    (void) with_weight_format(type, [&](auto a) {
-        most = d_mma_format<decltype(a)>::has_two_tiles ? MMA_MOST : MMA_COLUMNS;
-        return GCUDA_STATUS_SUCCESS;
-    });
-    return most;
-}
-
-size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const d_vec_job p = vec_job(job_of(*args));
-    const size_t n_bytes = (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
-    const size_t n_mma = mma_scratch_bytes(mma_job(p));
-    return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
-}
-
 // Products of one matrix, of several or of a group's, with columns that are made ready first where there are several.
 static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     const gcuda_type type = p.job.a.type;
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
-    if (vec_uses_mma(p, max_shared)) {
+    if (vec_uses_mma(p, max_shared, 100 * capability_major())) {
         d_mma_job mma = mma_job(p);
         return with_weight_format(type, [&](auto a) {
             typedef decltype(a) A;
@@ -15989,33 +16428,12 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
         }
         p.xq = xq;
         p.xs = xs;
-        p.is_behind = true;
+        p.is_dependent = true;
     }
     return with_weight_format(type, [&](auto a) {
         typedef decltype(a) A;
         return n == 1 ? launch_vec_one<A>(p, n_matrices, max_shared, stream) : launch_vec_few<A>(p, n_matrices, max_shared, stream);
     });
-}
-
-gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_vec_fused(args, nullptr, scratch, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
-    d_vec_job p = vec_job(job_of(*args));
-    if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n = p.job.n;
-    const bool is_few = n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared);
-    if (!vec_takes(args->a, args->b) || !is_few || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    return launch_vec(p, scratch, args->max_shared, stream);
 }
 
 // Whether q is a product of the same columns as p, with weights that lie like p's.
@@ -16027,15 +16445,12 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
            q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
-// Columns lie whole elements apart, not too many.
+// Whether the column stride is whole elements and not too large.
 static bool vec_has_columns(const gcuda_array & y) { return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_MOST; }
 
 // The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two columns
 // together, and tensor cores.
-static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_job & p) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
-        return false;
-    }
+static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capability, d_vec_job & p) {
     p = vec_job(job_of(args[0]));
     const int64_t n = p.job.n;
     for (int i = 0; i < n_args; ++i) {
@@ -16048,61 +16463,95 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
         p.has_pairs = p.has_pairs && (uintptr_t) a.data % 16 == 0 && a.ne[1] % 2 == 0;
         if (i > 0) {
             p.more[i - 1] = { (const char *) a.data, (char *) y.data, (int) a.ne[1], 0, 0, (int) (y.nb[1] / y.nb[0]) };
-            p.job.m += a.ne[1]; // for the plan: the rows of all
+            p.job.m += a.ne[1]; // for the plan: rows of all
         }
     }
     p.n_more = n_args - 1;
     if (args->is_rounded) {
         return vec_take_column(p);
     }
-    return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared);
+    return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared, capability);
 }
 
-bool gcuda_mul_mat_vec_takes_group(const gcuda_mul_mat_args * args, int n_args) {
-    d_vec_job p;
-    return vec_take_group(args, n_args, p);
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    d_vec_job p;
-    return vec_take_group(args, n_args, p) && (p.job.n == 1 || scratch != nullptr) ? launch_vec(p, scratch, args->max_shared, stream)
-                                                                                   : GCUDA_STATUS_UNSUPPORTED;
-}
-
-// >>op:mul_mat_id -------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_id_vec_fused(args, nullptr, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_id_vec_fused(
-    const gcuda_mul_mat_id_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
+// ---- path VEC of weights in blocks ----
+static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
     d_job job = {};
-    job.a = args->as;
-    job.b = args->b;
-    job.y = args->y;
-    job.m = args->as.ne[1];
+    job.a = args.as;
+    job.b = args.b;
+    job.y = args.y;
+    job.m = args.as.ne[1];
     job.n = 1;
-    job.k = args->as.ne[0];
-    job.a_m = (int64_t) args->as.nb[1];
-    job.b_k = (int64_t) args->b.nb[0];
+    job.k = args.as.ne[0];
+    job.a_m = (int64_t) args.as.nb[1];
+    job.b_k = (int64_t) args.b.nb[0];
     d_vec_job p = vec_job(job);
-    p.ids = args->ids;
-    p.n_experts = args->as.ne[2];
-    p.bad_index = args->bad_index;
-    if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+    p.ids = args.ids;
+    p.n_experts = args.as.ne[2];
+    p.bad_index = args.bad_index;
+    return p;
+}
+
+// The kernel's job, of a product, a group or experts; false: it is not taken. More than eight columns need tensor cores.
+static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
+    const gcuda_mul_mat_args * args = job.args;
+    const bool is_rounded = args != nullptr && args->is_rounded;
+    if ((args != nullptr ? args->prec : job.experts->prec) == GCUDA_PREC_F32) {
+        return false;
     }
-    if (!vec_takes(args->as, args->b)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+    if (job.n_args > 0) {
+        return vec_take_group(args, job.n_args, job_capability(job), p);
     }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
+    p = args != nullptr ? vec_job(job_of(*args)) : vec_id_job(*job.experts);
+    if (!vec_takes(p.job.a, p.job.b) || (job.epilogue != nullptr && !vec_take_epilogue(p, *job.epilogue))) {
+        return false;
     }
-    return with_weight_format(args->as.type, [&](auto a) {
-        return launch_vec_one<decltype(a)>(p, args->ids.ne[0] * args->ids.ne[1], args->max_shared, stream);
+    const bool is_few = p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
+    return is_few && (!is_rounded || vec_take_column(p));
+}
+
+static bool vec_takes_job(const gcuda_mul_mat_job & job) {
+    d_vec_job p;
+    return vec_take(job, p);
+}
+
+static size_t vec_scratch_bytes(const gcuda_mul_mat_job & job) {
+    if (job.experts != nullptr) {
+        return 0;
+    }
+    const d_vec_job p = vec_job(job_of(*job.args));
+    const size_t n_bytes = (size_t) (p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps) * 3072;
+    const size_t n_mma = mma_scratch_bytes(mma_job(p));
+    return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
+}
+
+static gcuda_status launch_vec_id(d_vec_job & p, const gcuda_mul_mat_id_args & args, gcuda_stream stream) {
+    return with_weight_format(args.as.type, [&](auto a) {
+        return launch_vec_one<decltype(a)>(p, args.ids.ne[0] * args.ids.ne[1], args.max_shared, stream);
     });
 }
 
+static gcuda_status launch_vec_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    d_vec_job p;
+    if (!vec_take(job, p) || (p.job.n > 1 && job.scratch == nullptr)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (job.n_args == 0 && n_elements(p.job.y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return job.experts != nullptr ? launch_vec_id(p, *job.experts, stream) : launch_vec(p, job.scratch, job.args->max_shared, stream);
+}
+
+static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
+    const gcuda_type type = job.args != nullptr ? job.args->a.type : job.experts->as.type;
+    gcuda_activation_layout l = {};
+    l.form = vec_form_of(type);
+    l.max_columns = vec_most_of(type);
+    return l;
+}
+
+const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
 // Lists of up to eight slots of one expert are multiplied as a matrix with eight columns is. Where rows have few steps, several blocks on a
 // multiprocessor: while one begins a list the others read on. Returns the bytes of shared memory, 0 if there is no way.
 #define MMA_ID_BESIDE 4
@@ -16116,14 +16565,14 @@ template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared
             *n_warps = p.n_sub * p.at_once;
             const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
             const size_t n_bytes = (size_t) (S::fixed_bytes + kept + *n_warps * S::warp_bytes);
-            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // a multiprocessor has 1 KiB more than a block may have
+            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // an SM has 1 KiB more per block than a block may use
             if (fits_shared(n_bytes, max_shared) && (*n_beside == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
         }
     }
     return 0;
 }
 
-// Formats with kernels of their own for this, 50 KB each: those that models with experts come in.
+// Formats with separate list kernels, 50 KB each: those that expert models use.
 template <typename A> static constexpr bool d_mma_has_lists = false;
 #define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
 X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
@@ -16174,66 +16623,84 @@ static d_mma_job id_mma_job(const gcuda_mul_mat_id_args & args, const d_id_lists
     return p;
 }
 
-size_t gcuda_mul_mat_id_mma_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+// ---- path INT8 ----
+static bool int8_takes(const gcuda_mul_mat_job & job) {
+    if (job.experts == nullptr || job.epilogue != nullptr || job_capability(job) < 800) {
+        return false;
+    }
+    const gcuda_mul_mat_id_args & args = *job.experts;
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * ((args->as.ne[0] + MMA_STEP - 1) / MMA_STEP);
-    return asked_bytes(n_lists + (size_t) (n_units * MMA_GROUPS) * (4 * sizeof(uint2) + 2 * sizeof(float2)));
+    const d_mma_job p = id_mma_job(args, l, id_lists(args, &l));
+    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.units, n_tiles = id_max_tiles(args, MMA_COLUMNS) * ((args.as.ne[1] + 15) / 16);
+    const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
+    bool has_lists = false;
+    (void) with_weight_format(args.as.type, [&](auto a) {
+        typedef decltype(a) A;
+        has_lists = d_mma_has_lists<A> && rows_are_multiples(p.job, d_mma_format<A>::lists_at);
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return args.prec != GCUDA_PREC_F32 && vec_takes(args.as, args.b) && has_lists && mma_takes(p.job) && is_small;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+static size_t int8_scratch_bytes(const gcuda_mul_mat_job & job) {
+    const gcuda_mul_mat_id_args & args = *job.experts;
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    d_mma_job p = id_mma_job(*args, l, n_lists);
-    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * p.units, n_tiles = id_max_tiles(*args, MMA_COLUMNS) * ((args->as.ne[1] + 15) / 16);
-    const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
-    if (!vec_takes(args->as, args->b) || capability_major() < 8 || !mma_takes(p.job) || !is_small) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    if (n_elements(args->y) == 0) {
+    const size_t n_lists = id_lists(args, &l);
+    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * ((args.as.ne[0] + MMA_STEP - 1) / MMA_STEP);
+    return n_lists + (size_t) (n_units * MMA_GROUPS) * (4 * sizeof(uint2) + 2 * sizeof(float2));
+}
+
+static gcuda_status launch_int8(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const gcuda_mul_mat_id_args args = job_experts(job);
+    d_id_lists l = {};
+    const size_t n_lists = id_lists(args, &l);
+    d_mma_job p = id_mma_job(args, l, n_lists);
+    if (n_elements(args.y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_weight_format(args->as.type, [&](auto a) {
+    return with_weight_format(args.as.type, [&](auto a) {
         if constexpr (d_mma_has_lists<decltype(a)>) {
-            return launch_id_mma<decltype(a)>(*args, l, p, stream);
+            return launch_id_mma<decltype(a)>(args, l, p, stream);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
         }
     });
 }
+
+const mul_mat_path gcuda_path_int8 = { int8_takes, int8_scratch_bytes, launch_int8, mul_mat_no_layout };
 #endif // part 5
 
 #if GCUDAI_PART(14)
 // =====================================================================================================
-// >>k-mul-mat-vec-float   products of float weights with up to 8 columns
+// >>k-mul-mat-vec-float   matrix-vector products of float weights, up to 8 columns
 // =====================================================================================================
-// The weights are read once, 16 bytes a lane at a time, and nothing beyond a matrix's last row. A step is as many elements of a row as
-// a warp keeps of the columns in registers. The warps of a block take steps side by side and walk the block's rows, a few at a time;
-// every warp adds its sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its
-// length, the columns and the shared memory alone, so that its sum has the same bits in any part of a matrix.
-//   floor   bytes of the weights; the columns come from L2, once for each block
+// Weights are read once in 16-byte loads, never past the last row of a matrix. A step is the elements of a row whose activations
+// fit a warp's registers. Warps of a block have different steps and walk the block's rows a few at a time. Partial sums are
+// kept per warp in shared memory and reduced in a fixed order (split-K). How a row is split depends on its length, the
+// columns and the shared memory only, so that its sum has the same bits in any part of a matrix.
+//   floor   bytes of the weights; activations come from L2, once per block
 
 #define FLOAT_VEC_COLUMNS 8
-#define FLOAT_VEC_WARPS 16         // of a multiprocessor
-#define FLOAT_VEC_ROWS (1 << 30)   // rows and elements are counted in ints
+#define FLOAT_VEC_WARPS 16 // per SM
+#define FLOAT_VEC_ROWS (1 << 30) // rows and elements are counted in ints
 #define FLOAT_VEC_LENGTH (1 << 30)
 
 struct d_float_job {
     static constexpr bool has_hooks = false;
     d_job job;
-    gcuda_array ids;         // mul_mat_id: a column is a slot
+    gcuda_array ids; // mul_mat_id: a column is an expert-token pair
     int64_t n_experts;
     int32_t * bad_index;
-    bool is_one;             // one matrix of columns
-    bool is_early;           // a block's first weights are asked for before it waits for the kernel before
-    bool is_small;           // items and columns can be counted in 32 bits
-    int steps, at_once;      // of a row; that a block's warps take side by side
-    int turns;               // groups of rows that a warp has
-    int64_t blocks, n_items; // blocks of a matrix, of all
+    bool is_one; // one matrix of activations
+    bool is_early; // the first weights of a block are loaded before the PDL wait
+    bool is_small; // items and columns fit 32 bits
+    int steps, at_once; // steps per row; steps in parallel per block
+    int turns; // groups of rows per warp
+    int64_t blocks, n_items; // blocks per matrix; in all
 };
 
-// With what else goes into the launch, in kernels of its own: steps behind the sums (job.has_epilogue), with one column a second
-// matrix among them (`up`), or more matrices for the one column.
+// Job with hooks, for separate kernels: an epilogue (job.has_epilogue), with one column a second matrix (`up`), or further
+// matrices for the one column.
 struct d_float_more {
     const char * a;
     char * y;
@@ -16245,10 +16712,10 @@ struct d_float_hooked_job : d_float_job {
     d_float_more more[GCUDA_MUL_MAT_GROUP - 1];
 };
 
-// Operands of anything that d_load knows, with any stride.
+// Operands of any type that d_load knows, with any strides.
 struct d_any_float {};
 
-// 16 bytes that are read once, or zeros: they take no room in L1. No branch, which would stand between one load and the next.
+// 16 bytes that are read once (no L1 allocation), or zeros. Predicated: a branch would separate consecutive loads.
 static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -16261,7 +16728,7 @@ static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #endif
 }
 
-// Weights: elements k .. k + N - 1 of a row, as they lie, zeros beyond its end; they are converted once all loads are under way.
+// Elements k .. k + N - 1 of a row of weights, unconverted, zeros past its end; conversion waits until all loads are in flight.
 template <typename A> struct d_float_weights {
     static constexpr int N = d_wide<A>::N;
     static __device__ uint4 load(const d_float_job & p, const char * row, int k, bool is_wanted) {
@@ -16283,11 +16750,11 @@ template <> struct d_float_weights<d_any_float> {
     static __device__ void unpack(const uint4 & w, float * v) { memcpy(v, &w, 16); }
 };
 
-// The N elements of a column that meet them.
+// The N elements of a column for those weights.
 template <typename B, int N> struct d_float_column {
     static __device__ void load(const d_float_job &, const char * column, int k, float * v) {
         UNROLL for (int j = 0; j < N; j += d_wide<B>::N) {
-            const uint4 here = *(const uint4 *) ((const B *) column + k + j); // as an argument it would be bytes
+            const uint4 here = *(const uint4 *) ((const B *) column + k + j); // passed directly it would become byte accesses
             d_unpack<B>(here, v + j);
         }
     }
@@ -16298,7 +16765,7 @@ template <int N> struct d_float_column<d_any_float, N> {
     }
 };
 
-// Where column c of matrix i starts in b and in y. Divisions of 32 bits where they do, those of 64 take as long as a read of memory.
+// Addresses of column c of matrix i in b and in y. 32-bit divisions where they suffice: a 64-bit one costs a global load.
 template <typename I>
 static inline __device__ void d_float_place(const d_job & p, I i, I c, const char ** b, char ** y) {
     const I n1 = (I) p.y.ne[1], n2 = (I) p.a.ne[2], r2 = (I) p.b.ne[2] / n2, r3 = (I) p.b.ne[3] / (I) p.a.ne[3];
@@ -16318,8 +16785,8 @@ static inline __device__ void d_float_ends(const d_float_job & p, int64_t i, int
     }
 }
 
-// The expert of slot i, n_experts for all bad ids; one thread writes where its column and its results begin. Slots of one expert are
-// multiplied by blocks that run side by side: memory is asked for its weights once, the others find them in L2.
+// Expert of pair i, n_experts for a bad id; one thread writes the addresses of its column and results. Pairs of one expert run
+// concurrently: its weights come from memory once, then from L2.
 static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, const char ** column, char ** results) {
     const int64_t used = p.ids.ne[0], token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used, u = i - token * used;
     const int32_t id = *(const int32_t *) d_at(p.ids, u, token, 0, 0);
@@ -16330,15 +16797,15 @@ static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, 
     return id >= 0 && id < p.n_experts ? id : p.n_experts;
 }
 
-// ---- multiply and add, in F32 ----
-// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` adds up what is here; wherever it is done
-// with 16 bytes, those at the same place of rows `row` and on are asked for, if they are wanted: so loads never cease.
+// ---- F32 FMA ----
+// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` accumulates the loaded weights. As each
+// 16 bytes are consumed, those at the same position from `row` on are loaded if wanted: loads never pause.
 template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
     static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, warp_bytes = 0;
-    // One column in smaller blocks, two on a multiprocessor: one of them reads while the other one begins or ends.
+    // One column: smaller blocks, two per SM. One reads while the other starts or ends.
     static constexpr int max_warps = COLS == 1 ? FLOAT_VEC_WARPS / 2 : FLOAT_VEC_WARPS, places = FLOAT_VEC_WARPS / max_warps;
     float x[COLS][AHEAD][N];
     uint4 w[AHEAD][ROWS];
@@ -16373,9 +16840,9 @@ template <typename A, typename B, int COLS> struct d_float_fma {
             }
         }
     }
-    // Every exchange halves what a lane has to add up: in the end sum i is on lanes 32 / sums * i and after.
+    // Butterfly reduction that halves the sums per lane: at the end sum i is in lanes 32 / sums * i and following.
     static __device__ void add(float (&sum)[sums], float * part, int lane, bool is_first) {
-        UNROLL for (int j = 0; j < 5; ++j) { // constants all, so that the sums stay in registers
+        UNROLL for (int j = 0; j < 5; ++j) { // compile-time constants, so that sums stay in registers
             const int d = 16 >> j, n = sums >> (j + 1);
             const bool is_upper = (lane & d) != 0;
             UNROLL for (int i = 0; i < sums / 2; ++i) {
@@ -16393,16 +16860,15 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 };
 
 // ---- tensor cores ----
-// A warp has 16 rows. F16 and BF16 are TF32 numbers as they are; F32 and the columns are rounded to TF32, whose range is that of F32.
-// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight of 32 elements of rows g and g + 8 and of column g, in pieces of 16
-// bytes beside those of its neighbours, AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both
-// sides have the same.
-// The weights come through a ring in a warp's own shared memory, FLOAT_MMA_BYTES of a row by one instruction. Loads of registers, with
-// 64 bytes of a row by each, were slower. A slot is what a step has of 16 rows; it is filled again as soon as the warp has read it.
-// The columns of the next step are on their way while a warp walks its rows.
-#define FLOAT_MMA_WARPS 8   // of a block, one on a multiprocessor: 128 KB of copies on their way, and all registers
-#define FLOAT_MMA_SLOTS 2
-#define FLOAT_MMA_BYTES 512 // of a row in a slot
+// A warp has 16 rows. F16 and BF16 are exact in TF32; F32 weights and activations are rounded to TF32, which has the range of
+// F32. With g = lane / 4 and t = lane % 4, a lane has eight of 32 elements of rows g and g + 8 and of column g, AHEAD times,
+// in 16-byte pieces adjacent to its neighbours'. An mma of depth 8 takes any two of every lane: both operands permute k alike.
+// Weights come through a cp.async pipeline per warp, FLOAT_MMA_BYTES of a row per instruction; register loads of 64 bytes per row
+// were slower. A stage is a step of 16 rows, refilled as soon as the warp has read it. Activations of the next step are
+// loaded while a warp walks its rows.
+#define FLOAT_MMA_WARPS 8 // per block, one block per SM: 128 KB of copies in flight, and all registers
+#define FLOAT_MMA_STAGES 2
+#define FLOAT_MMA_BYTES 512 // per row of a stage
 
 static inline __device__ uint32_t d_round_tf32(float v) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -16411,7 +16877,7 @@ static inline __device__ uint32_t d_round_tf32(float v) {
     return w;
 #else
     const uint32_t w = __float_as_uint(v);
-    return (w & 0x7f800000u) == 0x7f800000u ? w : w + 0x1000u; // the product leaves out the last 13 bits
+    return (w & 0x7f800000u) == 0x7f800000u ? w : w + 0x1000u; // mma.sync ignores the last 13 bits
 #endif
 }
 
@@ -16419,13 +16885,13 @@ template <typename A, typename B> struct d_float_mma {
     static constexpr int N = d_wide<A>::N, PIECES = 8 / N, step = FLOAT_MMA_BYTES / (int) sizeof(A), AHEAD = step / 32;
     static constexpr int COLUMN_N = d_wide<B>::N, COLUMN_PIECES = 8 / COLUMN_N;
     static constexpr int rows = 16, sums = 128, columns = FLOAT_VEC_COLUMNS, max_warps = FLOAT_MMA_WARPS, places = 1;
-    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_SLOTS * slot_bytes;
+    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_STAGES * slot_bytes;
     uint4 next[AHEAD][COLUMN_PIECES];
     uint32_t x[AHEAD][8];
 
     static __device__ uint32_t tf32(float v) { return sizeof(A) == 4 ? d_round_tf32(v) : __float_as_uint(v); }
 
-    // Asks for the columns of the step at k0. Those that are missing are the last: what comes of them is not stored.
+    // Loads the activations of the step at k0. Missing columns are the last ones: their results are never stored.
     __device__ void ask_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane) {
         const B * column = (const B *) b[lane / 4 < n ? lane / 4 : n - 1];
         UNROLL for (int u = 0; u < AHEAD; ++u) {
@@ -16439,15 +16905,15 @@ template <typename A, typename B> struct d_float_mma {
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[8];
             UNROLL for (int i = 0; i < COLUMN_PIECES; ++i) {
-                const uint4 here = next[u][i]; // as d_float_column's
+                const uint4 here = next[u][i]; // see d_float_column
                 d_unpack<B>(here, v + COLUMN_N * i);
             }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
         }
     }
 
-    // Rows row .. row + 15 from k0 on into a slot, 32 pieces of one row at a time, zeros where there are none. In odd rows pieces change
-    // places four apart: what eight lanes read at once, of two rows, then lies in different banks.
+    // Copies rows row .. row + 15 from k0 on to a stage, 32 pieces of one row at a time, zeros where there are none. Swizzle: odd
+    // rows swap pieces four apart, so that eight lanes reading two rows have no bank conflicts.
     static __device__ int place(int r, int piece) { return r * FLOAT_MMA_BYTES + 16 * (piece ^ r % 2 * 4); }
     static __device__ void fetch(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, d_shared_at slot, bool is_there) {
         static_assert(FLOAT_MMA_BYTES == 32 * 16, "a piece for each lane");
@@ -16459,7 +16925,7 @@ template <typename A, typename B> struct d_float_mma {
         }
         d_copies_commit();
     }
-    // Two chains of sums, which wait for themselves half as long as one.
+    // Two accumulators halve the dependency chain.
     __device__ void multiply(const char * slot, int lane, float (&c)[4]) const {
         const int g = lane / 4, t = lane % 4;
         float second[4] = {};
@@ -16488,16 +16954,16 @@ template <typename A, typename B> struct d_float_mma {
     static __device__ int column_of(int i) { return i / 4 % 4 * 2 + i % 2; }
 };
 
-// ---- the kernel ----
-// A block's rows of a matrix of m. Turn j of warps `sub` has those from (block + blocks * j) * n_sub + sub, in groups of W::rows; where
-// there is a second matrix, up, turns come in pairs: the same rows of both.
+// ---- kernel ----
+// A block's rows of a matrix of m rows. In turn j, warps `sub` have group (block + blocks * j) * n_sub + sub of W::rows rows. With
+// a second matrix, up, turns come in pairs: the same rows of both.
 struct d_float_rows {
     const char * a, * up;
     int64_t m, blocks;
     int block;
 };
 
-// A warp's part of a block's rows: its group of them in each turn, and of every row the steps s0, s0 + at_once, ...
+// A warp's part of a block: its group of rows in each turn, and of each row steps s0, s0 + at_once, ...
 struct d_float_part {
     int first, row_step, s0, n_turns;
     float * sums; // of its turns
@@ -16510,21 +16976,21 @@ static inline __device__ d_float_part d_float_part_of(const d_float_job & p, con
         part + warp * n_turns * W::sums };
 }
 
-// Weights by loads of registers.
+// Weights loaded to registers.
 template <typename W>
 static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_float_rows & rows, const d_float_part & own,
     const char * const * columns, int n, bool is_early) {
     const int lane = (int) threadIdx.x % 32;
     W work;
     if (own.s0 < p.steps) { work.load_weights(p, rows.a, rows.m, own.first, own.s0 * W::step, lane); }
-    if (is_early) { d_wait_before(); }
-    __syncthreads(); // the columns are known
+    if (is_early) { d_pdl_wait(); }
+    __syncthreads(); // column addresses are written
     for (int s = own.s0; s < p.steps; s += p.at_once) {
         const int k0 = s * W::step;
         const bool has_next = s + p.at_once < p.steps;
         work.load_columns(p, columns, n, k0, lane);
         for (int j = 0, row = own.first; j < own.n_turns; ++j) {
-            const bool is_last = j + 1 == own.n_turns, is_up = rows.up != nullptr && j % 2 == 0; // the next turn
+            const bool is_last = j + 1 == own.n_turns, is_up = rows.up != nullptr && j % 2 == 0; // of the next turn
             float sum[W::sums] = {};
             if (!is_up) { row += own.row_step; }
             work.multiply(p, is_up ? rows.up : rows.a, rows.m, is_last ? own.first : row, is_last ? k0 + p.at_once * W::step : k0, lane,
@@ -16534,13 +17000,12 @@ static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_
     }
 }
 
-// Weights through a ring; `fetch` is called for one turn after the other, of one step after the other. There is no second matrix:
-// that has one column.
+// Weights through the cp.async pipeline; `fetch` walks turns, then steps. No second matrix: that has one column.
 template <typename W>
 static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_float_rows & rows, const d_float_part & own,
     const char * const * columns, int n, const char * copies, d_shared_at slots, bool is_early) {
     const int lane = (int) threadIdx.x % 32;
-    int next_s = own.s0, next_j = 0, next_row = own.first, slot = 0; // what is to be fetched next, and where that goes
+    int next_s = own.s0, next_j = 0, next_row = own.first, slot = 0; // next fetch, and its stage
     const auto fetch = [&](int to) {
         W::fetch(p, rows.a, rows.m, next_row, next_s * W::step, lane, slots + to, next_s < p.steps);
         next_row += own.row_step;
@@ -16552,8 +17017,8 @@ static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_f
     };
     W work;
     UNROLL for (int at = 0; at < W::warp_bytes; at += W::slot_bytes) { fetch(at); }
-    if (is_early) { d_wait_before(); }
-    __syncthreads(); // the columns are known
+    if (is_early) { d_pdl_wait(); }
+    __syncthreads(); // column addresses are written
     if (own.s0 < p.steps) { work.ask_columns(p, columns, n, own.s0 * W::step, lane); }
     NO_UNROLL for (int s = own.s0; s < p.steps; s += p.at_once) {
         work.take_columns();
@@ -16563,16 +17028,16 @@ static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_f
             d_copies_wait<W::warp_bytes / W::slot_bytes - 1>();
             __syncwarp();
             work.multiply(copies + slot, lane, sum);
-            __syncwarp(); // all have read
+            __syncwarp(); // all lanes have read
             fetch(slot);
             slot = slot + W::slot_bytes == W::warp_bytes ? 0 : slot + W::slot_bytes;
             W::add(sum, own.sums + j * W::sums, lane, s < p.at_once);
         }
     }
-    d_copies_wait<0>(); // of nothing; another item begins again
+    d_copies_wait<0>(); // drains empty groups; the next item starts over
 }
 
-// Where the block's rows are, of the first matrix or of one behind it; *y is where the results of the latter go.
+// Rows of the block in the first matrix or one after it; *y: results of the latter.
 static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float_rows * rows, char ** y) {
     for (int g = 0; g < p.n_more && rows->block >= (int) rows->blocks; ++g) {
         rows->block -= (int) rows->blocks;
@@ -16584,7 +17049,7 @@ static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float
     rows->up = p.job.has_epilogue ? (const char *) p.job.epilogue.up : nullptr;
 }
 
-// Where row `row` of column c is in the result; i: the item's matrix, or slot.
+// Position in y of row `row` of column c; i: matrix or pair of the item.
 static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i, int64_t matrix, int c, int row) {
     if (p.is_one) { return { row, c, 0, 0 }; }
     if (p.ids.data != nullptr) {
@@ -16595,16 +17060,22 @@ static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i,
     return d_tile_index(p.job, t, c, row);
 }
 
+// Matrix-vector product of float weights, up to W::columns columns; W is FMA or tensor cores, P a job with or without hooks. A
+// block has p.turns turns of groups of W::rows rows of one matrix.
+//   shared  per warp FLOAT_MMA_STAGES stages (tensor cores), then partial sums [warp][turn][sum]
+//   floor   bytes of the weights; activations from L2, once per block
+//   needs   except d_any_float: rows packed and aligned to 16 bytes, k a multiple of 16 bytes
+//   arch    tensor cores: 8.0
 template <typename W, typename P> static __global__ void __launch_bounds__(32 * W::max_warps, W::places) k_mul_mat_vec_float(const P p) {
-    DYNAMIC_SHARED(char, shared); // copies of the warps, then [warp][turn][sum]
+    DYNAMIC_SHARED(char, shared); // stages of the warps, then [warp][turn][sum]
     __shared__ const char * columns[W::columns];
     __shared__ char * results[W::columns];
     const int n_warps = (int) blockDim.x / 32, n_sub = n_warps / p.at_once;
-    const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // of sums
+    const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // sums per output
     float * part = (float *) (shared + n_warps * W::warp_bytes);
     char * copies = shared + (int) threadIdx.x / 32 * W::warp_bytes;
-    d_start_next();
-    if (!p.is_early) { d_wait_before(); }
+    d_pdl_trigger();
+    if (!p.is_early) { d_pdl_wait(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
         d_float_rows rows = { (const char *) p.job.a.data, nullptr, p.job.m, p.blocks, (int) (item - i * p.blocks) };
@@ -16657,12 +17128,13 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
                 d_store(p.job.y.type, (y != nullptr ? y : results[c]) + row * (int64_t) p.job.y.nb[0], sum);
             }
         }
-        __syncthreads(); // part, columns and results are read no more
+        __syncthreads(); // part, columns and results have been read
     }
 }
 
-// ---- the launcher's side ----
-// Blocks of a group's matrices: all have as many turns, as few as leave every block a place of its own, if shared memory has room.
+// ---- host side ----
+// Blocks of a group's matrices: all have the same number of turns, the fewest that give every block its own place, as far as
+// shared memory allows.
 static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int64_t n_places, int64_t most) {
     const auto blocks = [&](int64_t m) { return ((m + rows - 1) / rows + n_sub * p.turns - 1) / (n_sub * p.turns); };
     for (p.turns = 1; ; ++p.turns) {
@@ -16672,8 +17144,8 @@ static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int
     }
 }
 
-// Groups of rows that a block has side by side, of so many in each matrix: the blocks with most of them have as few as can be. As many
-// as left every multiprocessor a block were shared unevenly.
+// Groups of rows in parallel per block, for n_groups per matrix: minimizes the groups of the busiest block. Giving every SM a
+// block was less even.
 static int64_t float_side_by_side(int64_t n_groups, int64_t n_matrices, int64_t most, int64_t n_places) {
     int64_t best = 1, least = 0;
     for (int64_t n_sub = 1; n_sub <= most; ++n_sub) {
@@ -16694,7 +17166,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     const int64_t n_groups = (m + W::rows - 1) / W::rows, n_places = W::places * n_multiprocessors();
     const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) / W::places - SHARED_STATIC;
     p.steps = (int) ((p.job.k + W::step - 1) / W::step);
-    // without regard to sum_bytes: a row is cut the same way with a second matrix and without
+    // ignores sum_bytes: a row is split the same way with and without a second matrix
     const int64_t fitting = room / (W::warp_bytes + W::sums * 4), most = fitting < W::max_warps ? fitting : W::max_warps;
     if (most < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -16703,7 +17175,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     p.at_once = p.steps > 0 ? (int) ((p.steps + passes - 1) / passes) : 1;
     const int64_t n_sub = float_side_by_side(n_groups, n_matrices, most / p.at_once, n_places);
     const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * sum_bytes, all = (n_groups + n_sub - 1) / n_sub;
-    const int64_t share = mul_mat_blocks(all, n_matrices, n_places), turns = (room - n_warps * W::warp_bytes) / turn_bytes; // at most
+    const int64_t share = mul_mat_blocks(all, n_matrices, n_places), turns = (room - n_warps * W::warp_bytes) / turn_bytes; // turns: maximum
     if (P::has_hooks && turns < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -16715,7 +17187,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
         if (p.n_more > 0) { float_share(p, W::rows, n_sub, n_places, turns); }
     }
     p.is_small = p.n_items <= INT32_MAX && n_elements(p.job.b) / (p.job.k > 0 ? p.job.k : 1) <= INT32_MAX;
-    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // not with ids: experts are unknown before the PDL wait
     return launch_overlapped(k_mul_mat_vec_float<W, P>, p.n_items, dim3((unsigned) (32 * n_warps)),
         (size_t) (p.turns * turn_bytes + n_warps * W::warp_bytes), max_shared, stream, p);
 }
@@ -16728,7 +17200,7 @@ static gcuda_status launch_float_columns(P & p, int64_t n_matrices, size_t max_s
                           : launch_float<d_float_fma<A, B, 8>>(p, n_matrices, max_shared, stream);
 }
 
-// F16 and BF16 weights, with columns in F32 or like them.
+// F16 and BF16 weights; activations in F32 or in the type of the weights.
 template <typename A>
 static gcuda_status launch_float_halves(
     d_float_job & p, int64_t n_matrices, bool use_mma, size_t max_shared, gcuda_stream stream) {
@@ -16742,13 +17214,13 @@ static gcuda_status launch_float_halves(
 }
 
 #define FLOAT_MMA_FIRST_COLUMNS 2
-#define FLOAT_MMA_FIRST_F32_COLUMNS 5 // fewer are multiplied in F32 as fast as they are read (4 of 28672 x 16384: 427 us, on these 441)
+#define FLOAT_MMA_FIRST_F32_COLUMNS 5 // fewer run at memory speed in F32 (4 columns of 28672 x 16384: 427 us, here 441)
 static bool float_on_tensor_cores(const d_float_job & p, bool wants_f32) {
     const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32;
     return !wants_f32 && p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS) && capability_major() >= 8;
 }
 
-// With the types and rows that 16 bytes can be loaded of; anything else goes element by element.
+// 16-byte loads where types and rows allow; otherwise element by element.
 static gcuda_status launch_float_vec(
     d_float_job & p, int64_t n_matrices, bool wants_f32, size_t max_shared, gcuda_stream stream) {
     const bool is_same = p.job.b.type == p.job.a.type || p.job.b.type == GCUDA_TYPE_F32;
@@ -16766,7 +17238,7 @@ static gcuda_status launch_float_vec(
     }
 }
 
-// With hooks: columns in F32.
+// Jobs with hooks: activations in F32.
 static gcuda_status launch_float_hooked(
     d_float_hooked_job & p, int64_t n_matrices, bool wants_f32, size_t max_shared, gcuda_stream stream) {
     const bool use_mma = float_on_tensor_cores(p, wants_f32);
@@ -16782,13 +17254,13 @@ static bool float_vec_takes(const d_float_job & p) {
            p.job.k <= FLOAT_VEC_LENGTH;
 }
 
-// What kernels with hooks take: the product alone would have its kernel for rows in pieces of 16 bytes.
+// Whether a kernel with hooks applies: only for operands of the vectorized kernels.
 static bool float_hooks_take(const d_float_job & p) {
     return float_vec_takes(p) && p.job.b.type == GCUDA_TYPE_F32 && p.job.y.type == GCUDA_TYPE_F32 && is_wide(p.job.a) && is_wide(p.job.b) &&
            p.job.k % (16 / (int64_t) gcuda_type_size(p.job.a.type)) == 0;
 }
 
-// Whether q is a product of the same column as p, with weights that lie like p's.
+// Whether q has the activations of p and weights of the same layout.
 static bool float_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 && q.prec == p.prec &&
            q.b.data == p.b.data && q.b.type == p.b.type && n_elements(q.b) == p.a.ne[0] && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] >= 1 &&
@@ -16796,54 +17268,11 @@ static bool float_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_arg
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_vec_float(const gcuda_mul_mat_args * args, gcuda_stream stream) {
-    d_float_job p = {};
-    p.job = job_of(*args);
-    p.is_one = args->b.ne[2] == 1 && args->b.ne[3] == 1;
-    if (!float_vec_takes(p)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
-    const bool wants_f32 = args->prec == GCUDA_PREC_F32;
-    return n_elements(args->y) > 0 ? launch_float_vec(p, n_matrices, wants_f32, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
-}
-
 static d_float_hooked_job float_hooked_job(const gcuda_mul_mat_args & args) {
     d_float_hooked_job p = {};
     p.job = job_of(args);
     p.is_one = args.b.ne[2] == 1 && args.b.ne[3] == 1 && args.a.ne[2] * args.a.ne[3] == 1;
     return p;
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_float_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
-    if (epilogue == nullptr) {
-        return gcuda_launch_mul_mat_vec_float(args, stream);
-    }
-    d_float_hooked_job p = float_hooked_job(*args);
-    const bool has_up = epilogue->up != nullptr;
-    p.job.has_epilogue = true;
-    p.job.epilogue = *epilogue;
-    if (!float_hooks_take(p) || !epilogue_fits(*epilogue, p.job.y, 0) || (has_up && (p.job.n != 1 || (uintptr_t) epilogue->up % 16 != 0))) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
-    return n_elements(args->y) > 0 ? launch_float_hooked(p, n_matrices, args->prec == GCUDA_PREC_F32, args->max_shared, stream)
-                                   : GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_float_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    d_float_hooked_job p = float_hooked_job(args[0]);
-    for (int i = 0; i < n_args; ++i) {
-        if (!float_is_alike(args[0], args[i]) || !float_hooks_take(float_hooked_job(args[i]))) {
-            return GCUDA_STATUS_UNSUPPORTED;
-        }
-        if (i > 0) { p.more[p.n_more++] = { (const char *) args[i].a.data, (char *) args[i].y.data, args[i].a.ne[1], 0 }; }
-    }
-    return launch_float_hooked(p, 1, args->prec == GCUDA_PREC_F32, args->max_shared, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -16864,29 +17293,80 @@ template <typename P> static P float_id_job(const gcuda_mul_mat_id_args & args) 
     return p;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    d_float_job p = float_id_job<d_float_job>(*args);
-    if (!float_vec_takes(p)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+// ---- path VEC of float weights: products and experts without hooks, or with an epilogue, or a group ----
+static d_float_job float_job_of(const gcuda_mul_mat_job & job) {
+    if (job.experts != nullptr) {
+        return float_id_job<d_float_job>(*job.experts);
     }
-    const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
-    return n_elements(args->y) > 0 ? launch_float_vec(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+    d_float_job p = {};
+    p.job = job_of(*job.args);
+    p.is_one = job.args->b.ne[2] == 1 && job.args->b.ne[3] == 1;
+    return p;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
-    const gcuda_mul_mat_id_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
-    if (epilogue == nullptr) {
-        return gcuda_launch_mul_mat_id_vec_float(args, stream);
+static d_float_hooked_job float_hooked_job_of(const gcuda_mul_mat_job & job) {
+    d_float_hooked_job p = job.experts != nullptr ? float_id_job<d_float_hooked_job>(*job.experts) : float_hooked_job(*job.args);
+    p.job.has_epilogue = job.epilogue != nullptr;
+    if (job.epilogue != nullptr) { p.job.epilogue = *job.epilogue; }
+    for (int i = 1; i < job.n_args; ++i) {
+        const gcuda_mul_mat_args & q = job.args[i];
+        p.more[p.n_more++] = { (const char *) q.a.data, (char *) q.y.data, q.a.ne[1], 0 };
     }
-    d_float_hooked_job p = float_id_job<d_float_hooked_job>(*args);
-    p.job.has_epilogue = true;
-    p.job.epilogue = *epilogue;
-    if (!float_hooks_take(p) || !epilogue_fits(*epilogue, p.job.y, p.n_experts) || (uintptr_t) epilogue->up % 16 != 0) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
-    return n_elements(args->y) > 0 ? launch_float_hooked(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+    return p;
 }
+
+static bool float_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = true;
+    for (int i = 0; i < n_args && may; ++i) {
+        may = float_is_alike(args[0], args[i]) && float_hooks_take(float_hooked_job(args[i]));
+    }
+    return may;
+}
+
+static bool float_vec_takes_job(const gcuda_mul_mat_job & job) {
+    if (job.n_args > 0) {
+        return float_takes_group(job.args, job.n_args);
+    }
+    if (job.epilogue == nullptr) {
+        return float_vec_takes(float_job_of(job));
+    }
+    const d_float_hooked_job p = float_hooked_job_of(job);
+    const bool up_fits = job.epilogue->up == nullptr || (p.job.n == 1 && (uintptr_t) job.epilogue->up % 16 == 0);
+    return up_fits && float_hooks_take(p) && epilogue_fits(*job.epilogue, p.job.y, p.n_experts);
+}
+
+static size_t float_vec_scratch_bytes(const gcuda_mul_mat_job &) { return 0; }
+
+static gcuda_status launch_float_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const bool has_hooks = job.n_args > 0 || job.epilogue != nullptr, is_id = job.experts != nullptr;
+    const gcuda_array & y = is_id ? job.experts->y : job.args->y;
+    const int64_t n = is_id            ? job.experts->ids.ne[0] * job.experts->ids.ne[1]
+                      : job.n_args > 0 ? 1
+                                       : job.args->a.ne[2] * job.args->a.ne[3]; // matrices, or pairs
+    const bool wants_f32 = !is_id && job.args->prec == GCUDA_PREC_F32;
+    const size_t max_shared = is_id ? job.experts->max_shared : job.args->max_shared;
+    if (job.n_args == 0 && n_elements(y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (has_hooks) {
+        d_float_hooked_job p = float_hooked_job_of(job);
+        return launch_float_hooked(p, n, wants_f32, max_shared, stream);
+    }
+    d_float_job p = float_job_of(job);
+    return launch_float_vec(p, n, wants_f32, max_shared, stream);
+}
+
+// Vectorized: rows of both operands at multiples of 16 bytes, whole eights of elements, activations in F32 or the weights' type.
+static gcuda_activation_layout float_vec_layout(const gcuda_mul_mat_job & job) {
+    const gcuda_array & a = job.args != nullptr ? job.args->a : job.experts->as, & b = job.args != nullptr ? job.args->b : job.experts->b;
+    const size_t bits = (size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3] | (size_t) (uintptr_t) b.data | b.nb[1] | b.nb[2] | b.nb[3];
+    gcuda_activation_layout l = {};
+    l.max_columns = FLOAT_VEC_COLUMNS;
+    l.is_vectorized = bits % 16 == 0 && a.ne[0] % 8 == 0 && (b.type == GCUDA_TYPE_F32 || b.type == a.type);
+    return l;
+}
+
+const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scratch_bytes, launch_float_job, float_vec_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
@@ -17286,63 +17766,65 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 
 #if GCUDAI_PART(13)
 // =====================================================================================================
-// >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
+// >>k-mul-mat-wg   large matrix products with wgmma (compute capability 9.0a)
 // =====================================================================================================
-// Elsewhere there is no code and gcuda_has_warp_groups says so. The instructions stand in >>k-sm90. tests/hw/test-warp-groups.c covers the
-// whole, on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1); tests/sim/test-fragments.cpp what is around the instructions.
+// Without compute capability 9.0a the kernels are empty and gcuda_has_warp_groups says so. Instructions: >>k-sm90. Tests:
+// tests/hw/test-warp-groups.c on a device and on the simulated one (GCUDA_SIM_WARP_GROUPS=1), and for the code around
+// the instructions tests/sim/test-fragments.cpp.
 //
-// A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
-// warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
-// elements of k before are under way. A third warp group fetches, through rings in shared memory:
-//   columns   as F16 or BF16 with 128-byte swizzle, made once by k_wg_columns, so that a step of 64 elements of all columns
-//             is one stretch of memory. The two blocks of a cluster, which have the same columns and other rows, fetch half
-//             of it each and send it to both
-//   weights   as they lie, a slab of 64 (floats) or 256 elements of k of each row
-// The order of k within 128 elements is free as long as both sides have it: lane l of a warp decodes group l % 4 of the four
-// in its rows l / 4 and l / 4 + 8, and four of its elements belong to each instruction of 16. Of floats a step stands alone.
-// F32 goes as TF32, where all that is said of elements of k is said of halves of one: the words lie the same way.
-// Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
-// Decoding takes all of the time where columns are few, and in more than half of the cycles none of eight warps can go on (61 %, ncu on an
-// H200): with 64 columns of weights in blocks two blocks share a multiprocessor, and sixteen warps decode.
-//   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
+// A block computes WG_ROWS rows of the weights by TN columns. Two consumer warpgroups have 64 rows each, with accumulators in
+// registers. A warp decodes weights directly to the A registers of wgmma while the wgmma of the previous 64 elements of k
+// run. A producer warpgroup fills two pipelines in shared memory:
+//   packed B  F16 or BF16, written once by k_wg_columns in the shared-memory layout of B: K-major with 128-byte swizzle, wgmma
+//             descriptor d_desc_k_128. A step of 64 elements of all columns is contiguous. The two blocks of a cluster have
+//             the same columns and different rows: each loads half of a step by TMA multicast
+//   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
+// The order of k within 128 elements is free if both operands agree. Lane l of a warp decodes group l % 4 of the four groups, in
+// rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is free within 64.
+// F32 is multiplied as TF32: a TF32 number takes the place of two F16 elements and words keep their positions.
+// Split-K: with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel reduces them.
+// With few columns decoding dominates, and in 61 % of the cycles none of eight warps can issue (ncu, H200). For 64 columns and
+// quantized weights two blocks share an SM, and sixteen warps decode.
+//   shared  up to 226 KiB
+//   floor   a once per TN columns; packed b (2 bytes per element) once per 256 rows, from L2
 #define WG_ROWS 128
 #define WG_THREADS 384
 #define WG_MAX_SHARED (226 * 1024)
-#define WG_HALF_SHARED (112 * 1024) // half of a multiprocessor's
-#define WG_FEW 64 // columns that leave room for two blocks on a multiprocessor
+#define WG_HALF_SHARED (112 * 1024) // half of an SM
+#define WG_FEW 64 // columns with which two blocks fit on an SM
 #define WG_MAX_PARTS 8
 
-// Of a group, which has the columns in common: the matrices behind the first.
+// Matrices of a group after the first; all share the activations.
 struct d_wg_more {
     const char * a;
     float * y;
     int64_t y_stride;
-    int m, first_tile; // tiles of rows are counted over all matrices
+    int m, first_tile; // row tiles are counted over all matrices
 };
 
 struct d_wg_job {
     static constexpr int cluster = 2; // blocks
-    const char * a;       // weights
-    int64_t a_stride;     // bytes from row to row
-    int64_t row_bytes;    // of a row, a multiple of 16
-    const char * image;   // columns, [tile][step][column][128 bytes]
-    const float * factor; // of each column, or NULL
-    float * y;            // or the sums of parts, [part][column][row]
+    const char * a; // weights
+    int64_t a_stride; // bytes between rows
+    int64_t row_bytes; // bytes per row, a multiple of 16
+    const char * image; // packed B, [tile][step][column][128 bytes]
+    const float * factor; // per column, or NULL
+    float * y; // result, or split-K partial sums [part][column][row]
     int64_t y_stride, part_stride; // elements
-    int m, n;             // rows, columns
-    int m_tiles, n_tiles, n_units, n_parts; // m_tiles: of two blocks; units of k (d_wg_unit)
+    int m, n; // rows, columns
+    int m_tiles, n_tiles, n_units, n_parts; // m_tiles: tiles of two blocks; n_units: units of k (d_wg_unit)
     int64_t n_items;
     int n_more;
     d_wg_more more[GCUDA_MUL_MAT_GROUP - 1];
 };
 
-// A slab of the weights: elements of k, bytes of them in a row, and in shared memory from row to row: odd multiples of 16, so
-// that rows do not share banks.
+// Slab of weights: elements of k, their bytes per row, and the row pitch in shared memory. The pitch is an odd multiple of 16
+// bytes, so that rows do not share banks.
 template <typename A> struct d_wg_slab {
     static constexpr int k = 256;
     static constexpr int bytes = k / A::n * (int) sizeof(typename A::block);
     static constexpr int skew = bytes % 16 == 0 ? 0 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 12 : bytes % 2 == 0 ? 14 : 15;
-    static constexpr int pieces = (bytes + skew + 15) / 16; // of 16 bytes, from the multiple of 16 that it begins behind
+    static constexpr int pieces = (bytes + skew + 15) / 16; // 16-byte pieces from the aligned address at or before its start
     static constexpr int stride = 16 * (pieces | 1);
 };
 struct d_wg_float_slab {
@@ -17355,10 +17837,10 @@ template <> struct d_wg_slab<__half> : d_wg_float_slab {};
 template <> struct d_wg_slab<__nv_bfloat16> : d_wg_float_slab {};
 template <> struct d_wg_slab<float> : d_wg_float_slab {};
 
-// Of a slab in shared memory: words are read in pairs, and behind the last group of the last row there is one that is not used.
+// Bytes of a slab. Words are read in pairs: one unused word follows the last row.
 template <typename S> static constexpr int d_wg_slab_bytes = WG_ROWS * S::stride + 16;
 
-// Entries of a codebook are spread out once for a block.
+// Codebook of a format; a block expands its entries to shared memory once.
 template <typename A> struct d_wg_codebook {
     typedef typename A::entry_type type;
     static constexpr int n = A::n_entries;
@@ -17373,13 +17855,13 @@ template <> struct d_wg_codebook<__half> : d_wg_no_codebook {};
 template <> struct d_wg_codebook<__nv_bfloat16> : d_wg_no_codebook {};
 template <> struct d_wg_codebook<float> : d_wg_no_codebook {};
 
-// What k is cut into: 128 elements of floats, 256 of blocks.
+// Unit of k for split-K: 128 elements of floats, 256 of quantized weights.
 template <typename A> struct d_wg_unit {
     static constexpr int k = d_wg_slab<A>::k < 128 ? 128 : d_wg_slab<A>::k;
     static constexpr int steps = k / WG_K, slabs = k / d_wg_slab<A>::k;
 };
 
-// Of a block: rings of stages of columns and of slabs, within so many bytes.
+// Pipelines of a block within MOST bytes: stages of packed B and slabs of weights.
 template <typename A, typename SLAB, int TN, int MOST> struct d_wg_shape_of {
     typedef SLAB slab;
     static constexpr int tn = TN;
@@ -17390,7 +17872,7 @@ template <typename A, typename SLAB, int TN, int MOST> struct d_wg_shape_of {
     static constexpr int slabs = slab::k == WG_K ? 5 : TN == WG_FEW && has_room ? 3 : 2;
     static constexpr int fit = (MOST - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
     static constexpr int stages = fit < 8 ? fit : 8;
-    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes); // 1024: to align
+    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes); // 1024: alignment for the swizzle
     static_assert(stages >= 3, "shared memory");
 };
 template <typename A, int TN> struct d_wg_shape : d_wg_shape_of<A, d_wg_slab<A>, TN, TN == WG_FEW ? WG_HALF_SHARED : WG_MAX_SHARED> {};
@@ -17399,11 +17881,11 @@ template <typename A> struct d_wg_operand { typedef __nv_bfloat16 type; };
 template <> struct d_wg_operand<__half> { typedef __half type; };
 template <> struct d_wg_operand<float> { typedef float type; };
 
-// ---- weights into registers ----
-// Two rows of a lane, 128 elements of k in a slab: load, then the fragments of the first and of the second 64. A fragment
-// is four times four words: elements 4 s and the next of either row, then 4 s + 2 and the next.
+// ---- weights to registers ----
+// A lane has two rows and 128 elements of k: load, then the fragments of the first and the second 64. A fragment is four A
+// operands of four words: elements 4 s, 4 s + 1 of either row, then 4 s + 2, 4 s + 3.
 
-// Codes are bytes in the middle of a float of 2^15 and more; what is too much there is taken off with the min.
+// Codes become the middle byte of a float of 2^15 and above; the excess is subtracted together with the min.
 template <typename A, bool IS_PAIR = A::zero != 0> struct d_wg_scale {
     float scale, rest;
     inline __device__ d_wg_scale(float s, float m) : scale(s), rest(-(32768.0f + 128.0f) * s - (A::has_min ? m : 0.0f)) {}
@@ -17414,7 +17896,7 @@ template <typename A, bool IS_PAIR = A::zero != 0> struct d_wg_scale {
         return d_bf16_pair(scale * u + rest, scale * v + rest);
     }
 };
-// Codes from 0 to 127 about a zero: two at once, as BF16 of 128 and more, the scale rounded to BF16 as well.
+// Codes 0 .. 127 with a nonzero zero: two at once as BF16 of 128 and above; the scale is rounded to BF16 too.
 template <typename A> struct d_wg_scale<A, true> {
     __nv_bfloat162 scale;
     inline __device__ d_wg_scale(float s, float) : scale(__float2bfloat162_rn(s)) {}
@@ -17425,7 +17907,7 @@ template <typename A> struct d_wg_scale<A, true> {
     }
 };
 
-// N words from an address of any alignment in shared memory.
+// N words from any byte address in shared memory.
 template <int N> static inline __device__ void d_wg_words(const char * p, uint32_t * to) {
     const uint32_t * from = (const uint32_t *) (p - ((uintptr_t) p & 3));
     const uint32_t shift = 8 * ((uint32_t) (uintptr_t) p & 3);
@@ -17437,7 +17919,7 @@ template <int N> static inline __device__ void d_wg_words(const char * p, uint32
     }
 }
 
-// A group of a slab. Of small blocks the words are read whole, of large ones what the group needs of them.
+// Decodes a group of a slab. Small blocks are loaded whole by words, of large blocks the part that the group needs.
 template <typename A, bool IS_SMALL = A::n == 32, bool HAS_CODEBOOK = A::n_entries != 0> struct d_wg_codes {
     static inline __device__ void decode(const char * at, int group, const typename A::entry_type *, d_group & g) {
         A::decode((const typename A::block *) at, group, g);
@@ -17507,16 +17989,16 @@ template <typename A, bool IS_SIGNED = d_wg_codebook<A>::is_signed> struct d_wg_
     }
 };
 
-// Two codes from 0 to 127 as BF16 times the scale, which is rounded to BF16 as well; signs: the bit of the first code at 15, that
-// of the second at 31. A template, so that it is compiled where it is used and not below 8.0, which has no arithmetic of BF16.
+// Two codes 0 .. 127 as BF16 times the scale, also rounded to BF16. signs: bit 15 negates the first code, bit 31 the second.
+// A template, so that it is not compiled below 8.0, where BF16 arithmetic does not exist.
 template <typename B2> inline __device__ uint32_t d_wg_signed2(uint32_t q, int j, uint32_t signs, B2 scale, B2 rest) {
-    const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1)); // 128 and the code
+    const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1)); // 128 plus the code
     const B2 y = __hfma2(*(const B2 *) &x, scale, rest);
     return *(const uint32_t *) &y ^ (signs & 0x80008000u);
 }
 
-// What a codebook says: magnitudes, and signs of an entry's eight or four elements: bit i at i and at 15 + i, so that a shift puts
-// those of a pair where BF16 has them.
+// Magnitudes and signs from a codebook, for eight or four elements per entry. Sign i is at bits i and 15 + i, so that one shift
+// aligns a pair with the BF16 sign bits.
 struct d_wg_entries {
     uint32_t q[8], signs[8];
     inline __device__ void put(int k, uint64_t e, uint32_t s) {
@@ -17530,7 +18012,7 @@ struct d_wg_entries {
     }
 };
 
-// Codebooks with signs: decoded for each fragment, half of a group at a time, so that neither instruction waits for all of it.
+// Codebooks with signs: decoded per fragment, half of a group at a time, so that no wgmma waits for the whole group.
 template <typename A> struct d_wg_weights<A, true> {
     typedef typename A::entry_type entry_type;
     const typename A::block * block[2];
@@ -17544,10 +18026,10 @@ template <typename A> struct d_wg_weights<A, true> {
         group = 4 * part + lane % 4;
     }
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
-        constexpr int words = (int) sizeof(entry_type) / 4; // of an entry
+        constexpr int words = (int) sizeof(entry_type) / 4; // words per entry
         const entry_type * entries = table;
         UNROLL for (int r = 0; r < 2; ++r) {
-            d_group g; // the compiler leaves out what is not used of these
+            d_group g; // unused fields are optimized away
             d_wg_entries e;
             A::put_with(block[r], group, g, [=](uint32_t i) { return entries[i]; }, [&](int k, entry_type v, uint32_t s) { e.put(k, v, s); });
             const __nv_bfloat16 scale = __float2bfloat16_rn(g.scale[U]);
@@ -17563,7 +18045,7 @@ template <typename A> struct d_wg_weights<A, true> {
     }
 };
 
-// Nibbles that stand for values of a table: two lookups give the bytes of these as BF16, in which they are exact.
+// Formats whose nibbles index a table: two lookups give the two bytes of the values as BF16, which is exact.
 template <typename A> struct d_wg_nibble_table;
 template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_IQ4_NL>> {
     static inline __device__ int value(int i) { return gcudai_kvalues_iq4nl[i]; }
@@ -17574,7 +18056,7 @@ template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_MXFP4>> {
 };
 
 template <typename A> struct d_wg_nibbles {
-    uint32_t low[2][8], high[2][8]; // bytes of the values of four nibbles in a row, as they lie
+    uint32_t low[2][8], high[2][8]; // low and high bytes of the values of four nibbles in order
     __nv_bfloat162 scale[2];
 
     // Byte 2 or 3 of the floats of values 4 k .. 4 k + 3.
@@ -17599,7 +18081,7 @@ template <typename A> struct d_wg_nibbles {
         UNROLL for (int r = 0; r < 2; ++r) {
             const typename A::block * b = (const typename A::block *) (slab + (row + 8 * r) * S::stride + skew) + group / (A::n / 32);
             uint32_t w[4];
-            d_group g; // the compiler leaves out all but the scale
+            d_group g; // only the scale is used
             d_wg_words<4>((const char *) b->qs + group % (A::n / 32) * 16, w);
             A::decode(b, group % (A::n / 32), g);
             scale[r] = __float2bfloat162_rn(g.scale[0]);
@@ -17609,7 +18091,7 @@ template <typename A> struct d_wg_nibbles {
             }
         }
     }
-    // The first 16 elements are low nibbles, the others high ones.
+    // The first 16 elements are low nibbles, the others high nibbles.
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
         UNROLL for (int r = 0; r < 2; ++r) {
             UNROLL for (int i = 0; i < 8; ++i) {
@@ -17624,7 +18106,7 @@ template <> struct d_wg_weights<d_format<GCUDA_TYPE_IQ4_NL>> : d_wg_nibbles<d_fo
 template <> struct d_wg_weights<d_format<GCUDA_TYPE_IQ4_XS>> : d_wg_nibbles<d_format<GCUDA_TYPE_IQ4_XS>> {};
 template <> struct d_wg_weights<d_format<GCUDA_TYPE_MXFP4>> : d_wg_nibbles<d_format<GCUDA_TYPE_MXFP4>> {};
 
-// Of 64 elements a lane has 16 in a row.
+// Floats: a lane has 16 consecutive of 64 elements.
 struct d_wg_float_weights {
     const char * at;
 
@@ -17652,10 +18134,10 @@ template <> struct d_wg_weights<float> : d_wg_float_weights {
     }
 };
 
-// ---- work and results ----
+// ---- work items and results ----
 struct d_wg_item {
-    int m0, c0, tile, part, first, end; // first row of the cluster, first column and its tile, units
-    int matrix;                         // of a group
+    int m0, c0, tile, part, first, end; // first row of the cluster, first column, column tile, split-K part, range of units
+    int matrix; // of a group
 };
 
 static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, int tn) {
@@ -17674,7 +18156,7 @@ static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, in
     return t;
 }
 
-// Factors are fetched ahead of the stores, which the compiler would not pass.
+// Stores accumulators. Factors are loaded before the stores: the compiler would not move them across.
 template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, const d_wg_item & t, int row, int lane, const float (&d)[TN / 2]) {
     const int c0 = t.c0 + 2 * (lane % 4), m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
     const int64_t y_stride = t.matrix > 0 ? p.more[t.matrix - 1].y_stride : p.y_stride;
@@ -17699,28 +18181,28 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
 }
 
 // ---- experts ----
-// mul_mat_id: an item is 128 rows of an expert and a tile of at most 64 of its columns, by the lists that only the device knows. There
-// are two blocks on a multiprocessor and no clusters: columns are a small part of what is read. A tile's columns lie together,
-// [step][column][128 bytes], from its place on; rows begin at any even byte.
-//   floor   each expert's weights once for every 64 of its columns
+// mul_mat_id: an item is WG_ROWS rows of an expert by at most 64 of its columns, from lists that only the device knows. Two blocks
+// per SM, no clusters: activations are a small part of the traffic. A tile's columns are contiguous, [step][column][128
+// bytes], from its place on; rows of weights start at any even byte.
+//   floor   each expert's weights once per 64 of its columns
 struct d_wg_id_job {
     static constexpr int cluster = 1;
     const char * a;
-    int64_t a_stride, expert_stride, row_bytes; // a_stride even; experts at multiples of 16 bytes where rows are
+    int64_t a_stride, expert_stride, row_bytes; // a_stride is even; experts are aligned to 16 bytes where rows are
     const char * image;
-    const int64_t * results; // of each column of the image: elements from y
+    const int64_t * results; // per packed column: offset in y, in elements
     float * y;
     int m, m_tiles, n_units;
     const d_id_tile * tiles;
     const int32_t * n_tiles;
 };
 
-// Columns and results of a tile begin here, at multiples of eight: there is room for the columns before, in eights.
+// First column of a tile in packed B and in results, a multiple of eight: earlier tiles are padded to eights.
 static inline __device__ int d_wg_id_place(int tile, int first) { return (first + 7 * tile + 7) / 8 * 8; }
 static inline __device__ int d_wg_id_padded(int n) { return (n + 7) / 8 * 8; }
 
 struct d_wg_id_item {
-    int m0, expert, place, n, first, end; // first row; columns; units: none of a bad expert
+    int m0, expert, place, n, first, end; // first row; expert; first packed column; columns; units, none for a bad id
 };
 
 static inline __device__ d_wg_id_item d_wg_item_of(const d_wg_id_job & p, int item, int) {
@@ -17738,7 +18220,7 @@ static inline __device__ d_wg_id_item d_wg_item_of(const d_wg_id_job & p, int it
 static inline __device__ int d_wg_items(const d_wg_job & p) { return (int) p.n_items; }
 static inline __device__ int d_wg_items(const d_wg_id_job & p) { return *p.n_tiles * p.m_tiles; }
 
-// A row of an expert; how far its elements are behind a multiple of 16 bytes, as those of the row 8 further.
+// Row of an expert, and its offset from a multiple of 16 bytes, which the row 8 further shares.
 static inline __device__ const char * d_wg_id_row(const d_wg_id_job & p, const d_wg_id_item & t, int row) {
     return p.a + t.expert * p.expert_stride + (t.m0 + row) * p.a_stride;
 }
@@ -17749,13 +18231,13 @@ static inline __device__ int d_wg_skew(const d_wg_id_job & p, const d_wg_id_item
 
 template <typename A> struct d_wg_id_slab {
     static constexpr int k = d_wg_slab<A>::k, bytes = d_wg_slab<A>::bytes;
-    static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew; // at most; rows of large blocks are at multiples of 16
+    static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew; // maximum; rows of large blocks are aligned to 16 bytes
     static constexpr int pieces = (bytes + skew + 15) / 16, stride = 16 * (pieces | 1);
 };
 
 template <typename A> struct d_wg_id_shape : d_wg_shape_of<A, d_wg_id_slab<A>, WG_FEW, WG_HALF_SHARED> {};
 
-// A bad expert's columns have no sums.
+// Stores accumulators; zeros for a bad expert id.
 template <int TN> static inline __device__ void d_wg_store(
     const d_wg_id_job & p, const d_wg_id_item & t, int row, int lane, const float (&d)[TN / 2]) {
     const bool is_zero = t.end == t.first;
@@ -17773,11 +18255,12 @@ template <int TN> static inline __device__ void d_wg_store(
     }
 }
 
-// ---- both sides from memory: F16, BF16, or F32 as TF32, any number of matrices ----
+// ---- both operands by TMA: F16, BF16, or F32 as TF32, batched ----
+// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it; wgmma descriptors d_desc_k_128.
 struct d_wg_gemm {
-    d_wg_job wg; // of it m, n, tiles, parts and y
-    int ne2, a2, a3, b2, b3; // matrices of y in dimension 2; how many of them share one of a and of b
-    int64_t y_nb2, y_nb3;  // elements between matrices of y, or of sums of parts
+    d_wg_job wg; // m, n, tiles, parts and y are used
+    int ne2, a2, a3, b2, b3; // matrices of y along dimension 2; how many share one of a and of b
+    int64_t y_nb2, y_nb3; // elements between matrices of y, or of partial sums
 };
 
 struct d_wg_gemm_item {
@@ -17802,13 +18285,13 @@ static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, i
     return t;
 }
 
-// ---- the kernel ----
+// ---- kernels ----
 template <typename A, typename S> struct d_wg_ring {
     typedef S shape;
     char * slabs;
     typename d_wg_codebook<A>::type * table;
-    uint32_t stages; // their address
-    uint32_t full_stage, empty_stage, full_slab, empty_slab; // barriers, eight bytes each
+    uint32_t stages; // shared address
+    uint32_t full_stage, empty_stage, full_slab, empty_slab; // mbarriers, eight bytes each
 };
 
 #define FOR_WG_ITEMS(t, p, J, TN)                                                                            \
@@ -17833,10 +18316,10 @@ template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     }
 }
 
-#define WG_FETCHERS 96 // threads
+#define WG_FETCHERS 96 // producer threads
 
-// Neighbouring threads have neighbouring pieces of 16 bytes, and each one piece of every ROWS-th row. What a slab lacks,
-// behind the last row or the last element, is zeros.
+// cp.async of weights: adjacent threads have adjacent 16-byte pieces, each of every ROWS-th row. Zeros past the last row and the
+// last element.
 template <typename A, int TN>
 static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank, int thread) {
     typedef d_wg_slab<A> slab;
@@ -17847,7 +18330,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     d_pipeline_state<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
         const int m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
-        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // rows behind this one
+        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // left: rows from this one on
         const char * a = (t.matrix > 0 ? p.more[t.matrix - 1].a : p.a) + (left > 0 ? m0 : 0) * p.a_stride;
         for (int s = t.first * d_wg_unit<A>::slabs; s < t.end * d_wg_unit<A>::slabs; ++s) {
             const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
@@ -17871,15 +18354,14 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     }
 }
 
-// Of experts: the same without a cluster. Neighbouring threads have neighbouring pieces of 16 bytes of a row, wherever it begins;
-// what is behind its last element is zeros.
+// Producers for experts, without clusters. Pieces of a row start at its unaligned address; zeros past its last element.
 template <typename A>
 static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_wg_ring<A, d_wg_id_shape<A>> & ring, int) {
     typedef d_wg_id_shape<A> shape;
     constexpr int steps = d_wg_unit<A>::steps;
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
-        const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // the other columns of a stage are whatever is there
+        const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // other columns of a stage keep old data
         const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
@@ -17905,7 +18387,7 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
         for (int s = t.first; s < t.end; ++s) {
             const char * from = a + (int64_t) s * slab::bytes;
             char * to = ring.slabs + at.index * shape::slab_bytes + row * slab::stride + piece;
-            const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // of a row
+            const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // left in the row
             d_mbarrier_wait(ring.empty_slab + 8 * at.index, at.phase);
             if (left_bytes >= 16 * slab::pieces) {
                 UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
@@ -17939,14 +18421,14 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
     typedef typename S::slab slab;
     typedef S shape;
     constexpr int TN = S::tn;
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // of the block's 128
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // row of the block
     d_pipeline_state<shape::slabs> at_slab = { 0, 0 };
     d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     uint32_t a[2][16];
     d_wg_weights<A> w;
     FOR_WG_ITEMS(t, p, J, TN) {
-        uint32_t before = 0; // barrier of the stage that was read last
+        uint32_t before = 0; // mbarrier of the stage read last
         int adds = 0;
         for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
             const int part = s % (d_wg_unit<A>::k / 128);
@@ -17967,11 +18449,11 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
                     adds = 1;
                 }
                 d_wgmma_commit();
-                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab is read
-                    d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane: racecheck does not see one that arrives for others
+                if (slab::k == WG_K || (u == 1 && part == slab::k / 128 - 1)) { // the slab has been read
+                    d_mbarrier_arrive(ring.empty_slab + 8 * at_slab.index); // every lane arrives: racecheck does not track one lane arriving for others
                     at_slab.next();
                 }
-                d_wgmma_wait<1>(); // the step before
+                d_wgmma_wait<1>(); // the previous step
                 if (before != 0) { d_wg_release(p, before, lane); }
                 before = ring.empty_stage + 8 * at.index;
                 at.next();
@@ -17979,12 +18461,12 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
         }
         d_wgmma_wait<0>();
         d_wgmma_read(d);
-        if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // without units: of experts alone
+        if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // before is 0 without units, which only a bad expert has
         d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
 
-// ---- both sides from memory, as they lie ----
+// ---- both operands by TMA ----
 #define FOR_GEMM_ITEMS(t, p, TN)                                                            \
     for (int64_t i_ = blockIdx.x / 2; i_ < (p).wg.n_items; i_ += gridDim.x / 2)               \
         for (d_wg_gemm_item t = d_wg_gemm_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
@@ -18013,7 +18495,7 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
     d_pipeline_state<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     FOR_GEMM_ITEMS(t, p, TN) {
-        uint32_t before = 0; // barrier of the stage that was read last
+        uint32_t before = 0; // mbarrier of the stage read last
         for (int s = t.wg.first; s < t.wg.end; ++s) {
             const uint32_t from = stages + at.index * shape::stage_bytes;
             const uint64_t a = d_desc_k_128(from + thread / 128 * (64 * WG_K * 2)), b = d_desc_k_128(from + shape::a_bytes);
@@ -18021,7 +18503,7 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
             d_wgmma_fence();
             UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
             d_wgmma_commit();
-            d_wgmma_wait<1>(); // the step before
+            d_wgmma_wait<1>(); // the previous step
             if (before != 0 && lane < 2) { d_mbarrier_arrive_at(before, lane); }
             before = empty + 8 * at.index;
             at.next();
@@ -18034,11 +18516,11 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
         d_wg_store<TN>(y, t.wg, t.wg.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
-// A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
+// Sets up a block's pipelines for clusters of `cluster` blocks, which synchronize before they use them.
 template <typename A, typename S>
 static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
     typedef S shape;
-    const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the 128-byte swizzle
     ring.stages = d_shared_address(shared) + skip;
     ring.slabs = shared + skip + shape::stages * shape::stage_bytes;
     ring.table = (typename d_wg_codebook<A>::type *) (ring.slabs + shape::slabs * shape::slab_bytes);
@@ -18052,17 +18534,17 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
             d_mbarrier_init(ring.full_stage + 8 * i, 1);
-            d_mbarrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
+            d_mbarrier_init(ring.empty_stage + 8 * i, 8 * cluster); // consumer warps of all blocks
         }
         for (int i = 0; i < shape::slabs; ++i) {
             d_mbarrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
-            d_mbarrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
+            d_mbarrier_init(ring.empty_slab + 8 * i, 256); // consumer lanes
         }
         d_mbarrier_fence_init();
     }
 }
 
-// Registers, from the warps that fetch to those that multiply; with two blocks on a multiprocessor each has half of them.
+// setmaxnreg: producers release registers to consumers; with two blocks per SM each has half of the registers.
 template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
     if constexpr (ARE_TWO) {
         d_give_registers<32>();
@@ -18078,7 +18560,12 @@ template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
     }
 }
 
-// Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
+// Matrix product of weights (quantized or float) with packed B, wgmma with A from registers. A cluster of two blocks computes
+// 2 * WG_ROWS rows by TN columns per item; blocks are persistent.
+//   shared  d_wg_shape: up to 8 stages of packed B, 2 to 5 slabs of weights, codebook
+//   floor   a once per TN columns; packed b once per 256 rows, from L2
+//   needs   rows of a aligned to 16 bytes and whole multiples of 16 bytes; m, n < 2^30 (wg_takes)
+//   arch    9.0a. Elsewhere empty, without static shared memory (gcuda_has_warp_groups tests that)
 template <typename A, int TN>
 static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
 #if D_SM90
@@ -18102,13 +18589,18 @@ static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ?
         d_wg_take_registers<TN == WG_FEW>();
         d_wg_multiply(p, ring, rank, thread - 128);
     }
-    d_cluster_sync(); // the other block may still send to this one
+    d_cluster_sync(); // the other block may still multicast to this one
 #else
     (void) p;
 #endif
 }
 
-// The same for experts, two blocks on a multiprocessor, without clusters.
+// mul_mat_id with packed B per expert, wgmma with A from registers. A block computes WG_ROWS rows by up to 64 columns of an
+// expert per item; two blocks per SM, no clusters.
+//   shared  d_wg_id_shape, at most 112 KiB
+//   floor   each expert's weights once per 64 of its columns
+//   needs   rows of experts at even addresses, of 256-element blocks at multiples of 16 (wg_id_takes)
+//   arch    9.0a, elsewhere empty
 template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_mul_mat_id_wg(const D_GRID_CONSTANT d_wg_id_job p) {
 #if D_SM90
     typedef d_wg_id_shape<A> shape;
@@ -18135,8 +18627,13 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
 #endif
 }
 
-// A block has 128 rows of a and TN columns of b, each of two warp groups 64 rows; the two blocks of a cluster have the same columns,
-// of which each fetches half for both. One thread fetches, by the tensor maps: they also make zeros of what is outside.
+// Batched matrix product of floats of one type, wgmma with both operands from shared memory. A cluster of two blocks computes
+// 2 * WG_ROWS rows by TN columns per item; each block loads half of the columns for both. One thread issues TMA, which also
+// zero-fills out-of-range elements.
+//   shared  d_wg_gemm_shape: up to 6 stages of 128 bytes of k for WG_ROWS + TN rows
+//   floor   2 m n k operations; a once per TN columns, b once per 256 rows, mostly from L2
+//   needs   rows aligned to 16 bytes (is_wide), y F32 with dense rows (wg_gemm_takes)
+//   arch    9.0a, elsewhere empty
 template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, 1)
     k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b) {
 #if D_SM90
@@ -18145,12 +18642,12 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
-    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // the swizzle wants it
+    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // alignment of the 128-byte swizzle
     const uint32_t full = d_shared_address(barriers), empty = full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
             d_mbarrier_init(full + 8 * i, 1);
-            d_mbarrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
+            d_mbarrier_init(empty + 8 * i, 16); // consumer warps of both blocks
         }
         d_mbarrier_fence_init();
     }
@@ -18163,7 +18660,7 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
         d_wg_take_registers<false>();
         d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
     }
-    d_cluster_sync(); // the other block may still send to this one
+    d_cluster_sync(); // the other block may still multicast to this one
 #else
     (void) p;
     (void) a;
@@ -18171,23 +18668,23 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
 #endif
 }
 
-// ---- columns ----
-// As [tile][step][column][128 bytes], in the order of k that the kernel wants (d_wg_put), zeros behind the last element and column.
+// ---- packed B ----
+// [tile][step][column][128 bytes] in the kernel's order of k (d_wg_put), zeros past the last element and column.
 struct d_wg_columns_job {
     gcuda_array x;
     char * image;
-    float * factor; // F16: powers of two that keep a column in its range (see k_half_rows), or NULL
+    float * factor; // F16: powers of two that keep a column in range (k_half_rows), or NULL
     int64_t k_padded, n_padded;
-    int tn, is_for_floats; // 1: a lane has 16 elements of 64, not 32 of 128
+    int tn, is_for_floats; // is_for_floats 1: a lane has 16 of 64 elements, otherwise 32 of 128
 };
 
-static inline __device__ uint32_t d_pair_of(__half, float low, float high) {
+static inline __device__ uint32_t d_pack2(__half, float low, float high) {
     const __half2 v = __floats2half2_rn(low, high);
     return *(const uint32_t *) &v;
 }
-static inline __device__ uint32_t d_pair_of(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
+static inline __device__ uint32_t d_pack2(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
 
-// Elements k .. k + 3 of a column of n; behind it zeros.
+// Elements k .. k + 3 of a column of n elements; zeros past its end.
 static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const char * column, int64_t n, int64_t k, bool is_wide) {
     if (is_wide && k + 4 <= n) {
         return *(const float4 *) (column + 4 * k);
@@ -18198,8 +18695,8 @@ static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const cha
 }
 static inline __device__ float d_max4(const float4 & v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
 
-// Elements k .. k + 255 of a column, those of lane: 4 from each half. Of 128, element 4 of lane 8 t + s is where lane t of a
-// quad has it in instruction s; of 64 for floats, that of lane 4 t + s.
+// A warp stores elements k .. k + 255 of a column; a lane has 4 of each half. Within 128, element 4 of lane 8 t + s goes where
+// lane t of a quad reads it in wgmma s; within 64 for floats, that of lane 4 t + s.
 template <typename T>
 static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, int64_t k, int swizzle, uint32_t * words, float4 (&v)[2], int exponent) {
     const int lane = (int) threadIdx.x % 32;
@@ -18208,8 +18705,8 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
             v[i] = make_float4(ldexpf(v[i].x, -exponent), ldexpf(v[i].y, -exponent), ldexpf(v[i].z, -exponent), ldexpf(v[i].w, -exponent));
         }
         const int word = 64 * i + (p.is_for_floats != 0 ? 32 * (lane / 16) + 8 * (lane % 4) + lane / 4 % 4 : 8 * (lane % 8) + lane / 8);
-        words[word] = d_pair_of(T(), v[i].x, v[i].y);
-        words[word + 4] = d_pair_of(T(), v[i].z, v[i].w);
+        words[word] = d_pack2(T(), v[i].x, v[i].y);
+        words[word + 4] = d_pack2(T(), v[i].z, v[i].w);
     }
     __syncwarp();
     const int64_t step = k / WG_K + lane / 8;
@@ -18219,8 +18716,11 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
     __syncwarp();
 }
 
-// A block has a column; a warp takes 256 elements at a time. Aligned F32 of at most 2048 N elements is held in registers, other
-// columns (N 0) are read again.
+// Packs activations to F16 or BF16 with 128-byte swizzle. A block packs a column, a warp 256 elements at a time. N > 0: columns of
+// at most 2048 N elements stay in registers after the maximum is taken; N = 0: they are read twice.
+//   shared  4 KiB, and that of d_block_reduce
+//   floor   x read once, 2 bytes per element written
+//   needs   N > 0: F32, columns aligned to 16 bytes, ne0 a multiple of 4
 template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_wg_columns(const d_wg_columns_job p) {
     d_take_turn();
     alignas(16) __shared__ uint32_t words[8][128];
@@ -18259,8 +18759,10 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
     }
 }
 
-// The same of TF32. A warp takes 128 elements at a time, which are 256 halves: element i of lane l is where lane l % 8 / 2 of a
-// quad has it in instruction 2 (l % 2) + i / 2.
+// Packs activations to TF32. A block packs a column; a warp takes 128 elements at a time, which count as 256 F16. Element i of
+// lane l goes where lane l % 8 / 2 of a quad reads it in wgmma 2 (l % 2) + i / 2.
+//   shared  4 KiB
+//   floor   x read once, 4 bytes per element written
 static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_columns_job p) {
     d_take_turn();
     alignas(16) __shared__ uint32_t words[8][128];
@@ -18287,8 +18789,11 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
     }
 }
 
-// ---- sums of parts ----
-static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
+// ---- split-K reduction ----
+// Sums n_parts partial sums in order. A thread has four rows of a column, or one where rows are not aligned.
+//   floor   parts read once, y written once
+//   needs   parts aligned to 16 bytes
+static __global__ void __launch_bounds__(256) k_wg_reduce(const d_wg_job p, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
     FOR_ELEMENTS(i, n) {
@@ -18310,22 +18815,24 @@ static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const
     }
 }
 
-// An operand of the results from row m of column c on.
-static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t m, int64_t c) {
+// Address of an epilogue operand for row m of column c.
+static inline __device__ const char * d_wg_epilogue_at(const gcuda_array & x, int64_t m, int64_t c) {
     return (const char *) x.data + m * (int64_t) x.nb[0] + c * (int64_t) x.nb[1];
 }
 
-// The same with steps behind the sums: bias, activation, factor, scale, residual. Where k is not cut the sums wait in scratch as one
-// part: with the steps inside the products' kernels these took 35 us longer for 14336 x 4096 and 512 columns with bias and gelu (101.6
-// without, on an H200), more than reading and writing the sums once more. The epilogue's strides are 0 where sizes are 1.
-static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
+// Split-K reduction with epilogue: bias, activation, factor, scale, residual. A thread has four rows of a column. Without split-K
+// the accumulators are one part in scratch. Inside the matrix product's kernels the epilogue took 35 us more (14336 x
+// 4096, 512 columns, bias and gelu: 101.6 us without, H200), more than this extra pass.
+//   floor   parts and residual read once, y written once
+//   needs   strides of operands are 0 where their size is 1 (wg_broadcast)
+static __global__ void __launch_bounds__(256) k_wg_epilogue(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, n = (m + 3) / 4 * p.n;
     const bool is_wide = m % 4 == 0;
     FOR_ELEMENTS(i, n) {
         const int64_t c = i / ((m + 3) / 4), row = i % ((m + 3) / 4) * 4, left = m - row;
         const float * from = parts + c * m + row;
-        const char * residual = d_wg_beside(e.residual, row, c);
+        const char * residual = d_wg_epilogue_at(e.residual, row, c);
         const auto load = [=](const char * at, int k, size_t next) { return k < left ? *(const float *) (at + k * (int64_t) next) : 0.0f; };
         float v[4] = {}, r[4] = {};
         for (int part = 0; part < p.n_parts; ++part) {
@@ -18342,8 +18849,8 @@ static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const
         } else if (e.residual.data != nullptr) {
             UNROLL for (int k = 0; k < 4; ++k) { r[k] = load(residual, k, e.residual.nb[0]); }
         }
-        d_finish_sums<false, 4>(e, v, v, [&](int k) { return load(d_wg_beside(e.bias, row, c), k, e.bias.nb[0]); },
-            [](int) { return 0.0f; }, [&](int k) { return load(d_wg_beside(e.factor, row, c), k, e.factor.nb[0]); });
+        d_finish_sums<false, 4>(e, v, v, [&](int k) { return load(d_wg_epilogue_at(e.bias, row, c), k, e.bias.nb[0]); },
+            [](int) { return 0.0f; }, [&](int k) { return load(d_wg_epilogue_at(e.factor, row, c), k, e.factor.nb[0]); });
         UNROLL for (int k = 0; k < 4; ++k) { v[k] = e.residual.data != nullptr ? d_add_rn(v[k], r[k]) : v[k]; }
         float * y = p.y + c * p.y_stride + row;
         if (is_wide && ((uintptr_t) y | (uintptr_t) p.y_stride * 4) % 16 == 0) {
@@ -18356,22 +18863,22 @@ static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const
     }
 }
 
-// ---- the launcher's side ----
+// ---- host side ----
 struct wg_plan {
     int tn, n_parts;
     int64_t k_padded, n_padded;
-    size_t factor_at, parts_at, bytes; // in scratch
+    size_t factor_at, parts_at, bytes; // offsets in scratch
 };
 
-static int64_t wg_clusters(int tn) { // of two blocks, for tiles of so many columns
+static int64_t wg_clusters(int tn) { // clusters of two blocks for tiles of tn columns
     const int64_t n_sm = n_multiprocessors();
     return tn == WG_FEW ? n_sm : n_sm > 1 ? n_sm / 2 : 1;
 }
 
 static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
 
-// Tiles of 64 (of few columns, from least_tn on), 128 or 256 columns and parts of k: whichever leaves the least to the cluster that
-// has most, in units of 64 elements of k of 128 columns.
+// Chooses columns per tile (64 for few columns, from least_tn on; 128 or 256) and split-K parts by a cost model. Cost is that of
+// the busiest cluster, in steps of 64 elements of k by 128 columns.
 static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts, int least_tn) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
@@ -18382,9 +18889,9 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
         if (tn == WG_FEW && (n > WG_FEW || !gcuda_is_quantized(p.a.type))) { continue; }
         for (int parts = 1; parts <= max_parts && parts <= n_slabs; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_slabs + parts - 1) / parts * slab;
-            const bool are_two = tn == WG_FEW && m_tiles * n_tiles * parts > wg_clusters(128); // of them on a multiprocessor
+            const bool are_two = tn == WG_FEW && m_tiles * n_tiles * parts > wg_clusters(128); // two blocks per SM
             const double step = tn == 256 ? 2.0 : tn == 128 ? 1.5 : are_two ? 2.4 : 1.4;
-            const double ends = tn == 256 ? 24.0 : 12.0; // an item costs that beside its steps
+            const double ends = tn == 256 ? 24.0 : 12.0; // prologue and epilogue of an item
             const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) (n * p.a.ne[1]) / 3.3e5 : 0.0;
             const double cost = (double) rounds * ((double) k / WG_K * step + ends) + sums;
             if (least == 0.0 || cost < least) {
@@ -18403,7 +18910,7 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
 }
 static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, WG_FEW); }
 
-// The matrices of a group one below the other.
+// Plan of a group: row tiles of all matrices.
 static wg_plan wg_plan_of_group(const gcuda_mul_mat_args * args, int n_args) {
     int64_t m_tiles = 0;
     for (int i = 0; i < n_args; ++i) { m_tiles += wg_tiles(args[i].a.ne[1]); }
@@ -18435,14 +18942,14 @@ template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, 
 }
 
 template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn, size_t max_shared, gcuda_stream stream) {
-    if constexpr (d_wg_slab<A>::k != WG_K) { // blocks
+    if constexpr (d_wg_slab<A>::k != WG_K) { // quantized
         if (tn == WG_FEW) { return launch_wg<A, WG_FEW>(p, max_shared, stream); }
     }
     return tn == 256 ? launch_wg<A, 256>(p, max_shared, stream) : launch_wg<A, 128>(p, max_shared, stream);
 }
 
-// Strides of 0 where a size is 1.
-static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
+// Sets strides to 0 where a size is 1.
+static gcuda_mul_mat_epilogue wg_broadcast(gcuda_mul_mat_epilogue e) {
     gcuda_array * arrays[3] = { &e.bias, &e.factor, &e.residual };
     for (int i = 0; i < 3; ++i) {
         for (int d = 0; d < 2; ++d) { arrays[i]->nb[d] = arrays[i]->ne[d] > 1 ? arrays[i]->nb[d] : 0; }
@@ -18450,18 +18957,18 @@ static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
     return e;
 }
 
-// What the sums of parts become: the result, with steps behind them or without.
+// Reduces partial sums to the result, with or without an epilogue.
 static gcuda_status wg_finish(
     d_wg_job p, const gcuda_mul_mat_args & args, const gcuda_mul_mat_epilogue * epilogue, const float * parts, gcuda_stream stream) {
     const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
     p.y = (float *) args.y.data;
     p.y_stride = (int64_t) (args.y.nb[1] / 4);
-    return epilogue != nullptr ? launch_in_turn(k_wg_steps, n_blocks, dim3(256), stream, p, wg_repeating(*epilogue), parts)
-                               : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, parts);
+    return epilogue != nullptr ? launch_in_turn(k_wg_epilogue, n_blocks, dim3(256), stream, p, wg_broadcast(*epilogue), parts)
+                               : launch_in_turn(k_wg_reduce, n_blocks, dim3(256), stream, p, parts);
 }
 
 // ---- the launcher's side of products with both sides from memory ----
-static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // see gcuda_launch_mul_mat_wg
+static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // floats in place, any number of matrices
     return is_float(p.a.type) && p.b.type == p.a.type && is_wide(p.a) && is_wide(p.b);
 }
 static int64_t wg_gemm_steps(const gcuda_mul_mat_args & p) {
@@ -18475,7 +18982,7 @@ static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
     return fits && p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2] | p.y.nb[3]) % 4 == 0;
 }
 
-// Tiles and parts as in wg_plan_of.
+// Tiles and split-K parts by the cost model of wg_plan_for.
 static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = wg_gemm_steps(p);
     const int64_t n_clusters = wg_clusters(256);
@@ -18486,7 +18993,7 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
         const int64_t n_tiles = (p.b.ne[1] + tn - 1) / tn * n_matrices;
         for (int parts = 1; parts <= WG_MAX_PARTS && parts <= n_steps; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_steps + parts - 1) / parts;
-            const double step = tn == 256 ? 2.0 : 1.2, ends = tn == 256 ? 16.0 : 8.0; // an item costs `ends` beside its steps
+            const double step = tn == 256 ? 2.0 : 1.2, ends = tn == 256 ? 16.0 : 8.0; // ends: prologue and epilogue of an item
             const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) n_elements(p.y) / 3.3e5 : 0.0;
             const double cost = (double) rounds * ((double) k * step + ends) + sums;
             if (least == 0.0 || cost < least) {
@@ -18500,14 +19007,16 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     return best;
 }
 
-// Boxes of 128 bytes of k and so many rows of a and b.
+// Tensor maps with boxes of 128 bytes of k by WG_ROWS rows of a and b_rows rows of b.
 static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_map * a, d_tensor_map * b) {
     const tensor_map_encoder encode = find_tensor_map_encoder();
     const uint32_t k = WG_K * 2 / (uint32_t) gcuda_type_size(p.a.type), a_box[4] = { k, WG_ROWS, 1, 1 }, b_box[4] = { k, b_rows, 1, 1 };
     return encode != nullptr && tensor_map_of(encode, p.a, a_box, a) && tensor_map_of(encode, p.b, b_box, b);
 }
 
-static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
+// Split-K reduction for batched products. A thread has one element and adds its parts in order.
+//   floor   parts read once, y written once
+static __global__ void __launch_bounds__(256) k_wg_gemm_reduce(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
     const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
     FOR_ELEMENTS(i, n) {
@@ -18531,11 +19040,11 @@ template <typename T> static gcuda_status launch_wg_gemm_as(const d_wg_gemm & p,
     return tn == 256 ? launch_wg_gemm<T, 256>(p, args, stream) : launch_wg_gemm<T, 128>(p, args, stream);
 }
 
-// epilogue: of one matrix, or NULL.
+// epilogue: for one matrix, or NULL.
 static gcuda_status mul_mat_wg_gemm(
     const gcuda_mul_mat_args & args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
     const wg_plan plan = wg_gemm_plan_of(args);
-    const bool has_more = plan.n_parts > 1 || epilogue != nullptr; // another kernel behind
+    const bool has_more = plan.n_parts > 1 || epilogue != nullptr; // a reduction kernel follows
     d_wg_gemm p = {};
     p.wg.m = (int) args.a.ne[1];
     p.wg.n = (int) args.b.ne[1];
@@ -18559,7 +19068,7 @@ static gcuda_status mul_mat_wg_gemm(
         return st;
     }
     if (args.y.ne[2] * args.y.ne[3] > 1) {
-        return launch_in_turn(k_wg_gemm_parts, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
+        return launch_in_turn(k_wg_gemm_reduce, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
     }
     return wg_finish(p.wg, args, epilogue, (const float *) scratch, stream);
 }
@@ -18573,30 +19082,9 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
            p.a.ne[0] <= (1 << 29);
 }
 
-int gcuda_mul_mat_wg_parts(const gcuda_mul_mat_args * args) {
-    return wg_is_gemm(*args) ? wg_gemm_plan_of(*args).n_parts : wg_plan_of(*args).n_parts;
-}
-
-size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
-    return asked_bytes(wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes);
-}
-
 // Whether columns that are said to be rounded can be.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
     return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
-}
-
-int gcuda_mul_mat_wg_form(const gcuda_mul_mat_args * args, int n_args) {
-    bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
-    for (int i = 0; i < n_args && may; ++i) {
-        may = gcuda_is_quantized(args[i].a.type) && args[i].a.ne[0] % 256 == 0 && wg_takes(args[i]) && products_are_alike(args[0], args[i]) &&
-              n_elements(args[i].y) > 0;
-    }
-    return !may ? 0 : n_args > 1 ? wg_plan_of_group(args, n_args).tn : wg_plan_of(*args).tn;
-}
-
-size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n) {
-    return n > 0 && is_wg_form(form, k, n) ? (size_t) (d_wg_padded(n, form) * k * 2) : 0;
 }
 
 static gcuda_status wg_make_columns(
@@ -18608,7 +19096,7 @@ static gcuda_status wg_make_columns(
                                         : launch_wg_columns<__nv_bfloat16>(columns, stream);
 }
 
-// One product, with an epilogue or NULL, or several of the same columns, which are made.
+// One product, with an optional epilogue, or a group with common activations. B is packed already.
 static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, const gcuda_mul_mat_epilogue * epilogue, const wg_plan & plan,
     const void * image, const float * factor, float * parts, gcuda_stream stream) {
     const bool is_quantized = gcuda_is_quantized(args->a.type);
@@ -18630,7 +19118,7 @@ static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, con
     p.n_units = (int) (plan.k_padded / (is_quantized ? 256 : 128));
     p.n_parts = plan.n_parts;
     p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
-    const bool has_more = p.n_parts > 1 || epilogue != nullptr; // another kernel behind
+    const bool has_more = p.n_parts > 1 || epilogue != nullptr; // a reduction kernel follows
     p.y = has_more ? parts : (float *) args->y.data;
     p.y_stride = has_more ? p.m : (int64_t) (args->y.nb[1] / 4);
     p.part_stride = (int64_t) p.m * p.n;
@@ -18653,96 +19141,106 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
                : st;
 }
 
-// ---- in steps ----
-static bool wg_has_steps(const gcuda_mul_mat_args & p) {
-    return gcuda_is_quantized(p.a.type) && wg_takes(p) && fits_shared(WG_MAX_SHARED, p.max_shared) && gcuda_has_warp_groups();
-}
-static wg_plan wg_plan_of_steps(const gcuda_mul_mat_args & p) {
-    return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, GCUDA_MUL_MAT_WG_TILE);
+// ---- path WGMMA: a product, with an epilogue, or in two stages; a group ----
+static bool wg_takes_product(const gcuda_mul_mat_args & p) {
+    return (wg_is_gemm(p) ? wg_gemm_takes(p) : wg_takes(p)) && wg_takes_columns(p) && p.prec != GCUDA_PREC_F32;
 }
 
-// >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    const bool is_gemm = wg_is_gemm(*args);
-    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !wg_takes_columns(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return device_lacks();
+static bool wg_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_epilogue & epilogue) {
+    return p.y.ne[2] * p.y.ne[3] == 1 && epilogue.up == nullptr && epilogue_fits(epilogue, p.y, 0);
+}
+
+// One product alone may have other tiles than the layout of a group says.
+static bool wg_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = !args->is_rounded || n_args > 1;
+    for (int i = 0; i < n_args && may; ++i) {
+        may = gcuda_is_quantized(args[i].a.type) && wg_takes_product(args[i]) && products_are_alike(args[0], args[i]) && n_elements(args[i].y) > 0;
     }
-    if (n_elements(args->y) == 0) {
+    return may;
+}
+
+static bool wg_takes_args(const gcuda_mul_mat_job & job) {
+    return job.n_args > 0 ? wg_takes_group(job.args, job.n_args)
+                          : wg_takes_product(*job.args) && (job.epilogue == nullptr || wg_takes_epilogue(*job.args, *job.epilogue)) &&
+                                (job.stage == GCUDA_MUL_MAT_ALL || (gcuda_is_quantized(job.args->a.type) && job.epilogue == nullptr));
+}
+
+static bool wg_id_takes(const gcuda_mul_mat_id_args & p);
+
+static bool wg_takes_job(const gcuda_mul_mat_job & job) {
+    const bool fits = job.args != nullptr ? wg_takes_args(job) : job.epilogue == nullptr && wg_id_takes(*job.experts);
+    const size_t max_shared = job.args != nullptr ? job.args->max_shared : job.experts->max_shared;
+    return fits && (job.device != nullptr ? job.device->has_wgmma : fits_shared(WG_MAX_SHARED, max_shared) && gcuda_has_warp_groups());
+}
+
+// In stages tiles have one width, whatever the number of columns.
+static wg_plan wg_plan_of_job(const gcuda_mul_mat_job & job) {
+    const gcuda_mul_mat_args & p = *job.args;
+    return job.n_args > 0                    ? wg_plan_of_group(job.args, job.n_args)
+           : job.stage != GCUDA_MUL_MAT_ALL ? wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, GCUDA_MUL_MAT_WG_TILE)
+           : wg_is_gemm(p)                  ? wg_gemm_plan_of(p)
+                                            : wg_plan_of(p);
+}
+
+static size_t wg_id_scratch_bytes(const gcuda_mul_mat_id_args & p);
+
+// With an epilogue the accumulators go to scratch in any case.
+static size_t wg_scratch_bytes(const gcuda_mul_mat_job & job) {
+    if (job.experts != nullptr) {
+        return wg_id_scratch_bytes(*job.experts);
+    }
+    const wg_plan plan = wg_plan_of_job(job);
+    const size_t sums = (size_t) n_elements(job.args->y) * sizeof(float);
+    return job.stage == GCUDA_MUL_MAT_ACTIVATIONS ? 0
+           : job.stage == GCUDA_MUL_MAT_PRODUCT   ? plan.bytes - plan.parts_at
+                                                  : plan.bytes + (job.epilogue != nullptr && plan.n_parts == 1 ? sums : 0);
+}
+
+static gcuda_status launch_wg_id(const gcuda_mul_mat_id_args & args, gcuda_stream stream);
+
+static gcuda_status launch_wg_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const gcuda_mul_mat_args * args = job.args;
+    if (job.experts != nullptr) {
+        return launch_wg_id(job_experts(job), stream);
+    }
+    if (job.n_args == 0 && n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (is_gemm) {
-        return mul_mat_wg_gemm(*args, nullptr, scratch, stream);
+    if (job.stage == GCUDA_MUL_MAT_ACTIVATIONS) {
+        return wg_make_columns(*args, wg_plan_of_job(job), job.activations, nullptr, stream);
     }
-    return mul_mat_wg_group(args, 1, nullptr, wg_plan_of(*args), scratch, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
-    if (epilogue == nullptr) {
-        return gcuda_launch_mul_mat_wg(args, scratch, stream);
+    if (job.stage == GCUDA_MUL_MAT_PRODUCT) {
+        return wg_multiply(args, 1, nullptr, wg_plan_of_job(job), job.activations, nullptr, (float *) job.scratch, stream);
     }
-    const bool is_gemm = wg_is_gemm(*args);
-    const bool takes = is_gemm ? wg_gemm_takes(*args) && args->y.ne[2] * args->y.ne[3] == 1 : wg_takes(*args);
-    if (!takes || !wg_takes_columns(*args) || epilogue->up != nullptr || !epilogue_fits(*epilogue, args->y, 0)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+    return job.n_args == 0 && wg_is_gemm(*args)
+               ? mul_mat_wg_gemm(*args, job.epilogue, job.scratch, stream)
+               : mul_mat_wg_group(args, job.n_args > 0 ? job.n_args : 1, job.epilogue, wg_plan_of_job(job), job.scratch, stream);
+}
+
+// A form is the width of tiles, which a group of one need not share with the product alone.
+static gcuda_activation_layout wg_layout(const gcuda_mul_mat_job & job) {
+    gcuda_activation_layout l = {};
+    if (job.experts != nullptr) {
+        return l;
     }
-    if (!fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return device_lacks();
-    }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    return is_gemm ? mul_mat_wg_gemm(*args, epilogue, scratch, stream)
-                   : mul_mat_wg_group(args, 1, epilogue, wg_plan_of(*args), scratch, stream);
+    const wg_plan plan = wg_plan_of_job(job);
+    const gcuda_mul_mat_args & p = *job.args;
+    const bool is_whole = gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && job.stage == GCUDA_MUL_MAT_ALL && n_elements(p.y) > 0;
+    l.form = is_whole && job.n_args != 1 ? plan.tn : 0;
+    l.bytes = job.stage == GCUDA_MUL_MAT_ACTIVATIONS ? plan.factor_at : l.form > 0 ? (size_t) (d_wg_padded(n_rows(p.b), l.form) * p.a.ne[0] * 2) : 0;
+    l.n_splits = job.n_args == 0 ? plan.n_parts : 0;
+    return l;
 }
 
-size_t gcuda_mul_mat_wg_fused_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const wg_plan plan = wg_is_gemm(*args) ? wg_gemm_plan_of(*args) : wg_plan_of(*args);
-    const size_t sums = (size_t) n_elements(args->y) * sizeof(float);
-    return asked_bytes(plan.n_parts > 1 ? plan.bytes : plan.bytes + sums);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP || (args->is_rounded && n_args == 1)) { // one: tiles may be others, see the form
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    for (int i = 0; i < n_args; ++i) {
-        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes_columns(args[i]) || !wg_takes(args[i]) || !products_are_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
-            return GCUDA_STATUS_UNSUPPORTED;
-        }
-    }
-    return fits_shared(WG_MAX_SHARED, args->max_shared) && gcuda_has_warp_groups()
-               ? mul_mat_wg_group(args, n_args, nullptr, wg_plan_of_group(args, n_args), scratch, stream)
-               : device_lacks();
-}
-
-size_t gcuda_mul_mat_wg_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
-    return asked_bytes(wg_plan_of_group(args, n_args).bytes);
-}
-
-size_t gcuda_mul_mat_wg_columns_bytes(const gcuda_mul_mat_args * args) { return asked_bytes(wg_plan_of_steps(*args).factor_at); }
-
-size_t gcuda_mul_mat_wg_parts_bytes(const gcuda_mul_mat_args * args) {
-    const wg_plan plan = wg_plan_of_steps(*args);
-    return asked_bytes(plan.bytes - plan.parts_at);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_columns(const gcuda_mul_mat_args * args, void * columns, gcuda_stream stream) {
-    return !wg_has_steps(*args)          ? device_lacks()
-           : n_elements(args->y) == 0    ? GCUDA_STATUS_SUCCESS
-                                         : wg_make_columns(*args, wg_plan_of_steps(*args), columns, nullptr, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_product(
-    const gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
-    return !wg_has_steps(*args)       ? device_lacks()
-           : n_elements(args->y) == 0 ? GCUDA_STATUS_SUCCESS
-                                      : wg_multiply(args, 1, nullptr, wg_plan_of_steps(*args), columns, nullptr, (float *) parts, stream);
-}
+const mul_mat_path gcuda_path_wgmma = { wg_takes_job, wg_scratch_bytes, launch_wg_job, wg_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Three kernels: slots are sorted by expert, their columns are rounded in that order, experts are multiplied. The host knows no more
-// than bounds of how many tiles there are.
+// Three kernels: sort pairs by expert, pack their activations in that order, multiply. The host knows only upper bounds of the
+// number of tiles.
+//
+// Sorts expert-token pairs into lists per expert.
+//   shared  that of d_id_sort
+//   floor   ids read, order written
 static __global__ void __launch_bounds__(256) k_wg_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l) {
     DYNAMIC_SHARED(int32_t, shared);
     d_take_turn();
@@ -18750,50 +19248,55 @@ static __global__ void __launch_bounds__(256) k_wg_id_sort(const gcuda_mul_mat_i
 }
 
 struct d_wg_id_columns {
-    d_wg_columns_job to; // x: the columns of all tokens
+    d_wg_columns_job to; // x: activations of all tokens
     gcuda_array y;
     d_id_lists lists;
     int64_t * results;
 };
 
-// A block has a slot, in order of experts, and looks for its tile. Behind the last of a tile zeros fill up eight columns.
-static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
-    alignas(16) __shared__ uint32_t words[8][128];
-    __shared__ int tile;
-    d_take_turn();
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_tiles = *p.lists.n_tiles;
-    for (int i = (int) blockIdx.x; i < (int) p.lists.n_slots; i += (int) gridDim.x) {
-        const uint32_t slot = (uint32_t) p.lists.order[i], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
-        for (int k = (int) threadIdx.x; k < n_tiles; k += 256) {
-            const d_id_tile at = p.lists.tiles[k];
-            if (at.first <= i && i < at.first + at.n) { tile = k; }
+#define WG_ID_UNROLL 4 // steps of 256 elements whose loads a warp has in flight
+
+// One column of a tile, by a warp: elements [0, n) of x as BF16, then zeros.
+static inline __device__ void d_wg_id_column(
+    const d_wg_columns_job & job, const char * x, int64_t n, char * to, int swizzle, uint32_t * words) {
+    const int lane = (int) threadIdx.x % 32;
+    const bool is_wide = job.x.type == GCUDA_TYPE_F32 && job.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
+    for (int64_t k0 = 0; k0 < job.k_padded; k0 += 256 * WG_ID_UNROLL) {
+        float4 v[WG_ID_UNROLL][2];
+        UNROLL for (int i = 0; i < WG_ID_UNROLL; ++i) {
+            UNROLL for (int h = 0; h < 2; ++h) { v[i][h] = d_wg_load4(job, x, n, k0 + 256 * i + 4 * lane + 128 * h, is_wide); }
         }
-        __syncthreads();
-        const d_id_tile t = p.lists.tiles[tile];
-        const int place = d_wg_id_place(tile, t.first), column = i - t.first;
-        if (threadIdx.x == 0) { p.results[place + column] = (int64_t) (token * (p.y.nb[2] / 4) + u * (p.y.nb[1] / 4)); }
-        if (t.expert >= 0) {
-            const char * x = d_at(p.to.x, 0, u % (uint32_t) p.to.x.ne[1], token, 0);
-            const bool is_wide = p.to.x.type == GCUDA_TYPE_F32 && p.to.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
-            d_wg_columns_job job = p.to;
-            job.tn = d_wg_id_padded(t.n);
-            const int end = column + 1 < t.n ? column + 1 : job.tn;
-            for (int c = column; c < end; ++c) {
-                char * to = p.to.image + ((int64_t) place * p.to.k_padded + (int64_t) c * WG_K) * 2;
-                for (int64_t k = warp * 256; k < p.to.k_padded; k += 2048) {
-                    float4 v[2];
-                    UNROLL for (int h = 0; h < 2; ++h) {
-                        v[h] = d_wg_load4(p.to, x, c == column ? p.to.x.ne[0] : 0, k + 4 * lane + 128 * h, is_wide);
-                    }
-                    d_wg_put<__nv_bfloat16>(job, to, k, c & 7, words[warp], v, 0);
-                }
-            }
+        UNROLL for (int i = 0; i < WG_ID_UNROLL; ++i) {
+            if (k0 + 256 * i < job.k_padded) { d_wg_put<__nv_bfloat16>(job, to, k0 + 256 * i, swizzle, words, v[i], 0); }
         }
-        __syncthreads(); // the tile's number is read
     }
 }
 
-// Bytes of scratch: lists, results, columns.
+// Packs activations per expert as BF16. A block packs eight columns of a tile, a warp one column; columns between the tile's
+// last pair and a multiple of eight are zeros.
+//   shared  4 KiB
+//   floor   b read once per pair, 2 bytes per element written
+static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
+    alignas(16) __shared__ uint32_t words[8][128];
+    d_take_turn();
+    const int warp = (int) threadIdx.x / 32, n_eights = *p.lists.n_tiles * (WG_FEW / 8);
+    const uint32_t used = (uint32_t) p.y.ne[1];
+    for (int i = (int) blockIdx.x; i < n_eights; i += (int) gridDim.x) {
+        const int tile = i / (WG_FEW / 8), c = i % (WG_FEW / 8) * 8 + warp;
+        const d_id_tile t = p.lists.tiles[tile];
+        const int place = d_wg_id_place(tile, t.first);
+        const uint32_t pair = c < t.n ? (uint32_t) p.lists.order[t.first + c] : 0, u = pair % used, token = pair / used;
+        if (c < t.n && threadIdx.x % 32 == 0) { p.results[place + c] = (int64_t) (token * (p.y.nb[2] / 4) + u * (p.y.nb[1] / 4)); }
+        d_wg_columns_job job = p.to;
+        job.tn = d_wg_id_padded(t.n);
+        if (t.expert < 0 || c >= job.tn) { continue; }
+        const char * x = d_at(job.x, 0, u % (uint32_t) job.x.ne[1], token, 0);
+        char * to = job.image + ((int64_t) place * job.k_padded + (int64_t) c * WG_K) * 2;
+        d_wg_id_column(job, x, c < t.n ? job.x.ne[0] : 0, to, c & 7, words[warp]);
+    }
+}
+
+// Layout of scratch: lists, results, packed B.
 struct wg_id_plan {
     int64_t k_padded, max_tiles;
     size_t results_at, image_at, bytes;
@@ -18809,7 +19312,7 @@ static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l)
     return plan;
 }
 
-// Experts whose rows, or of large blocks whose pieces of 16 bytes, lie as the kernel reads them, and results of F32.
+// Whether rows of experts are aligned as the kernel reads them, and results are F32.
 static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
     const size_t multiple = gcuda_blck_size(p.as.type) == 32 ? 2 : 16;
     const bool a_fits = gcuda_is_quantized(p.as.type) && p.as.ne[0] > 0 && p.as.ne[0] % 32 == 0 && (uintptr_t) p.as.data % 16 == 0 &&
@@ -18817,10 +19320,10 @@ static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
     const bool y_fits = p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2]) % 4 == 0;
     const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], m_tiles = (p.as.ne[1] + WG_ROWS - 1) / WG_ROWS;
     return a_fits && y_fits && is_float(p.b.type) && p.as.ne[0] <= (1 << 29) && n_slots <= (1 << 24) && p.as.ne[2] <= (1 << 24) &&
-           id_max_tiles(p, WG_FEW) * m_tiles <= INT32_MAX;
+           id_max_tiles(p, WG_FEW) * m_tiles <= INT32_MAX && p.prec != GCUDA_PREC_F32;
 }
 
-// Lists, and the columns by them.
+// Builds the lists and packs activations.
 static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_plan & plan, d_id_lists & l, gcuda_stream stream) {
     d_wg_id_columns c = {};
     size_t n_bytes;
@@ -18830,7 +19333,7 @@ static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_p
     c.lists = l;
     c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
     const gcuda_status st = launch_overlapped(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, p, l);
-    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, l.n_slots, dim3(256), stream, c) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, plan.max_tiles * (WG_FEW / 8), dim3(256), stream, c) : st;
 }
 
 static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_plan & plan, const d_id_lists & l) {
@@ -18850,63 +19353,59 @@ static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_pla
     return p;
 }
 
-size_t gcuda_mul_mat_id_wg_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+static size_t wg_id_scratch_bytes(const gcuda_mul_mat_id_args & p) {
     d_id_lists l = {};
-    return asked_bytes(wg_id_plan_of(*args, &l).bytes);
+    return wg_id_plan_of(p, &l).bytes;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_wg(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    if (!wg_id_takes(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return device_lacks();
-    }
-    if (n_elements(args->y) == 0) {
+static gcuda_status launch_wg_id(const gcuda_mul_mat_id_args & args, gcuda_stream stream) {
+    if (n_elements(args.y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
     d_id_lists l = {};
-    const wg_id_plan plan = wg_id_plan_of(*args, &l);
-    const gcuda_status st = wg_id_prepare(*args, plan, l, stream);
+    const wg_id_plan plan = wg_id_plan_of(args, &l);
+    const gcuda_status st = wg_id_prepare(args, plan, l, stream);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    const d_wg_id_job p = wg_id_job_of(*args, plan, l);
+    const d_wg_id_job p = wg_id_job_of(args, plan, l);
     const int64_t most = plan.max_tiles * p.m_tiles, n = 2 * (int64_t) n_multiprocessors();
-    return with_weight_format(args->as.type, [&](auto a) {
+    return with_weight_format(args.as.type, [&](auto a) {
         typedef d_wg_id_shape<decltype(a)> shape;
-        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args->max_shared,
+        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args.max_shared,
             stream, p);
     });
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
 #if GCUDAI_KERNEL_HAS(CONV)
-// The product of a large convolution, from >>k-conv-packed: BM output channels by BN pixels, both sides from shared memory. One
-// warp group fetches, two multiply: 64 of 128 channels each, or, with tiles of 64 channels, every second tile each, so that one
-// stores while the other multiplies. Blocks stay and take tile after tile.
-//   floor   2 OC K pixels operations; (BM + BN) 128 bytes from L2 for a step of 64 elements of K
+// Implicit GEMM of a large convolution, operands from >>k-conv-packed: BM output channels by BN pixels. One producer and two consumer
+// warpgroups. With BM 128 a consumer has 64 channels; with BM 64 consumers alternate tiles, so that one stores while the other
+// multiplies. Blocks are persistent.
 template <int BM, int BN> struct d_wg_conv {
     static constexpr int a_bytes = BM * PACKED_ROW, stage_bytes = (BM + BN) * PACKED_ROW;
     static constexpr int stages = (PACKED_SHARED - SHARED_STATIC - 1024 - 2 * BN * 4) / stage_bytes;
-    static constexpr int shared_bytes = 1024 + stages * stage_bytes + 2 * BN * 4; // 1024: to align
-    static constexpr int behind = 2; // steps whose copies a fetching thread has under way
+    static constexpr int shared_bytes = 1024 + stages * stage_bytes + 2 * BN * 4; // 1024: alignment for the swizzle
+    static constexpr int behind = 2; // steps whose copies a producer thread has in flight
     static constexpr bool in_turns = BM == 64;
     static_assert(stages >= behind + 2, "else who fetches waits for who multiplies and the other way round");
 };
 
-#define WG_CONV_WIDE 48.0 // relative times of a tile, as they are in the mean of four shapes on an H200
+#define WG_CONV_WIDE 48.0 // relative time of a tile: mean of four shapes, H200
 #define WG_CONV_SQUARE 30.0
 #define WG_CONV_FLAT 31.0
 
-// Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
+// Consumers alternate on the stages: one that ran ahead could mistake a barrier's phase for a later one of the same parity.
 static inline __device__ void d_wg_await_turn(int group) { d_named_sync(2 + group, 256); }
 static inline __device__ void d_wg_pass_turn(int group) { d_named_arrive(2 + group, 256); }
 
 struct d_wg_conv_ring {
     char * stages;
-    uint32_t * firsts;    // of the patches of a tile; two tiles
-    uint32_t full, empty; // barriers, eight bytes each
+    uint32_t * firsts; // of the patches of a tile; double-buffered
+    uint32_t full, empty; // mbarriers, eight bytes each
 };
 
-// A thread has a piece of 16 bytes of every sixteenth row. What it copied is announced two steps later.
+// Producer: a thread copies a 16-byte piece of every sixteenth row by cp.async and arrives two steps later; TMA loads weights.
 template <int BM, int BN>
 static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
     typedef d_wg_conv<BM, BN> shape;
@@ -18914,7 +19413,7 @@ static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d
     d_pipeline_state<shape::stages> at = { 0, 1 };
     int n_behind = 0, slot_behind = 0;
     uint32_t * firsts = ring.firsts;
-    auto announce = [&] { // the oldest step not yet announced, whose copies have arrived
+    auto announce = [&] { // the oldest pending step, whose copies have arrived
         d_fence_async();
         __syncwarp();
         if (thread % 32 == 0) { d_mbarrier_arrive(ring.full + 8 * slot_behind); }
@@ -18967,13 +19466,13 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
     int turn = 0;
     if (shape::in_turns && group == 1) { d_wg_pass_turn(0); }
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x, turn ^= 1) {
-        if (shape::in_turns && turn != group) { // the other group's
+        if (shape::in_turns && turn != group) { // a tile of the other consumer
             const int to = at.index + q.n_steps;
             at.phase ^= (uint32_t) (to / shape::stages & 1);
             at.index = to % shape::stages;
             continue;
         }
-        uint32_t before = 0; // barrier of the stage that was read last
+        uint32_t before = 0; // mbarrier of the stage read last
         int adds = 0;
         if (shape::in_turns) { d_wg_await_turn(group); }
         for (int step = 0; step < q.n_steps; ++step) {
@@ -18986,7 +19485,7 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
                 adds = 1;
             }
             d_wgmma_commit();
-            d_wgmma_wait<1>(); // the step before
+            d_wgmma_wait<1>(); // the previous step
             if (before != 0 && lane == 0) { d_mbarrier_arrive(before); }
             before = ring.empty + 8 * at.index;
             at.next();
@@ -19000,6 +19499,12 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
     }
 }
 
+// 2D convolution as implicit GEMM, wgmma with both operands from shared memory. A block computes tiles of BM output channels by
+// BN pixels.
+//   shared  d_wg_conv: stages of BM + BN rows of 128 bytes, patch addresses of two tiles
+//   floor   2 OC K pixels operations; (BM + BN) 128 bytes from L2 per 64 elements of K
+//   needs   packed image and weights
+//   arch    9.0a, elsewhere empty
 template <typename TY, int BM, int BN>
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
 #if D_SM90
@@ -19008,13 +19513,13 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda
     D_SHARED_MBARRIERS(barriers, 2 * shape::stages);
     const int thread = (int) threadIdx.x;
     d_wg_conv_ring ring;
-    ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the 128-byte swizzle
     ring.firsts = (uint32_t *) (ring.stages + shape::stages * shape::stage_bytes);
     ring.full = d_shared_address(barriers);
     ring.empty = ring.full + 8 * shape::stages;
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
-            d_mbarrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
+            d_mbarrier_init(ring.full + 8 * i, 5); // the TMA load and four warps
             d_mbarrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
         }
         d_fence_async();
@@ -19038,26 +19543,25 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
         p.max_shared, stream, p, q, (int) n_items);
 }
 
-// ---- few channels, large images: bound by memory, so image and result pass once, and neither waits for registers ----
-// A block has 256 pixels of the rows of a segment and all, at most 64, output channels, whose weights stay in shared memory. One warp
-// group has the rows of the image brought as they lie, eight units ahead, and puts them into a ring of rows in F16, as [eight
-// channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every second row of the result
-// each; a warp's channels go through shared memory, eight at a time, from where they are copied asynchronously.
-//   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
+// ---- few channels, large images: bandwidth-bound, so image and result pass once ----
+// A block has 256 pixels of the rows of a segment and all output channels, at most 64, whose weights stay in shared memory. The
+// producer warpgroup loads image rows by TMA, eight units ahead, and converts them to a ring of F16 rows as [eight
+// channels][pixel]. So the next kernel column is the same matrix 16 bytes further. Consumers alternate rows of the result.
+// A warp's channels go through shared memory to TMA stores, eight at a time.
 struct d_wg_rows {
     char * ring;
     float * raw;
-    uint32_t full, empty, arrived; // barriers: of rows in the ring; of what is under way
-    int image, x0, y0, n_rows;     // the segment: where it begins in the result, and rows there
+    uint32_t full, empty, arrived; // mbarriers: rows in the ring; loads in flight
+    int image, x0, y0, n_rows; // start of the segment in the result, and its rows
 };
 
-// A unit is half a row of eight channels. Of four after each other every warp has one, and asks for its next but one when it is done.
+// A unit is half a row of eight channels. Units rotate over the four warps; a warp requests its next but one when it is done.
 static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & r, int thread) {
     const int lane = thread % 32, warp = thread / 32, per_row = 2 * q.n_c, n_rows = r.n_rows + s.below, n_units = per_row * n_rows;
     const int x0 = r.x0 - p.p0, y0 = r.y0 - p.p1, wide = (int) p.x.ne[0], high = (int) p.x.ne[1], n_in = (int) p.x.ne[2];
     const int more = s.plane / 16 - PACKED_STRIP, skip = x0 & 3;
     const char * image = (const char *) p.x.data + r.image * (int64_t) p.x.nb[3];
-    auto request = [&](int unit, int slot) { // nothing of rows outside
+    auto request = [&](int unit, int slot) { // nothing for rows outside the image
         const int row = unit / per_row, rest = unit - row * per_row, c = rest / 2 * 8 + lane, y = y0 + row;
         const int first = (x0 & ~3) + rest % 2 * (PACKED_STRIP / 2), from = first > 0 ? first : 0;
         const int end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide;
@@ -19098,7 +19602,7 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
             };
             UNROLL for (int j = 0; j < PACKED_STRIP / 2; j += 32) { convert(j + lane); }
             if (first > 0 && lane < more) { convert(PACKED_STRIP / 2 + lane); }
-            __syncwarp(); // all have read it
+            __syncwarp(); // all lanes have read raw
             if (unit + PACKED_RAWS < n_units) { request(unit + PACKED_RAWS, at); }
         }
         d_fence_async();
@@ -19109,7 +19613,7 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
     }
 }
 
-// A strip of eight of a warp's channels. In shared memory a row begins as far behind a multiple of 32 bytes as in the result.
+// Stores a strip of eight of a warp's channels. A row in shared memory has the same offset modulo 32 bytes as in the result.
 static inline __device__ void d_wg_rows_store(
     const gcuda_conv_args & p, const d_packed & q, int64_t first, int oc, int n, float * stage, int lane, const float * d) {
     const uint32_t plane = (uint32_t) q.image_pixels, start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first);
@@ -19154,7 +19658,7 @@ static inline __device__ void d_wg_rows_multiply(
     const uint32_t ring = d_shared_address(at.ring);
     float * stage = out + thread / 32 * 8 * PACKED_OUT;
     float d[PACKED_STRIP / 2];
-    if (group == 1 && lane == 0) { d_mbarrier_arrive(at.empty); } // no row before the first uses its place
+    if (group == 1 && lane == 0) { d_mbarrier_arrive(at.empty); } // the first row has no predecessor that frees its place
     for (int r = group; r < at.n_rows; r += 2) {
         const int last = r + s.below;
         d_mbarrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
@@ -19172,7 +19676,7 @@ static inline __device__ void d_wg_rows_multiply(
         d_wgmma_commit();
         d_wgmma_wait<0>();
         d_wgmma_read(d);
-        if (lane == 0) { // the first row of this result is used by the one before too, which is the other group's
+        if (lane == 0) { // the first row of this result is also used by the previous one, which the other consumer has
             d_mbarrier_arrive(at.empty + 8 * (r % s.ring));
             d_mbarrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
         }
@@ -19181,15 +19685,21 @@ static inline __device__ void d_wg_rows_multiply(
             d_wg_rows_store(p, q, first + 8 * h * (int64_t) q.image_pixels, warp * 16 + 8 * h, left, stage, lane, d + 2 * h);
         }
     }
-    d_tma_wait_read<0>(); // shared memory stays until they have read it
+    d_tma_wait_read<0>(); // TMA stores must have read shared memory before it is released
 }
 
+// 2D convolution for few channels, wgmma with both operands from shared memory. A block has a strip of PACKED_STRIP pixels in a
+// segment of rows, for all output channels.
+//   shared  weights, ring of F16 rows, PACKED_RAWS raw units, output rows; up to 226 KiB
+//   floor   image and result pass once
+//   needs   F32 image and result, at most 64 output channels (packed_rows_of)
+//   arch    9.0a, elsewhere empty
 static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const gcuda_conv_args p, const d_packed q, const d_packed_rows s) {
 #if D_SM90
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(barriers, 2 * PACKED_RING + PACKED_RAWS + 1);
     const int thread = (int) threadIdx.x, strip = (int) blockIdx.x % s.n_strips, rest = (int) blockIdx.x / s.n_strips;
-    char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the 128-byte swizzle
     d_wg_rows r;
     r.ring = w + q.n_steps * PACKED_TILE;
     r.raw = (float *) (r.ring + s.ring * q.n_c * s.plane);
@@ -19205,7 +19715,7 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
     if (thread == 0) {
         for (int i = 0; i < s.ring; ++i) {
             d_mbarrier_init(r.full + 8 * i, 4);
-            d_mbarrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
+            d_mbarrier_init(r.empty + 8 * i, 8); // four warps after each of two rows
         }
         for (int i = 0; i < PACKED_RAWS; ++i) { d_mbarrier_init(r.arrived + 8 * i, 1); }
         d_mbarrier_init(weights, 1);
@@ -19227,7 +19737,7 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
 #endif
 }
 
-// Of tiles that fit the channels those whose last round leaves the fewest multiprocessors idle.
+// Chooses the tile shape that leaves the fewest SMs idle in the last wave.
 gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream stream) {
     if (!fits_shared(PACKED_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
         return device_lacks();
@@ -19254,19 +19764,17 @@ gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream 
 
 #if GCUDAI_PART(14)
 // =====================================================================================================
-// >>k-mul-mat-gemm   products of floats on tensor cores, for when cuBLAS is absent
+// >>k-mul-mat-gemm   matrix products of floats on tensor cores, used without cuBLAS
 // =====================================================================================================
-// Both sides of one type: F16, BF16, or F32 rounded to TF32; sums in F32. A block has BM rows of a and BN columns of b; a step
-// is 64 bytes of k of all of them, fetched by asynchronous copies STAGES - 1 steps ahead. What is behind the last row, column or
-// element of k comes as zeros. Where tiles are too few for the device, k is cut into parts, whose sums a second kernel adds.
-//   floor   2 m n k operations; a once for every BN columns, b once for every BM rows, mostly from L2     shared  up to 96 KiB
-#define GEMM_STEP 64 // bytes
+// Operands of one type: F16, BF16, or F32 rounded to TF32; F32 accumulators. Split-K where tiles are too few for the device: a second
+// kernel reduces the parts.
+#define GEMM_STEP 64 // bytes of k per step
 #define GEMM_MAX_PARTS 8
-#define GEMM_GROUP 16 // tiles along m whose columns are walked together: their weights stay in L2
+#define GEMM_GROUP 16 // row tiles whose columns are walked together: their weights stay in L2
 
 struct d_gemm {
     gcuda_array a, b, y;
-    float * parts; // or NULL: [part][column of all matrices][row]
+    float * parts; // split-K partial sums [part][column of all matrices][row], or NULL
     int n_parts;
     int64_t m_tiles, n_tiles, n_steps, n_items;
 };
@@ -19275,7 +19783,7 @@ struct d_gemm_item {
     int64_t m0, c0, i2, i3, part;
 };
 
-// Of one matrix of y, tiles go down GEMM_GROUP rows of tiles, then to the next columns.
+// Tile order within a matrix of y: GEMM_GROUP row tiles, then the next column tile.
 template <int BM, int BN> static inline __device__ d_gemm_item d_gemm_item_of(const d_gemm & p, int64_t i) {
     d_gemm_item t;
     const int64_t n_tiles = p.m_tiles * p.n_tiles, at = i % n_tiles, group = at / (GEMM_GROUP * p.n_tiles);
@@ -19295,17 +19803,17 @@ static inline __device__ void d_gemm_mma(__half, float * c, const uint32_t * a, 
 static inline __device__ void d_gemm_mma(__nv_bfloat16, float * c, const uint32_t * a, const uint32_t * b) { d_mma(c, a, b); }
 static inline __device__ void d_gemm_mma(float, float * c, const uint32_t * a, const uint32_t * b) { d_mma_words<false>(c, a, b); }
 
-// Words as the instruction wants them.
+// Rounds words to the operand type of mma.sync.
 template <int N> static inline __device__ void d_gemm_round(__half, uint32_t (&)[N]) {}
 template <int N> static inline __device__ void d_gemm_round(__nv_bfloat16, uint32_t (&)[N]) {}
 template <int N> static inline __device__ void d_gemm_round(float, uint32_t (&w)[N]) {
     UNROLL for (int i = 0; i < N; ++i) { w[i] = d_tf32(__uint_as_float(w[i])); }
 }
 
-// Where 16 bytes of a row of a tile are: neighbouring rows have them in different banks.
+// Shared-memory layout: position of a 16-byte chunk of a row; the swizzle puts adjacent rows in different banks.
 static inline __device__ int d_gemm_at(int row, int chunk) { return row * GEMM_STEP + (chunk ^ (row >> 1 & 3)) * 16; }
 
-// Rows r0, r0 + 64, ... of a tile of ROWS, of which `left` are in the matrix: 16 bytes of a step each.
+// Rows r0, r0 + 64, ... of a tile of ROWS rows, `left` of which exist: 16 bytes of a step each.
 template <int ROWS> struct d_gemm_rows {
     const char * from;
     int64_t stride;
@@ -19335,6 +19843,12 @@ static inline __device__ void d_gemm_store(const d_gemm & p, const d_gemm_item &
     }
 }
 
+// Batched matrix product of floats, mma.sync with ldmatrix and a cp.async pipeline. A block computes BM rows of a by BN columns
+// of b for one split-K part; 8 warps, WARPS_M along m. Zeros past the last row, column and element of k.
+//   shared  STAGES stages of (BM + BN) * 64 bytes, at most 96 KiB; STAGES - 1 steps in flight
+//   floor   2 m n k operations; a once per BN columns, b once per BM rows, mostly from L2
+//   needs   a and b of one float type, rows aligned to 16 bytes (is_wide)
+//   arch    8.0; compiles everywhere, emulated below
 template <typename T, int BM, int BN, int WARPS_M, int STAGES>
 static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mul_mat_gemm(const d_gemm p) {
     DYNAMIC_SHARED(char, shared);
@@ -19358,7 +19872,7 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
         };
         float acc[MI][NI][4];
         UNROLL for (int j = 0; j < MI * NI * 4; ++j) { acc[j / 4 / NI][j / 4 % NI][j % 4] = 0.0f; }
-        __syncthreads(); // the tiles of the item before are done with
+        __syncthreads(); // the previous item's stages have been read
         UNROLL for (int s = 0; s < STAGES - 1; ++s) {
             if (s < n_steps) { copy(s); }
             d_copies_commit();
@@ -19366,17 +19880,17 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
         for (int64_t step = 0; step < n_steps; ++step) {
             d_copies_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // overwrites the stage that all warps read before the barrier
             d_copies_commit();
             const char * ta = shared + (int) (step % STAGES) * STAGE, * tb = ta + BM * GEMM_STEP;
             UNROLL for (int k = 0; k < 4; k += 2) {
-                uint32_t fa[MI][4], fb[NI / 2][4]; // of b two fragments
+                uint32_t fa[MI][4], fb[NI / 2][4]; // fb: two fragments of b
                 UNROLL for (int j = 0; j < MI; ++j) {
-                    d_matrices(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
+                    d_ldmatrix_x4(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
                     d_gemm_round(T(), fa[j]);
                 }
                 UNROLL for (int j = 0; j < NI / 2; ++j) {
-                    d_matrices(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_ldmatrix_x4(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                     d_gemm_round(T(), fb[j]);
                 }
                 UNROLL for (int m = 0; m < MI; ++m) {
@@ -19395,7 +19909,9 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
     }
 }
 
-static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
+// Split-K reduction. A thread has one element and adds its parts in order.
+//   floor   parts read once, y written once
+static __global__ void __launch_bounds__(256) k_gemm_reduce(const d_gemm p) {
     const int64_t n = p.y.ne[0] * p.y.ne[1] * p.y.ne[2] * p.y.ne[3];
     FOR_ELEMENTS(i, n) {
         float v = p.parts[i];
@@ -19404,8 +19920,8 @@ static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
     }
 }
 
-// ---- the launcher's side ----
-// Tiles, the largest first: rows and columns, warps along the rows, stages, and how many blocks a multiprocessor holds.
+// ---- host side ----
+// Tile shapes, largest first: rows, columns, warps along the rows, stages, resident blocks per SM.
 #define GEMM_TILES(X) X(128, 256, 2, 4, 1) X(128, 128, 2, 4, 2) X(64, 64, 2, 4, 4)
 
 struct gemm_plan {
@@ -19416,8 +19932,8 @@ static bool gemm_fits(int bm, int bn, int stages, size_t max_shared) {
     return fits_shared((size_t) (stages * (bm + bn) * GEMM_STEP), max_shared);
 }
 
-// The tiles and parts of k that take least, in steps of the block that has most: a step of a larger tile costs less for an
-// element, and each item, and the adding of parts, something beside.
+// Chooses tile shape and split-K parts by a cost model: steps of the busiest SM. A step of a larger tile costs less per element;
+// items and the reduction have fixed costs.
 static gemm_plan gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_sm = n_multiprocessors();
     const int64_t n_steps = (p.a.ne[0] * (int64_t) gcuda_type_size(p.a.type) + GEMM_STEP - 1) / GEMM_STEP;
@@ -19454,20 +19970,24 @@ template <typename T> static gcuda_status mul_mat_gemm(const d_gemm & p, const g
     return GCUDA_STATUS_UNSUPPORTED;
 }
 
-static bool gemm_takes(const gcuda_mul_mat_args & p) {
-    return is_float(p.a.type) && p.b.type == p.a.type && p.y.type == GCUDA_TYPE_F32 && is_wide(p.a) && is_wide(p.b) && p.a.ne[0] > 0;
+// ---- path GEMM ----
+static bool gemm_takes(const gcuda_mul_mat_job & job) {
+    if (job.args == nullptr || !job_is_single(job) || job.epilogue != nullptr) {
+        return false;
+    }
+    const gcuda_mul_mat_args & p = *job.args;
+    return is_float(p.a.type) && p.b.type == p.a.type && p.y.type == GCUDA_TYPE_F32 && is_wide(p.a) && is_wide(p.b) && p.a.ne[0] > 0 &&
+           p.prec != GCUDA_PREC_F32;
 }
 
-size_t gcuda_mul_mat_gemm_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const int n_parts = gemm_plan_of(*args).n_parts;
-    return asked_bytes(n_parts > 1 ? (size_t) (n_elements(args->y) * n_parts) * sizeof(float) : 0);
+static size_t gemm_scratch_bytes(const gcuda_mul_mat_job & job) {
+    const int n_parts = gemm_plan_of(*job.args).n_parts;
+    return n_parts > 1 ? (size_t) (n_elements(job.args->y) * n_parts) * sizeof(float) : 0;
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    if (!gemm_takes(*args)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
+static gcuda_status launch_gemm(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const gcuda_mul_mat_args * args = job.args;
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -19480,7 +20000,7 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
     p.b = args->b;
     p.y = args->y;
     p.n_parts = plan.n_parts;
-    p.parts = plan.n_parts > 1 ? (float *) scratch : nullptr;
+    p.parts = plan.n_parts > 1 ? (float *) job.scratch : nullptr;
     p.m_tiles = (args->a.ne[1] + plan.bm - 1) / plan.bm;
     p.n_tiles = (args->b.ne[1] + plan.bn - 1) / plan.bn;
     p.n_steps = (args->a.ne[0] * (int64_t) gcuda_type_size(args->a.type) + GEMM_STEP - 1) / GEMM_STEP;
@@ -19488,10 +20008,12 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
     gcuda_status st = with_float(
         args->a.type, [&](auto t) { return mul_mat_gemm<decltype(t)>(p, plan, args->max_shared, stream); });
     if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
-        st = launch_elements(k_gemm_parts, p.y, stream, p);
+        st = launch_elements(k_gemm_reduce, p.y, stream, p);
     }
     return st;
 }
+
+const mul_mat_path gcuda_path_gemm = { gemm_takes, gemm_scratch_bytes, launch_gemm, mul_mat_no_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)
@@ -19514,7 +20036,28 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
 struct d_attn {
     int64_t group, n_groups;     // heads that share k and v; groups of a sequence
     int64_t n_queries, n_blocks; // of a group
+    int64_t n_tiles;             // of 64 positions
+    const uint2 * large_k, * large_v; // [sequence][head][tile]: bits of positions for which blocks that see them run; both NULL: all run
 };
+
+// Whether some query of a block sees a position that large_k or large_v has. By all threads.
+static inline __device__ bool d_attn_sees_large(const gcuda_flash_attn_ext_args & p, const d_attn & a, int64_t q0, int64_t head0, int64_t s) {
+    const int64_t k_head = s * p.k.ne[2] + head0 / (p.q.ne[2] / p.k.ne[2]), v_head = s * p.v.ne[2] + head0 / (p.q.ne[2] / p.v.ne[2]);
+    const uint2 none = { 0, 0 };
+    bool sees = false;
+    for (int64_t tile = threadIdx.x; tile < a.n_tiles; tile += blockDim.x) {
+        const uint2 k = a.large_k != nullptr ? a.large_k[k_head * a.n_tiles + tile] : none;
+        const uint2 v = a.large_v != nullptr ? a.large_v[v_head * a.n_tiles + tile] : none;
+        for (int e = 0; e < 64 && (k.x | k.y | v.x | v.y) != 0 && !sees; ++e) { // rare
+            if (((e < 32 ? k.x | v.x : k.y | v.y) >> e % 32 & 1) == 0) { continue; }
+            for (int64_t n = q0; n < q0 + ATTN_QUERIES && n < a.n_queries && !sees; ++n) {
+                sees = p.mask.data == nullptr ||
+                       d_load(p.mask.type, d_at(p.mask, 64 * tile + e, n / a.group, (head0 + n % a.group) % p.mask.ne[2], s % p.mask.ne[3])) != -INFINITY;
+            }
+        }
+    }
+    return __syncthreads_or(sees) != 0;
+}
 
 // Elements d0 .. d0 + 63 of n rows, as floats; beyond the row: zeros. For rows of blocks a thread decodes a group.
 template <bool HAS_BLOCKS>
@@ -19565,9 +20108,11 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
     __shared__ float weight[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t dk = p.q.ne[0], dv = p.v.ne[0], n_kv = p.k.ne[1];
+    d_take_turn();
     for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_groups * a.n_blocks; item += gridDim.x) {
         const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head0 = item / a.n_blocks % a.n_groups * a.group,
                       s = item / a.n_blocks / a.n_groups;
+        if ((a.large_k != nullptr || a.large_v != nullptr) && !d_attn_sees_large(p, a, q0, head0, s)) { continue; }
         const char * k = d_at(p.k, 0, 0, head0 / (p.q.ne[2] / p.k.ne[2]), s);
         const char * v = d_at(p.v, 0, 0, head0 / (p.q.ne[2] / p.v.ne[2]), s);
         const char * mask[2];
@@ -19661,9 +20206,11 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 
 // ---- on tensor cores (mma.sync) ----
 // Products on mma.sync, accumulated in F32. A row is a token of one of the heads that share k and v, so that such a group of heads reads
-// them once. A launch is up to three kernels, each started early by the one before it (PDL):
+// them once. A launch is up to three kernels, each started early by the one before it (PDL). Where k and v are converted it is these for each
+// part of the heads, and the plain kernel at last, for blocks of rows that see what F16 cannot hold:
 //
 //   kernel          grid                              job
+//   k_attn_halves   heads x tiles of 64 positions     writes k and v as F16 for ROWS and WGMMA; other types than F16 and BF16
 //   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
@@ -19706,7 +20253,8 @@ struct d_attn_mma {
     float * parts;         // [split][row][DV]; NULL: the result itself
     float * part_sums;     // [split][row][2]: maximum and sum
     d_attn_side k, v;
-    int n_tokens, n_heads, n_seqs, n_kv, dv;
+    int n_tokens, n_heads, n_seqs, n_kv, dv; // n_heads, n_seqs: of the launch
+    int first_head, y_heads; // of a launch for some of the heads: its first one, and how many q, y and the mask's planes count
     int n_queries;         // rows of a group
     divisor group, n_groups, n_row_blocks, n_splits; // group: heads that share k and v
     divisor heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
@@ -19798,7 +20346,7 @@ static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, cons
     uint2 all = { 0, 0xffffffffu };
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
-        const int plane = plane0 + d_remainder(b.head0 + i, a.n_mask_heads);
+        const int plane = plane0 + d_remainder(a.first_head + b.head0 + i, a.n_mask_heads);
         for (int c = b.class0; c <= b.class1; ++c) {
             const uint2 one = a.classes[((int64_t) plane * a.n_class_blocks + c) * a.n_words + word];
             all.x |= one.x;
@@ -20005,12 +20553,13 @@ template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind
 }
 
 // ---- rows of q and of the result ----
-static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return b.head0 + d_remainder(b.row0 + row, a.group); }
+static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return a.first_head + b.head0 + d_remainder(b.row0 + row, a.group); }
 static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return d_divide(b.row0 + row, a.group); }
 // Number of a row in the result, and among partial ones.
 static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
-    const int seq_rows = a.parts == nullptr ? a.y_seq_rows : a.n_tokens * a.n_heads;
-    return (int64_t) b.s * seq_rows + d_attn_token(a, b, row) * a.n_heads + d_attn_head(a, b, row);
+    const int token = d_attn_token(a, b, row), head = d_attn_head(a, b, row);
+    return a.parts == nullptr ? (int64_t) b.s * a.y_seq_rows + token * a.y_heads + head
+                              : (int64_t) b.s * (a.n_tokens * a.n_heads) + token * a.n_heads + head - a.first_head;
 }
 
 // Four elements of a row of q, as floats.
@@ -20098,7 +20647,7 @@ static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int 
     b.class0 = d_divide(b.row0, a.group) / ATTN_CLASS_TOKENS;
     b.class1 = d_divide(b.row0 + b.n_rows - 1, a.group) / ATTN_CLASS_TOKENS;
     b.n_planes = (int) (a.n_mask_heads.n < a.group.n ? a.n_mask_heads.n : a.group.n);
-    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(b.head0, a.n_mask_heads);
+    const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(a.first_head + b.head0, a.n_mask_heads);
     b.classes = a.classes + ((int64_t) plane * a.n_class_blocks + b.class0) * a.n_words;
     return b;
 }
@@ -20203,7 +20752,7 @@ static inline __device__ void d_attn_split_begin(d_attn_split_state<DT, RT> & st
             st.max[rt][e] = -INFINITY;
             st.sum[rt][e] = 0.0f;
             st.unit[rt][e] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
-            st.slope[rt][e] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+            st.slope[rt][e] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
             st.mask_row[rt][e] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
         }
         UNROLL for (int j = 0; j < DT / 2; ++j) {
@@ -20661,7 +21210,7 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
             st.max[mt][i] = -INFINITY;
             st.sum[mt][i] = 0.0f;
             st.unit[mt][i] = !is_row ? 0.0f : exponents[row] == 0 ? a.scale : ldexpf(a.scale, exponents[row]);
-            st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+            st.slope[mt][i] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
             st.is_row[mt][i] = is_row;
             st.mask[mt][i] = is_row && a.p.mask.data != nullptr ? d_at(a.p.mask, 0, token, d_remainder(head, a.n_mask_heads), d_remainder(b.s, a.n_mask_seqs)) : nullptr;
         }
@@ -20933,7 +21482,7 @@ template <int ROWS> static inline __device__ void d_attn_elements_begin(d_attn_r
         const bool is_row = row < b.n_rows;
         const int head = d_attn_head(a, b, row);
         to.unit[row] = !is_row ? 0.0f : to.exponent[row] == 0 ? a.scale : ldexpf(a.scale, to.exponent[row]);
-        to.slope[row] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.n_heads, head);
+        to.slope[row] = !is_row ? 0.0f : a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
         to.mask_row[row] = !is_row ? -1 : (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, row);
     }
 }
@@ -21774,6 +22323,216 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 #endif
 }
 
+// ---- conversion of k and v ----
+// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or NaN, which is clamped; and a row of F32 whose largest element
+// is below 2^-13, where F16 loses digits. The plain path computes blocks of queries that see such a position again (d_attn_sees_large). So
+// the result of a query depends on what this query sees alone.
+#define ATTN_LEAST_HALF 1.220703125e-4f // 2^-13
+
+struct d_attn_codes { // of a block of 32 elements, which begins with its scale: bytes before its least value, fifth bits (0: it has none) and codes
+    int block_bytes, min_at, high_at, codes_at, zero; // 0 block_bytes: F32
+    bool is_bytes;                                    // else nibbles
+};
+struct d_attn_halves_side { // k or v
+    gcuda_array from;
+    __half * to;            // [DK or DV, positions, n_heads, n_seqs]
+    uint2 * large;          // [sequence][head][tile], of all
+    d_attn_codes codes;
+    divisor octets;         // of a row
+    int head0, n_heads;     // of this launch
+    int share;              // heads of q for each
+    int n_items;            // 0: not converted
+};
+struct d_attn_halves {
+    d_attn_halves_side side[2];
+    const uint2 * classes; // NULL: all positions are visible
+    int n_kv, n_tiles, n_words, n_class_blocks, n_mask_heads, n_mask_seqs, seq0;
+};
+
+static inline __device__ bool d_attn_is_tile_seen(const d_attn_halves & a, int share, int head, int s, int tile) { // by all threads
+    if (a.classes == nullptr) { return true; }
+    const int n = (share < a.n_mask_heads ? share : a.n_mask_heads) * a.n_class_blocks;
+    bool is_seen = false;
+    for (int i = (int) threadIdx.x; i < n; i += (int) blockDim.x) {
+        const int64_t plane = s % a.n_mask_seqs * a.n_mask_heads + (head * share + i / a.n_class_blocks) % a.n_mask_heads;
+        is_seen = is_seen || (a.classes[(plane * a.n_class_blocks + i % a.n_class_blocks) * a.n_words + tile / 32].x >> tile % 32 & 1) != 0;
+    }
+    return __syncthreads_or(is_seen) != 0;
+}
+static inline __device__ void d_attn_octet_of_codes(float (&v)[8], const d_attn_codes & f, const char * row, int octet) {
+    const int part = octet % 4;
+    const char * block = row + octet / 4 * f.block_bytes, * codes = block + f.codes_at + 8 * (f.is_bytes ? part : part % 2);
+    uint32_t q[2] = { d_word2(codes), d_word2(codes + 4) };
+    if (!f.is_bytes) {
+        const uint32_t high = f.high_at > 0 ? *(const uint8_t *) (block + f.high_at + part) : 0;
+        UNROLL for (int i = 0; i < 2; ++i) { q[i] = (q[i] >> part / 2 * 4 & 0x0f0f0f0fu) | d_spread_bits(high >> 4 * i) << 4; }
+    }
+    const float scale = d_half(*(const gcuda_fp16_t *) block), min = f.min_at > 0 ? d_half(*(const gcuda_fp16_t *) (block + f.min_at)) : 0.0f;
+    UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (q[i / 4] >> 8 * (i % 4)) - f.zero) + min; }
+}
+static inline __device__ void d_attn_octet_of_floats(float (&v)[8], const char * row, int octet) {
+    const float4 low = *(const float4 *) (row + 32 * octet), high = *(const float4 *) (row + 32 * octet + 16);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); } // NaN: a number too
+
+// k and v of some heads as F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time. Tiles that no query sees are not
+// read.
+//   floor   k and v read once, and written as F16
+//   shared  256 bytes
+//   needs   rows of whole blocks of 32 elements at multiples of 2 bytes (Q4_1, Q5_1: 4), or of F32 at multiples of 16; DK and DV a multiple of 8
+static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTANT d_attn_halves a) {
+    __shared__ uint32_t most[ATTN_TILE]; // bits of the largest element of a row, where it matters: they are ordered as numbers are, NaN last
+    const int thread = (int) threadIdx.x;
+    d_take_turn();
+    for (int item = (int) blockIdx.x; item < a.side[0].n_items + a.side[1].n_items; item += (int) gridDim.x) {
+        const bool is_v = item >= a.side[0].n_items;
+        const d_attn_halves_side & x = a.side[is_v];
+        const int of_side = item - (is_v ? a.side[0].n_items : 0), unit = of_side / a.n_tiles, tile = of_side - unit * a.n_tiles, j0 = tile * ATTN_TILE;
+        const int s = a.seq0 + unit / x.n_heads, head = x.head0 + unit % x.n_heads, n_rows = a.n_kv - j0 < ATTN_TILE ? a.n_kv - j0 : ATTN_TILE;
+        const int n_octets = (int) x.octets.n;
+        const bool is_seen = d_attn_is_tile_seen(a, x.share, head, s, tile), is_f32 = x.codes.block_bytes == 0;
+        const char * rows = d_at(x.from, 0, j0, head, s);
+        __half * to = x.to + ((int64_t) unit * a.n_kv + j0) * 8 * n_octets;
+        if (thread < ATTN_TILE) { most[thread] = 0; }
+        __syncthreads();
+        UNROLL_4 for (int i = thread; i < (is_seen ? n_rows * n_octets : 0); i += 256) {
+            const int row = d_divide(i, x.octets), octet = i - row * n_octets;
+            const char * from = rows + row * (int64_t) x.from.nb[1];
+            float v[8], top = 0.0f;
+            if (is_f32) {
+                d_attn_octet_of_floats(v, from, octet);
+            } else {
+                d_attn_octet_of_codes(v, x.codes, from, octet);
+            }
+            bool is_large = false;
+            UNROLL for (int e = 0; e < 8; ++e) {
+                top = fmaxf(top, fabsf(v[e]));
+                is_large = is_large || !(fabsf(v[e]) <= 65504.0f);
+                v[e] = d_attn_within_half(v[e]);
+            }
+            if (is_f32 || is_large) { atomicMax(&most[row], is_large ? 0x7fffffffu : __float_as_uint(top)); }
+            *(uint4 *) (to + row * (8 * n_octets) + 8 * octet) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+        }
+        __syncthreads();
+        if (thread < ATTN_TILE) {
+            const uint32_t top = most[thread];
+            const bool is_bad = top == 0x7fffffffu || (is_f32 && top != 0 && top < __float_as_uint(ATTN_LEAST_HALF));
+            const uint32_t bits = __ballot_sync(0xffffffffu, is_bad);
+            if (thread % 32 == 0) { ((uint32_t *) (x.large + ((int64_t) s * x.from.ne[2] + head) * a.n_tiles + tile))[thread / 32] = bits; }
+        }
+        __syncthreads();
+    }
+}
+
+// ---- gathered positions ----
+#define ATTN_LIST_THREADS 1024
+struct d_attn_gather {
+    gcuda_array k, v, mask; // from the first token on
+    char * k_to, * v_to, * mask_to; // [n_listed, heads, tokens], [n_listed, tokens]; v_to NULL: v lies in k
+    int * lists;                    // [n_listed, tokens]; NULL: entries are only counted
+    int32_t * bad_index;
+    int n_kv, n_kv_max, n_listed;   // n_listed: n_kv_max as a multiple of 8
+    int n_tokens, n_rows;           // n_rows: of all planes of the mask
+    int k_bytes, v_bytes, k_stride, v_stride, unit; // of a row, here and there; copied at once
+};
+
+// Which of 8 positions from j on are seen.
+static inline __device__ uint32_t d_attn_seen_octet(const gcuda_array & mask, const char * row, int j, int end, bool is_wide) {
+    uint32_t bits = 0;
+    if (is_wide && j + 8 <= end) {
+        const uint4 v = *(const uint4 *) (row + 2 * (int64_t) j);
+        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
+        UNROLL for (int i = 0; i < 8; ++i) { bits |= (uint32_t) ((w[i / 2] >> i % 2 * 16 & 0xffffu) != 0xfc00u) << i; }
+        return bits;
+    }
+    for (int i = 0; i < 8 && j + i < end; ++i) { bits |= (uint32_t) (d_load(mask.type, row + (int64_t) (j + i) * (int64_t) mask.nb[0]) != -INFINITY) << i; }
+    return bits;
+}
+static inline __device__ void d_attn_put_bias(const gcuda_array & mask, char * to, const char * from) { // NULL: -inf
+    if (mask.type == GCUDA_TYPE_F32) {
+        *(float *) to = from != nullptr ? *(const float *) from : -INFINITY;
+    } else {
+        *(uint16_t *) to = from != nullptr ? *(const uint16_t *) from : mask.type == GCUDA_TYPE_F16 ? 0xfc00u : 0xff80u;
+    }
+}
+// The positions that a token sees, in their order, and a mask of their biases, -inf after the last. A block has a row of the mask, a warp a
+// contiguous part of it, a lane 8 positions at a time; a first pass counts, so that each warp knows where its entries begin.
+//   floor   the mask read once (the second pass finds it in a cache); 6 bytes written for an entry
+//   shared  128 bytes
+static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_GRID_CONSTANT d_attn_gather a) {
+    constexpr int n_warps = ATTN_LIST_THREADS / 32;
+    __shared__ int counts[n_warps];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, per_warp = (a.n_kv + 256 * n_warps - 1) / (256 * n_warps) * 256;
+    const int begin = warp * per_warp, end = begin + per_warp < a.n_kv ? begin + per_warp : a.n_kv;
+    const size_t size = a.mask.nb[0];
+    d_take_turn();
+    for (int item = (int) blockIdx.x; item < a.n_rows; item += (int) gridDim.x) {
+        const int plane = item / a.n_tokens, token = item - plane * a.n_tokens;
+        const char * row = d_at(a.mask, 0, token, plane % a.mask.ne[2], plane / a.mask.ne[2]);
+        const bool is_wide = a.mask.type == GCUDA_TYPE_F16 && (uintptr_t) row % 16 == 0;
+        int n = 0;
+        UNROLL_4 for (int j = begin + 8 * lane; j < end; j += 256) { n += __popc(d_attn_seen_octet(a.mask, row, j, end, is_wide)); }
+        n = d_warp_reduce<d_sum_op>(n);
+        if (lane == 0) { counts[warp] = n; }
+        __syncthreads();
+        int at = 0, total = 0; // entries before this warp's, of all
+        for (int w = 0; w < n_warps; ++w) {
+            at += w < warp ? counts[w] : 0;
+            total += counts[w];
+        }
+        if (threadIdx.x == 0 && total > a.n_kv_max && a.bad_index != nullptr) { *a.bad_index = 1; }
+        int * list = a.lists + (int64_t) item * a.n_listed;
+        char * biases = a.mask_to + (int64_t) item * a.n_listed * (int64_t) size;
+        NO_UNROLL for (int j0 = begin; a.lists != nullptr && j0 < end; j0 += 256) {
+            const int j = j0 + 8 * lane;
+            uint32_t bits = d_attn_seen_octet(a.mask, row, j, end, is_wide);
+            const int own = __popc(bits);
+            int upto = own; // and all lanes before
+            for (int k = 1; k < 32; k *= 2) {
+                const int v = __shfl_up_sync(0xffffffffu, upto, k);
+                upto += lane >= k ? v : 0;
+            }
+            for (int to = at + upto - own; bits != 0 && to < a.n_kv_max; bits &= bits - 1, ++to) {
+                const int from = j + __ffs((int) bits) - 1;
+                list[to] = from;
+                d_attn_put_bias(a.mask, biases + to * size, row + (int64_t) from * (int64_t) size);
+            }
+            at += __shfl_sync(0xffffffffu, upto, 31);
+        }
+        const int n_all = total < a.n_kv_max ? total : a.n_kv_max;
+        for (int i = n_all + (int) threadIdx.x; a.lists != nullptr && i < a.n_listed; i += ATTN_LIST_THREADS) {
+            list[i] = -1;
+            d_attn_put_bias(a.mask, biases + i * size, nullptr);
+        }
+        __syncthreads(); // counts are the next row's
+    }
+}
+
+// Rows of k and v of the listed positions, packed. A warp has a row.
+//   floor   these rows read and written once
+static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
+    const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
+    d_take_turn();
+    for (int64_t item = (int64_t) blockIdx.x * 8 + threadIdx.x / 32; item < (int64_t) a.n_tokens * n_heads * a.n_listed; item += (int64_t) gridDim.x * 8) {
+        const int place = (int) (item % a.n_listed), unit = (int) (item / a.n_listed), token = unit / n_heads, head = unit % n_heads;
+        const int j = a.lists[(int64_t) token * a.n_listed + place];
+        if (j < 0) { continue; }
+        const bool is_v = head >= n_k;
+        const char * from = is_v ? d_at(a.v, 0, j, head - n_k, 0) : d_at(a.k, 0, j, head, 0);
+        const int64_t row = is_v ? ((int64_t) token * a.v.ne[2] + head - n_k) * a.n_listed + place : ((int64_t) token * n_k + head) * a.n_listed + place;
+        char * to = is_v ? a.v_to + row * a.v_stride : a.k_to + row * a.k_stride;
+        const int n = is_v ? a.v_bytes : a.k_bytes;
+        if (a.unit == 16) {
+            for (int i = 16 * lane; i < n; i += 512) { *(uint4 *) (to + i) = *(const uint4 *) (from + i); }
+        } else if (a.unit == 2) {
+            for (int i = 2 * lane; i < n; i += 64) { *(uint16_t *) (to + i) = *(const uint16_t *) (from + i); }
+        } else {
+            for (int i = lane; i < n; i += 32) { to[i] = from[i]; }
+        }
+    }
+}
+
 // ---- adding splits ----
 // Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
 // parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
@@ -21821,13 +22580,13 @@ template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bound
         shares[part][column] = v;
         __syncthreads();
         if (part == 0 && d < a.dv) {
-            const float scale = d_attn_final_scale(a.p, row % a.n_heads, max, sum);
+            const float scale = d_attn_final_scale(a.p, a.first_head + row % a.n_heads, max, sum);
             for (int w = 1; w < PARTS; ++w) {
                 const float4 x = shares[w][column];
                 v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
             }
-            const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - seq_rows;
-            const int64_t out = row + (gap != 0 ? (int64_t) (row / seq_rows) * gap : 0);
+            const int seq_rows = a.n_tokens * a.n_heads, gap = a.y_seq_rows - a.n_tokens * a.y_heads, others = a.y_heads - a.n_heads;
+            const int64_t out = a.first_head + row + (gap != 0 ? (int64_t) (row / seq_rows) * gap : 0) + (others != 0 ? (int64_t) (row / a.n_heads) * others : 0);
             *(float4 *) ((float *) a.p.y.data + out * a.dv + d) = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
         }
         __syncthreads();
@@ -21852,15 +22611,26 @@ static bool attn_is_decoded(gcuda_type type) { return attn_kind(type) >= 0 || at
 // SPLIT and ROWS: up to 256 elements of types that they decode.
 static bool attn_is_short(const gcuda_flash_attn_case & c) { return c.dk <= 256 && c.dv <= 256 && attn_kind(c.k_type) >= 0 && attn_kind(c.v_type) >= 0; }
 static bool attn_can_elements(const gcuda_flash_attn_case & c) { // precision F32 would lose the digits of blocks that F16 has not
-    return c.fits_elements && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
+    return c.fits_elements && attn_is_decoded(c.k_type) && attn_is_decoded(c.v_type) && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
 }
 
+// What ROWS and WGMMA find in scratch as F16: of blocks and of F32, sizes up to 256; precision F32 would lose the digits that F16 has not.
+static bool attn_becomes_half(gcuda_type type) { return type == GCUDA_TYPE_F32 || attn_is_packed(type); }
+static bool attn_can_convert(const gcuda_flash_attn_case & c) {
+    const bool has_halves = attn_becomes_half(c.k_type) || attn_becomes_half(c.v_type);
+    return has_halves && !c.is_precise && c.dk <= 256 && c.dv <= 256 && c.n_kv > 0;
+}
+#define ATTN_CONVERT_ROWS 64       // SPLIT reads k and v once for 32 rows, conversion reads them once, and writes and reads F16
+#define ATTN_CONVERT_POSITIONS 256 // fewer do not pay for two launches
+
 enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
-    if (c->capability < 750 || !attn_is_decoded(c->k_type) || !attn_is_decoded(c->v_type) || !c->is_aligned) { return GCUDA_FLASH_ATTN_PLAIN; }
+    const bool pays = attn_can_convert(*c) && c->n_rows > ATTN_CONVERT_ROWS && c->n_kv >= enough(ATTN_CONVERT_POSITIONS) && (c->fits_wgmma || c->fits_rows);
+    if (c->capability < 750 || !c->is_aligned || (!pays && !(attn_is_decoded(c->k_type) && attn_is_decoded(c->v_type)))) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > ATTN_MAX_ELEMENTS) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
     const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type), is_short = attn_is_short(*c);
-    if (is_short && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
+    if (pays) { return c->fits_wgmma ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS; }
+    if (is_short && !has_codes && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
     if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     if (is_short && c->fits_split) { return GCUDA_FLASH_ATTN_SPLIT; }
     return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
@@ -22088,54 +22858,159 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes, p.max_shared);
 }
 
-// What a launch needs to know; the classes of a mask and partial results follow each other in scratch.
+// What a launch needs to know. Scratch: classes of the mask, partial results, bits of rows that F16 cannot hold, k and v as F16.
 struct attn_plan {
     d_attn_mma a;
     d_attn_elements e; // ELEMENTS: its m is a copy of a
     attn_blocks w;
     gcuda_flash_attn_path path;
-    int64_t n_rows, n_splits;
-    size_t class_bytes, part_bytes;
+    int64_t n_rows, n_splits; // rows of a launch
+    bool converts[2];         // k, v
+    int64_t n_heads, n_seqs;  // of q, of a launch: all, but where k and v of all do not fit into ATTN_HALF_BYTES as F16
+    size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2];
+
+    bool has_halves() const { return converts[0] || converts[1]; }
+    size_t large_at() const { return class_bytes + part_bytes; }
+    size_t halves_at() const { return large_at() + large_bytes[0] + large_bytes[1]; }
+    size_t n_bytes() const { return halves_at() + half_bytes[0] + half_bytes[1]; }
 };
+
+static size_t attn_rounded_bytes(int64_t n) { return ((size_t) n + 255) & ~(size_t) 255; }
 
 // Whether a path can take what some path for tensor cores takes.
 static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path) {
     const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = attn_is_short(c);
+    gcuda_flash_attn_case many = c; // of as many rows and positions that conversion pays
+    many.n_rows = INT64_MAX;
+    many.n_kv = c.n_kv > 0 ? INT64_MAX : 0;
+    if (gcuda_flash_attn_choose(&many) == GCUDA_FLASH_ATTN_PLAIN) { return false; }
     return path == GCUDA_FLASH_ATTN_SPLIT  ? c.fits_split && is_short
-           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && is_short && !has_codes
-           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && is_short
+           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && ((is_short && !has_codes) || attn_can_convert(c))
+           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && ((is_short && !has_codes) || attn_can_convert(c))
                                             : attn_can_elements(c);
+}
+
+static int64_t attn_group(const gcuda_flash_attn_ext_args & p) { return gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]); }
+
+// What all paths are told of k and v as p has them.
+static d_attn_mma attn_base(const gcuda_flash_attn_ext_args & p) {
+    d_attn_mma a;
+    memset(&a, 0, sizeof(a));
+    a.p = p;
+    const int64_t group = attn_group(p);
+    a.group = divisor_of(group);
+    a.n_groups = divisor_of(p.q.ne[2] / group);
+    a.n_queries = (int) (p.q.ne[1] * group);
+    a.k = attn_side(p.k, 2 * attn_k_steps(p));
+    a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
+    a.n_tokens = (int) p.q.ne[1];
+    a.n_heads = a.y_heads = (int) p.q.ne[2];
+    a.n_seqs = (int) p.q.ne[3];
+    a.n_kv = (int) p.k.ne[1];
+    a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
+    a.n_words = (a.n_tiles + 31) / 32;
+    a.dv = (int) p.v.ne[0];
+    a.heads_per_k = divisor_of(p.q.ne[2] / p.k.ne[2]);
+    a.heads_per_v = divisor_of(p.q.ne[2] / p.v.ne[2]);
+    a.n_mask_heads = divisor_of(p.mask.data != nullptr ? p.mask.ne[2] : 1);
+    a.n_mask_seqs = divisor_of(p.mask.data != nullptr ? p.mask.ne[3] : 1);
+    a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
+    a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
+    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
+    a.is_wide_mask = attn_is_wide_mask(p);
+    a.is_wide_q = attn_is_wide_q(p);
+    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
+    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
+    a.is_v_in_k = attn_is_v_in_k(p);
+    if (a.is_v_in_k) {
+        a.v.stride = a.k.stride;
+        a.v.tile_bytes = a.k.tile_bytes;
+    }
+    return a;
+}
+
+// k and v as ROWS and WGMMA find them: what is converted as F16, packed, one after the other from `data` on.
+static gcuda_array attn_as_half(const gcuda_array & x, char * data) {
+    gcuda_array h = x;
+    h.type = GCUDA_TYPE_F16;
+    h.data = data;
+    h.nb[0] = 2;
+    for (int d = 1; d < 4; ++d) { h.nb[d] = h.nb[d - 1] * (size_t) h.ne[d - 1]; }
+    return h;
+}
+static gcuda_flash_attn_ext_args attn_with_halves(const gcuda_flash_attn_ext_args & p) {
+    gcuda_flash_attn_ext_args h = p;
+    if (attn_becomes_half(p.k.type)) { h.k = attn_as_half(p.k, nullptr); }
+    if (attn_becomes_half(p.v.type)) { h.v = attn_as_half(p.v, nullptr); }
+    return h;
+}
+
+// Where k and v are converted: how many heads, of those that read whole heads of k and v, and sequences a launch is for. With partial
+// results of as many blocks as run at once that is ATTN_HALF_BYTES at most, and those of one head more.
+#if defined(GCUDAI_SIM)
+#define ATTN_HALF_BYTES ((int64_t) 512 << 10)
+#elif !defined(ATTN_HALF_BYTES)
+#define ATTN_HALF_BYTES ((int64_t) 64 << 20)
+#endif
+static void attn_set_halves(const gcuda_flash_attn_ext_args & p, attn_plan & x, int64_t room) {
+    const gcuda_array * const sides[2] = { &p.k, &p.v };
+    const int64_t per_k = p.q.ne[2] / p.k.ne[2], per_v = p.q.ne[2] / p.v.ne[2], unit = per_k / gcudai_gcd(per_k, per_v) * per_v, n_units = p.q.ne[2] / unit;
+    int64_t unit_bytes = 0, extra = (int64_t) x.class_bytes + room * x.w.block_rows * (p.v.ne[0] + 2) * (int64_t) sizeof(float);
+    for (int i = 0; i < 2; ++i) {
+        x.converts[i] = attn_becomes_half(sides[i]->type);
+        if (!x.converts[i]) { continue; }
+        unit_bytes += unit / (p.q.ne[2] / sides[i]->ne[2]) * p.k.ne[1] * sides[i]->ne[0] * 2;
+        x.large_bytes[i] = attn_rounded_bytes(sides[i]->ne[2] * sides[i]->ne[3] * x.a.n_tiles * (int64_t) sizeof(uint2));
+        extra += (int64_t) x.large_bytes[i];
+    }
+    if (!x.has_halves()) { return; }
+    const int64_t most = extra < ATTN_HALF_BYTES ? 1 + (ATTN_HALF_BYTES - extra) / unit_bytes : 1; // units
+    const int64_t n_launches = (n_units + most - 1) / most;
+    x.n_seqs = n_units * p.q.ne[3] <= most ? p.q.ne[3] : 1;
+    x.n_heads = (n_units + n_launches - 1) / n_launches * unit;
+    for (int i = 0; i < 2; ++i) {
+        const int64_t per_head = p.q.ne[2] / sides[i]->ne[2];
+        x.half_bytes[i] = x.converts[i] ? attn_rounded_bytes(x.n_heads / per_head * x.n_seqs * p.k.ne[1] * sides[i]->ne[0] * 2) : 0;
+    }
+}
+
+// Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
+// fill half of the device are not split by rows.
+static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
+    d_attn_mma & a = x.a;
+    const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / x.w.block_rows;
+    const int64_t room = n_multiprocessors() * x.w.per_sm;
+    a.n_row_blocks = divisor_of(n_row_blocks);
+    x.n_heads = p.q.ne[2];
+    x.n_seqs = p.q.ne[3];
+    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
+        x.class_bytes = attn_rounded_bytes(p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
+    }
+    if (x.path == GCUDA_FLASH_ATTN_ROWS || x.path == GCUDA_FLASH_ATTN_WGMMA) { attn_set_halves(p, x, room); }
+    const int64_t groups = x.n_heads / a.group.n * x.n_seqs, units = n_row_blocks * groups;
+    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
+    const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
+    x.n_splits = want > most ? most : want;
+    x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
+    a.n_splits = divisor_of(x.n_splits);
+    a.n_section = attn_wg_section(p, groups * x.n_splits);
+    x.n_rows = p.q.ne[1] * x.n_heads * x.n_seqs;
+    if (x.n_splits > 1) { x.part_bytes = attn_rounded_bytes(x.n_splits * x.n_rows * (p.v.ne[0] + 2) * (int64_t) sizeof(float)); }
 }
 
 static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     attn_plan x;
     memset(&x, 0, sizeof(x));
     d_attn_mma & a = x.a;
-    a.p = p;
-    const int64_t group = gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]);
-    a.group = divisor_of(group);
-    a.n_groups = divisor_of(p.q.ne[2] / group);
-    a.n_queries = (int) (p.q.ne[1] * group);
-    x.n_rows = p.q.ne[1] * p.q.ne[2] * p.q.ne[3];
     x.path = GCUDA_FLASH_ATTN_PLAIN;
-    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || !attn_is_decoded(p.k.type) || !attn_is_decoded(p.v.type) || p.running.data != nullptr) { return x; }
-    a.k = attn_side(p.k, 2 * attn_k_steps(p));
-    a.v = attn_side(p.v, attn_k_steps(p) > 0 ? attn_out_tiles(p) : 0);
-    a.n_tokens = (int) p.q.ne[1];
-    a.n_heads = (int) p.q.ne[2];
-    a.n_seqs = (int) p.q.ne[3];
-    a.n_kv = (int) p.k.ne[1];
-    a.dv = (int) p.v.ne[0];
-    a.heads_per_k = divisor_of(p.q.ne[2] / p.k.ne[2]);
-    a.heads_per_v = divisor_of(p.q.ne[2] / p.v.ne[2]);
-    a.n_mask_heads = divisor_of(p.mask.data != nullptr ? p.mask.ne[2] : 1);
-    a.n_mask_seqs = divisor_of(p.mask.data != nullptr ? p.mask.ne[3] : 1);
-    a.is_v_in_k = attn_is_v_in_k(p);
-    if (a.is_v_in_k) {
-        a.v.stride = a.k.stride;
-        a.v.tile_bytes = a.k.tile_bytes;
-    }
-    d_attn_mma rows = a, wg = a;
+    const bool is_known = (attn_is_decoded(p.k.type) || attn_becomes_half(p.k.type)) && (attn_is_decoded(p.v.type) || attn_becomes_half(p.v.type));
+    a = attn_base(p);
+    if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || !is_known || p.running.data != nullptr) { return x; }
+    const gcuda_flash_attn_ext_args h = attn_with_halves(p);
+    d_attn_mma rows = attn_base(h);
+    if (h.k.data == nullptr || h.v.data == nullptr) { rows.is_v_in_k = 0; } // converted one by one
+    rows.v = attn_side(h.v, attn_k_steps(h) > 0 ? attn_out_tiles(h) : 0);
+    d_attn_mma wg = rows;
     attn_blocks rows_w = x.w, wg_w = x.w, elements_w = x.w;
     x.e.m = a;
     attn_set_element_sides(p, x.e);
@@ -22147,16 +23022,15 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     c.dk = p.k.ne[0];
     c.dv = p.v.ne[0];
     c.n_rows = a.n_queries;
+    c.n_kv = p.k.ne[1];
     c.is_precise = p.prec == GCUDA_PREC_F32;
     c.is_aligned = attn_is_aligned(p.k) && attn_is_aligned(p.v);
-    c.fits_wgmma = attn_set_wg(p, wg, wg_w);
-    c.fits_rows = attn_set_rows(p, rows, rows_w);
+    c.fits_wgmma = attn_set_wg(h, wg, wg_w);
+    c.fits_rows = attn_set_rows(h, rows, rows_w);
     c.fits_split = attn_set_split(p, a.n_queries, a, x.w);
     c.fits_elements = attn_set_elements(p, a.n_queries, x.e, elements_w);
     x.path = gcuda_flash_attn_choose(&c);
-    if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && x.path != GCUDA_FLASH_ATTN_PLAIN) { // overridden
-        x.path = attn_can(c, p.plan.path) ? p.plan.path : x.path;
-    }
+    if (p.plan.path != GCUDA_FLASH_ATTN_AUTO && attn_can(c, p.plan.path)) { x.path = p.plan.path; } // overridden
     if (x.path == GCUDA_FLASH_ATTN_ROWS) {
         a = rows;
         x.w = rows_w;
@@ -22167,43 +23041,106 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
         a = x.e.m;
         x.w = elements_w;
     }
-    const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / (x.w.block_rows > 0 ? x.w.block_rows : 1);
-    a.n_row_blocks = divisor_of(n_row_blocks);
-    a.n_tiles = (a.n_kv + ATTN_TILE - 1) / ATTN_TILE;
-    a.n_words = (a.n_tiles + 31) / 32;
-    a.mask_plane_rows = p.mask.data != nullptr && p.mask.nb[1] > 0 ? (int) (p.mask.nb[2] / p.mask.nb[1]) : 0;
-    a.y_seq_rows = (int) (p.y.nb[3] / p.y.nb[1]);
-    a.n_class_blocks = (int) ((p.q.ne[1] + ATTN_CLASS_TOKENS - 1) / ATTN_CLASS_TOKENS);
-    a.is_wide_mask = attn_is_wide_mask(p);
-    a.is_wide_q = attn_is_wide_q(p);
-    a.cap = p.logit_softcap != 0.0f ? p.logit_softcap * ATTN_LOG2E : 0.0f;
-    a.scale = p.logit_softcap != 0.0f ? p.scale / p.logit_softcap : p.scale * ATTN_LOG2E;
-    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return x; }
-    // as many splits as keep every multiprocessor busy, of at least a tile; blocks that fill half of the device are not split by rows
-    const int64_t units = n_row_blocks * (p.q.ne[2] / group) * p.q.ne[3], room = n_multiprocessors() * x.w.per_sm;
-    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
-    const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
-    x.n_splits = want > most ? most : want;
-    x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
-    a.n_splits = divisor_of(x.n_splits);
-    a.n_section = attn_wg_section(p, units / (n_row_blocks > 0 ? n_row_blocks : 1) * x.n_splits);
-    if (p.mask.data != nullptr && a.n_tiles > enough(8)) {
-        x.class_bytes = ((size_t) (p.mask.ne[2] * p.mask.ne[3] * a.n_class_blocks) * (size_t) a.n_words * sizeof(uint2) + 255) & ~(size_t) 255;
-    }
-    if (x.n_splits > 1) { x.part_bytes = (size_t) x.n_splits * (size_t) x.n_rows * (size_t) (p.v.ne[0] + 2) * sizeof(float); }
+    if (x.path != GCUDA_FLASH_ATTN_PLAIN) { attn_set_work(p, x); }
     return x;
 }
 
+// ---- only the positions that n_kv_max leaves ----
+// Each token becomes a sequence of its own over the rows of k and v that it sees, and these sequences take any path. Scratch: lists, their
+// mask, k, v, and what the path wants.
+struct attn_gathered {
+    d_attn_gather g;
+    int64_t n_tokens; // at once
+    size_t list_bytes, mask_bytes, k_bytes, v_bytes;
+    size_t n_bytes() const { return list_bytes + mask_bytes + k_bytes + v_bytes; }
+};
+
+static bool attn_has_promise(const gcuda_flash_attn_ext_args & p) { return p.n_kv_max > 0 && p.mask.data != nullptr && p.k.ne[1] >= GCUDA_FLASH_ATTN_GATHER; }
+static bool attn_is_gathered(const gcuda_flash_attn_ext_args & p) {
+    return attn_has_promise(p) && p.mask.ne[2] == 1 && 2 * (int64_t) p.n_kv_max <= p.k.ne[1] && p.running.data == nullptr && p.k.ne[1] < INT32_MAX - 16384;
+}
+static int attn_row_bytes(const gcuda_array & x) { return (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type)); }
+
+static attn_gathered attn_gathered_of(const gcuda_flash_attn_ext_args & p) {
+    attn_gathered x;
+    memset(&x, 0, sizeof(x));
+    d_attn_gather & g = x.g;
+    const bool is_v_in_k = attn_is_v_in_k(p);
+    uintptr_t units = (uintptr_t) p.k.data | p.k.nb[1] | p.k.nb[2] | p.k.nb[3];
+    g.k = p.k;
+    g.v = p.v;
+    g.mask = p.mask;
+    g.bad_index = p.bad_index;
+    g.n_kv = (int) p.k.ne[1];
+    g.n_kv_max = p.n_kv_max;
+    g.n_listed = (p.n_kv_max + 7) / 8 * 8;
+    g.k_bytes = attn_row_bytes(p.k);
+    g.v_bytes = is_v_in_k ? 0 : attn_row_bytes(p.v);
+    g.k_stride = (g.k_bytes + 15) / 16 * 16;
+    g.v_stride = (g.v_bytes + 15) / 16 * 16;
+    units |= (uintptr_t) g.k_bytes | (uintptr_t) g.v_bytes;
+    if (!is_v_in_k) { units |= (uintptr_t) p.v.data | p.v.nb[1] | p.v.nb[2] | p.v.nb[3]; }
+    g.unit = units % 16 == 0 ? 16 : units % 2 == 0 ? 2 : 1;
+    const int64_t rows = p.k.ne[2] * g.k_stride + p.v.ne[2] * g.v_stride, most = ATTN_HALF_BYTES / (g.n_listed * rows);
+    x.n_tokens = most < 1 ? 1 : most < p.q.ne[1] ? most : p.q.ne[1];
+    x.list_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * (int64_t) sizeof(int));
+    x.mask_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * (int64_t) p.mask.nb[0]);
+    x.k_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * p.k.ne[2] * g.k_stride);
+    x.v_bytes = attn_rounded_bytes(x.n_tokens * g.n_listed * p.v.ne[2] * g.v_stride);
+    return x;
+}
+
+static gcuda_array attn_packed(const gcuda_array & like, char * data, size_t nb0, size_t nb1, int64_t ne1, int64_t ne2, int64_t ne3) {
+    gcuda_array a = like;
+    a.data = data;
+    a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = ne3;
+    a.nb[0] = nb0, a.nb[1] = nb1, a.nb[2] = nb1 * (size_t) ne1, a.nb[3] = a.nb[2] * (size_t) ne2;
+    return a;
+}
+// The call for n tokens from `token` on of a sequence, each as a sequence; and what fills its k, v and mask.
+static gcuda_flash_attn_ext_args attn_of_tokens(const gcuda_flash_attn_ext_args & p, attn_gathered & x, int64_t seq, int64_t token, int64_t n) {
+    gcuda_flash_attn_ext_args t = p;
+    d_attn_gather & g = x.g;
+    char * at = (char *) p.scratch;
+    const bool is_v_in_k = g.v_bytes == 0;
+    g.lists = (int *) at;
+    g.mask_to = at + x.list_bytes;
+    g.k_to = g.mask_to + x.mask_bytes;
+    g.v_to = is_v_in_k ? nullptr : g.k_to + x.k_bytes;
+    g.k.data = (char *) p.k.data + seq * (int64_t) p.k.nb[3];
+    g.v.data = (char *) p.v.data + seq * (int64_t) p.v.nb[3];
+    g.mask.data = (char *) p.mask.data + seq % p.mask.ne[3] * (int64_t) p.mask.nb[3] + token * (int64_t) p.mask.nb[1];
+    g.n_tokens = g.n_rows = (int) n;
+    t.n_kv_max = 0;
+    t.k = attn_packed(p.k, g.k_to, p.k.nb[0], (size_t) g.k_stride, g.n_listed, p.k.ne[2], n);
+    t.v = is_v_in_k ? t.k : attn_packed(p.v, g.v_to, p.v.nb[0], (size_t) g.v_stride, g.n_listed, p.v.ne[2], n);
+    t.v.ne[0] = p.v.ne[0];
+    t.mask = attn_packed(p.mask, g.mask_to, p.mask.nb[0], p.mask.nb[0] * (size_t) g.n_listed, 1, 1, n);
+    t.mask.ne[0] = g.n_listed;
+    t.q.data = (char *) p.q.data + seq * (int64_t) p.q.nb[3] + token * (int64_t) p.q.nb[1];
+    t.q.ne[1] = 1, t.q.ne[3] = n;
+    t.q.nb[3] = p.q.nb[1];
+    t.y.data = (char *) p.y.data + seq * (int64_t) p.y.nb[3] + token * (int64_t) p.y.nb[2];
+    t.y.ne[2] = 1, t.y.ne[3] = n;
+    t.y.nb[3] = p.y.nb[2];
+    t.scratch = at + x.n_bytes();
+    return t;
+}
+// With the path, splits and rows of as many tokens as are gathered at once.
+static attn_plan attn_gathered_plan(const gcuda_flash_attn_ext_args & p, attn_gathered & x) { return attn_plan_of(attn_of_tokens(p, x, 0, 0, x.n_tokens)); }
+
 size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args) {
     if (n_elements(args->y) == 0) { return 0; }
-    const attn_plan x = attn_plan_of(*args);
-    return asked_bytes(x.class_bytes + x.part_bytes);
+    if (!attn_is_gathered(*args)) { return asked_bytes(attn_plan_of(*args).n_bytes()); }
+    attn_gathered x = attn_gathered_of(*args);
+    return asked_bytes(attn_gathered_plan(*args, x).n_bytes() + x.n_bytes());
 }
 
 gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, gcuda_flash_attn_plan * plan) {
     gcuda_flash_attn_plan chosen = { GCUDA_FLASH_ATTN_PLAIN, 1, 0 }; // plan may be that of args
     if (n_elements(args->y) > 0) {
-        const attn_plan x = attn_plan_of(*args);
+        attn_gathered g = attn_is_gathered(*args) ? attn_gathered_of(*args) : attn_gathered();
+        const attn_plan x = g.n_tokens > 0 ? attn_gathered_plan(*args, g) : attn_plan_of(*args);
         if (x.path != GCUDA_FLASH_ATTN_PLAIN) { chosen = { x.path, (int) x.n_splits, x.w.block_rows }; }
     }
     *plan = chosen;
@@ -22212,12 +23149,12 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
 
 // args: of the kernel.
 template <typename... P, typename... A> static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
-    const int64_t n_items = x.a.p.q.ne[3] * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
+    const int64_t n_items = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
     // items of equal length: blocks go on to the next, whose k and v arrive meanwhile
     const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA && x.class_bytes == 0 ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
-    return x.class_bytes > 0 ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
-                             : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
+    return x.class_bytes > 0 || x.has_halves() ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
+                                               : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
 }
 static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
 
@@ -22273,38 +23210,181 @@ static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     }
 }
 
-static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const d_attn_mma & m, gcuda_stream stream) {
+// large: NULL: all of the result.
+static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const attn_plan & x, const uint2 * const (&large)[2], gcuda_stream stream) {
     d_attn a;
-    a.group = m.group.n;
-    a.n_groups = m.n_groups.n;
-    a.n_queries = m.n_queries;
+    a.group = attn_group(p);
+    a.n_groups = p.q.ne[2] / a.group;
+    a.n_queries = p.q.ne[1] * a.group;
     a.n_blocks = (a.n_queries + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    a.n_tiles = x.a.n_tiles;
+    a.large_k = large[0];
+    a.large_v = large[1];
     const bool has_blocks = gcuda_is_quantized(p.k.type) || gcuda_is_quantized(p.v.type);
-    return launch(has_blocks ? k_flash_attn<true> : k_flash_attn<false>, p.q.ne[3] * a.n_groups * a.n_blocks, 256, stream, p, a);
+    const auto kernel = has_blocks ? k_flash_attn<true> : k_flash_attn<false>;
+    const int64_t n = p.q.ne[3] * a.n_groups * a.n_blocks;
+    return x.has_halves() ? launch_behind(kernel, n, dim3(256), 0, 0, stream, p, a) : launch(kernel, n, 256, stream, p, a);
+}
+
+static gcuda_status attn_launch_classes(const gcuda_flash_attn_ext_args & p, const attn_plan & x, gcuda_stream stream) {
+    const int64_t n = p.mask.ne[2] * p.mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
+    return launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, p.mask, (uint2 *) p.scratch, p.q.ne[1], x.a.n_words, x.a.n_class_blocks);
+}
+
+// The path, and the sum of its splits.
+static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
+    const gcuda_status st = attn_launch_mma(x, stream);
+    if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
+        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
+    }
+    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
+}
+
+// ---- with k and v converted, some heads at a time ----
+static d_attn_codes attn_codes_of(gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q8_0: return { 34, 0, 0, 2, 0, true };
+        case GCUDA_TYPE_Q4_0: return { 18, 0, 0, 2, 8, false };
+        case GCUDA_TYPE_Q4_1: return { 20, 2, 0, 4, 0, false };
+        case GCUDA_TYPE_Q5_0: return { 22, 0, 2, 6, 16, false };
+        case GCUDA_TYPE_Q5_1: return { 24, 2, 4, 8, 0, false };
+        default: return { 0, 0, 0, 0, 0, false };
+    }
+}
+static const uint2 * attn_large_of(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int side) {
+    return x.converts[side] ? (const uint2 *) ((const char *) p.scratch + x.large_at() + (side == 0 ? 0 : x.large_bytes[0])) : nullptr;
+}
+
+// k (side 0) or v of some heads of q and sequences, as the path reads it: converted, or where it is.
+static gcuda_array attn_some_heads(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int side, int64_t head0, int64_t n_heads, int64_t seq0) {
+    const gcuda_array & all = side == 0 ? p.k : p.v;
+    const int64_t share = p.q.ne[2] / all.ne[2];
+    gcuda_array some = all;
+    some.ne[2] = n_heads / share;
+    some.ne[3] = x.n_seqs;
+    if (x.converts[side]) { return attn_as_half(some, (char *) p.scratch + x.halves_at() + (side == 0 ? 0 : x.half_bytes[0])); }
+    some.data = (char *) all.data + head0 / share * (int64_t) all.nb[2] + seq0 * (int64_t) all.nb[3];
+    return some;
+}
+
+static gcuda_status attn_launch_halves(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int64_t head0, int64_t n_heads, int64_t seq0, gcuda_stream stream) {
+    d_attn_halves c;
+    memset(&c, 0, sizeof(c));
+    c.classes = x.class_bytes > 0 ? (const uint2 *) p.scratch : nullptr;
+    c.n_kv = x.a.n_kv;
+    c.n_tiles = x.a.n_tiles;
+    c.n_words = x.a.n_words;
+    c.n_class_blocks = x.a.n_class_blocks;
+    c.n_mask_heads = (int) x.a.n_mask_heads.n;
+    c.n_mask_seqs = (int) x.a.n_mask_seqs.n;
+    c.seq0 = (int) seq0;
+    for (int i = 0; i < 2; ++i) {
+        d_attn_halves_side & side = c.side[i];
+        if (!x.converts[i]) { continue; }
+        side.from = i == 0 ? p.k : p.v;
+        side.to = (__half *) attn_some_heads(p, x, i, head0, n_heads, seq0).data;
+        side.large = (uint2 *) attn_large_of(p, x, i);
+        side.codes = attn_codes_of(side.from.type);
+        side.octets = divisor_of(side.from.ne[0] / 8);
+        side.share = (int) (p.q.ne[2] / side.from.ne[2]);
+        side.head0 = (int) (head0 / side.share);
+        side.n_heads = (int) (n_heads / side.share);
+        side.n_items = (int) (side.n_heads * x.n_seqs * x.a.n_tiles);
+    }
+    const bool is_first = head0 == 0 && seq0 == 0 && x.class_bytes == 0;
+    const int64_t n_items = (int64_t) c.side[0].n_items + c.side[1].n_items;
+    return is_first ? launch_overlapped(k_attn_halves, n_items, dim3(256), 0, 0, stream, c) : launch_behind(k_attn_halves, n_items, dim3(256), 0, 0, stream, c);
+}
+
+static gcuda_status attn_launch_some(const gcuda_flash_attn_ext_args & p, const attn_plan & whole, int64_t head0, int64_t n_heads, int64_t seq0, gcuda_stream stream) {
+    attn_plan x = whole;
+    d_attn_mma & a = x.a;
+    gcuda_status st = attn_launch_halves(p, x, head0, n_heads, seq0, stream);
+    if (st != GCUDA_STATUS_SUCCESS) { return st; }
+    a.p.k = attn_some_heads(p, x, 0, head0, n_heads, seq0);
+    a.p.v = attn_some_heads(p, x, 1, head0, n_heads, seq0);
+    a.p.q.data = (char *) p.q.data + seq0 * (int64_t) p.q.nb[3];
+    a.p.y.data = (char *) p.y.data + seq0 * (int64_t) p.y.nb[3];
+    a.first_head = (int) head0;
+    a.n_heads = (int) n_heads;
+    a.n_seqs = (int) x.n_seqs;
+    a.n_groups = divisor_of(n_heads / a.group.n);
+    x.n_rows = p.q.ne[1] * n_heads * x.n_seqs;
+    if (x.n_splits > 1) { a.part_sums = a.parts + x.n_splits * x.n_rows * a.dv; }
+    if (x.n_seqs < p.q.ne[3] && p.mask.data != nullptr) { // one sequence, with its plane of the mask
+        const int64_t plane = seq0 % p.mask.ne[3];
+        a.p.mask.data = (char *) p.mask.data + plane * (int64_t) p.mask.nb[3];
+        a.p.mask.ne[3] = 1;
+        a.n_mask_seqs = divisor_of(1);
+        if (a.classes != nullptr) { a.classes += plane * p.mask.ne[2] * a.n_class_blocks * a.n_words; }
+    }
+    return attn_launch_rows(x, stream);
+}
+
+static gcuda_status attn_launch_converted(const gcuda_flash_attn_ext_args & p, const attn_plan & x, gcuda_stream stream) {
+    for (int64_t s = 0; s < p.q.ne[3]; s += x.n_seqs) {
+        for (int64_t head = 0; head < p.q.ne[2]; head += x.n_heads) {
+            const int64_t left = p.q.ne[2] - head;
+            const gcuda_status st = attn_launch_some(p, x, head, left < x.n_heads ? left : x.n_heads, s, stream);
+            if (st != GCUDA_STATUS_SUCCESS) { return st; }
+        }
+    }
+    const uint2 * const large[2] = { attn_large_of(p, x, 0), attn_large_of(p, x, 1) };
+    return attn_launch_plain(p, x, large, stream);
+}
+
+static gcuda_status attn_launch_gathered(const gcuda_flash_attn_ext_args & p, gcuda_stream stream) {
+    attn_gathered x = attn_gathered_of(p);
+    gcuda_flash_attn_ext_args pinned = p;
+    gcuda_status st = gcuda_flash_attn_ext_plan(&p, &pinned.plan);
+    for (int64_t s = 0; s < p.q.ne[3]; ++s) {
+        for (int64_t token = 0; token < p.q.ne[1] && st == GCUDA_STATUS_SUCCESS; token += x.n_tokens) {
+            const int64_t left = p.q.ne[1] - token;
+            const gcuda_flash_attn_ext_args t = attn_of_tokens(pinned, x, s, token, left < x.n_tokens ? left : x.n_tokens);
+            st = launch_overlapped(k_attn_list, x.g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, x.g);
+            if (st != GCUDA_STATUS_SUCCESS) { return st; }
+            const int64_t n_copies = x.g.n_tokens * (p.k.ne[2] + (x.g.v_to != nullptr ? p.v.ne[2] : 0)) * x.g.n_listed;
+            st = launch_behind(k_attn_gather, (n_copies + 7) / 8, dim3(256), 0, 0, stream, x.g);
+            st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_flash_attn_ext(&t, stream) : st;
+        }
+    }
+    return st;
+}
+// Counts the entries of each row of the mask that a token of the call reads.
+static gcuda_status attn_launch_count(const gcuda_flash_attn_ext_args & p, gcuda_stream stream) {
+    d_attn_gather g;
+    memset(&g, 0, sizeof(g));
+    g.mask = p.mask;
+    g.bad_index = p.bad_index;
+    g.n_kv = (int) p.k.ne[1];
+    g.n_kv_max = p.n_kv_max;
+    g.n_tokens = (int) p.q.ne[1];
+    g.n_rows = (int) (p.q.ne[1] * p.mask.ne[2] * p.mask.ne[3]);
+    return launch_overlapped(k_attn_list, g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, g);
 }
 
 gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
     if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
-    attn_plan x = attn_plan_of(*args);
-    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x.a, stream); }
-    if (x.class_bytes > 0) {
-        uint2 * classes = (uint2 *) args->scratch;
-        const int64_t n = args->mask.ne[2] * args->mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
-        const gcuda_status st = launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, args->mask, classes, args->q.ne[1], x.a.n_words, x.a.n_class_blocks);
+    if (attn_is_gathered(*args)) { return attn_launch_gathered(*args, stream); }
+    if (attn_has_promise(*args)) {
+        const gcuda_status st = attn_launch_count(*args, stream);
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
-        x.a.classes = classes;
+    }
+    attn_plan x = attn_plan_of(*args);
+    const uint2 * const none[2] = { nullptr, nullptr };
+    if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x, none, stream); }
+    if (x.class_bytes > 0) {
+        const gcuda_status st = attn_launch_classes(*args, x, stream);
+        if (st != GCUDA_STATUS_SUCCESS) { return st; }
+        x.a.classes = (const uint2 *) args->scratch;
         x.a.is_after_classes = 1;
     }
     if (x.n_splits > 1) {
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
         x.a.part_sums = x.a.parts + x.n_splits * x.n_rows * args->v.ne[0];
     }
-    const gcuda_status st = attn_launch_mma(x, stream);
-    if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
-    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
-        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((args->v.ne[0] + 63) / 64), dim3(256), 0, 0, stream, x.a);
-    }
-    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((args->v.ne[0] + 127) / 128), dim3(128), 0, 0, stream, x.a);
+    return x.has_halves() ? attn_launch_converted(*args, x, stream) : attn_launch_rows(x, stream);
 }
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // bench-attention.cu - gcuda_launch_flash_attn_ext and its gradient alone, on random data: times against the device's reading rate,
 // results against the plain path. Needs only parts 7 and 8 of the kernels, so that a change of them is measured in minutes:
 //
-//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|long|back] [--check] [--splits N] [--path N]
+//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|cache|long|back] [--check] [--splits N] [--path N]
 //
 // Keys and values rotate through copies beyond the L2 cache; launches are captured in one graph and overlap (PDL), as in a plan.
 #include "gcuda.h"
@@ -54,11 +54,12 @@ static __global__ void fill_blocks(unsigned char * p, size_t n, int size, float 
         for (int k = 2; k < size; ++k) { block[k] = (unsigned char) hashed(i * 64 + k + seed); }
     }
 }
-enum mask_kind { MASK_NONE, MASK_BIAS, MASK_CAUSAL, MASK_FIRST };
+enum mask_kind { MASK_NONE, MASK_BIAS, MASK_CAUSAL, MASK_FIRST, MASK_SPARSE }; // SPARSE: n_visible of each row, and n_kv_max says so
 static __global__ void fill_mask(__half * p, int n_kv, int n_tokens, mask_kind kind, int n_visible) {
     FOR_ALL(i, (size_t) n_kv * n_tokens) {
         const int j = (int) (i % n_kv), token = (int) (i / n_kv);
-        const bool is_seen = kind == MASK_CAUSAL ? j <= n_kv - n_tokens + token : kind == MASK_FIRST ? j < n_visible : true;
+        const bool is_seen = kind == MASK_CAUSAL ? j <= n_kv - n_tokens + token : kind == MASK_FIRST ? j < n_visible
+            : kind == MASK_SPARSE ? j % (n_kv / n_visible) == token % (n_kv / n_visible) : true;
         p[i] = __float2half(!is_seen ? -INFINITY : kind == MASK_BIAS ? uniform(i) : 0.0f);
     }
 }
@@ -225,6 +226,7 @@ static void measure(const shape & s, const options & o) {
     r.args.scale = 1.0f / sqrtf((float) s.dk);
     r.args.max_shared = 227 * 1024;
     r.args.plan = o.plan;
+    r.args.n_kv_max = s.mask == MASK_SPARSE ? s.n_visible : 0;
     gcuda_flash_attn_plan plan;
     (void) gcuda_flash_attn_ext_plan(&r.args, &plan);
     const size_t n_scratch = gcuda_flash_attn_ext_scratch_bytes(&r.args);
@@ -234,7 +236,7 @@ static void measure(const shape & s, const options & o) {
     r.launch();
     CHECK(cudaStreamSynchronize(r.stream));
     const double nmse = o.has_check ? difference(&r, y, want, n_y) : -1.0;
-    const double seen = s.mask == MASK_FIRST ? (double) s.n_visible / s.n_kv : s.mask == MASK_CAUSAL ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv : 1.0;
+    const double seen = s.mask == MASK_FIRST || s.mask == MASK_SPARSE ? (double) s.n_visible / s.n_kv : s.mask == MASK_CAUSAL ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv : 1.0;
     const double flop = 2.0 * seen * (double) n_mask * (s.dk + s.dv) * n_heads, bytes = seen * (double) (r.k_bytes + r.v_bytes);
     const int n = flop > 5e10 ? 4 : 40;
     const double us = r.microseconds(n, true), same = r.microseconds(n, false);
@@ -381,7 +383,13 @@ static const shape prefill[] = {
     { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 16384, 16384, F16, MASK_CAUSAL, 0 }, { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
     { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 4096, 4096, BF16, MASK_CAUSAL, 0 },
     { 256, 256, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 72, 72, 16, 1, 5776, 5776, F16, MASK_NONE, 0 }, { 80, 80, 16, 1, 4096, 4096, F16, MASK_NONE, 0 },
-    { 128, 128, 8, 4, 65536, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_CAUSAL, 0 },
+};
+static const shape caches[] = { // what becomes F16 for many queries, and F16
+    { 128, 128, 8, 4, 65536, 512, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 65536, 512, Q8, MASK_NONE, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 65536, 512, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4096, 512, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 4096, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 16384, 16, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 16384, 24, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 16384, 32, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 4096, 512, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
+    { 576, 512, 1, 16, 65536, 1, F16, MASK_SPARSE, 2048, true }, { 576, 512, 1, 16, 65536, 64, F16, MASK_SPARSE, 2048, true }, { 576, 512, 1, 16, 65536, 64, F16, MASK_CAUSAL, 0, true },
 };
 
 static const shape long_rows[] = { // of k and v
@@ -400,12 +408,14 @@ static const shape back[] = {
 
 int main(int argc, char ** argv) {
     options o;
-    bool has_decode = true, has_prefill = true, has_long = true, has_back = true;
+    bool has_decode = true, has_prefill = true, has_cache = true, has_long = true, has_back = true;
     memset(&o, 0, sizeof o);
     for (int i = 1; i < argc; ++i) {
         const bool is_decode = strcmp(argv[i], "decode") == 0, is_prefill = strcmp(argv[i], "prefill") == 0, is_long = strcmp(argv[i], "long") == 0,
-                   is_back = strcmp(argv[i], "back") == 0;
-        if (is_decode || is_prefill || is_long || is_back) { has_decode = is_decode, has_prefill = is_prefill, has_long = is_long, has_back = is_back; }
+                   is_back = strcmp(argv[i], "back") == 0, is_cache = strcmp(argv[i], "cache") == 0;
+        if (is_decode || is_prefill || is_cache || is_long || is_back) {
+            has_decode = is_decode, has_prefill = is_prefill, has_cache = is_cache, has_long = is_long, has_back = is_back;
+        }
         o.has_check = o.has_check || strcmp(argv[i], "--check") == 0;
         if (i + 1 < argc && strcmp(argv[i], "--splits") == 0) { o.plan.n_splits = atoi(argv[++i]); }
         if (i + 1 < argc && strcmp(argv[i], "--path") == 0) { o.plan.path = (gcuda_flash_attn_path) atoi(argv[++i]); }
@@ -419,6 +429,9 @@ int main(int argc, char ** argv) {
     }
     if (has_prefill) {
         for (const shape & s : prefill) { measure(s, o); }
+    }
+    if (has_cache) {
+        for (const shape & s : caches) { measure(s, o); }
     }
     if (has_long) {
         for (const shape & s : long_rows) { measure(s, o); }

@@ -609,6 +609,28 @@ TEST(flash_attn_v_inside_k) { // a compressed cache: a value is the first part o
         "F32,Q8_0,F16>F32 F32,BF16,F16>F32", "64,3,4|64,64,2|64,3", "view", &small, LAYOUT_ROWS, fill_mask);
 }
 
+// A promise about the mask: rows have 41 entries at most.
+static struct gcuda_tensor * build_flash_attn_promised(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    struct gcuda_tensor * y = build_flash_attn(ctx, in, params);
+    if (y != NULL) { CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 41)); }
+    return y;
+}
+static void fill_mask_few(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = (i0 + 7 * i1 + 3 * i2 + i3) % 101 != 5 || i1 == 1 ? -HUGE_VAL : rng_between(r, -2.0, 2.0); }
+}
+
+TEST(flash_attn_promised) { // from 4,096 positions on only rows that are seen are read
+    static const struct p_flash_attn p = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32,F16,F16,F16>F32 F32 F32,Q8_0,Q4_0,F16>F32", t.shapes = "64,3,4|64,4100,2|64,4100,2|4100,3 32,2,4,2|32,4096,1,2|32,4096,1,2|4096,2,4,1 64,3,2|64,300,1|64,300,1|300,3";
+    t.p = &p, t.n_in = 4;
+    t.build = build_flash_attn_promised, t.ref = ref_flash_attn, t.max_nmse = 5e-4;
+    t.in[3].fill = fill_mask_few;
+    op_test_run(&t);
+}
+
 // ---------------------------------------------------------------------------------------------------- flash_attn_ext_back
 static struct gcuda_tensor * build_flash_attn_back(
     struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {

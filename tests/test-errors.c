@@ -639,6 +639,23 @@ TEST(parameters_of_functions) {
     end();
 }
 
+TEST(promises_about_a_mask) {
+    if (!begin()) { return; }
+    struct gcuda_tensor *q = make(GCUDA_TYPE_F32, 8, 2, 6, 1), *mask = f32(2, 2), *x = f32(8, 2);
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, q, q, q, mask, 1.0f, 0.0f, 0.0f), * bare = gcuda_flash_attn_ext(ctx, q, q, q, NULL, 1.0f, 0.0f, 0.0f);
+    CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 7));
+    CHECK(gcuda_flash_attn_ext_set_n_kv_max(y, -1) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "-1");
+    CHECK_EQ_I(y->op_params[4], 7); // as before
+    CHECK(gcuda_flash_attn_ext_set_n_kv_max(bare, 7) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "no mask");
+    CHECK_EQ_I(bare->op_params[4], 0);
+    CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(bare, 0));
+    CHECK(gcuda_flash_attn_ext_set_n_kv_max(x, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_flash_attn_ext_set_n_kv_max(NULL, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 0));
+}
+
 TEST(parameters_of_attention) {
     if (!begin()) { return; }
     struct gcuda_tensor * a = f32(8, 4), * pos = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 6);

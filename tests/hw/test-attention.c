@@ -11,13 +11,14 @@
 #define SIZE(device, simulated) (device)
 #endif
 
-enum mask_kind { MASK_NONE, MASK_ZERO, MASK_CAUSAL, MASK_WINDOW, MASK_BIAS, MASK_HOLES, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX, MASK_SINGLE, N_MASKS };
-static const char * const mask_names[N_MASKS] = { "none", "zero", "causal", "window", "bias", "holes", "empty rows", "tiles", "prefix", "single" };
+enum mask_kind { MASK_NONE, MASK_ZERO, MASK_CAUSAL, MASK_WINDOW, MASK_BIAS, MASK_HOLES, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX, MASK_SINGLE, N_MASKS, MASK_SPARSE = N_MASKS };
+static const char * const mask_names[N_MASKS + 1] = { "none", "zero", "causal", "window", "bias", "holes", "empty rows", "tiles", "prefix", "single", "sparse" };
 enum layout { PACKED, PADDED, INTERLEAVED, V_IN_K, N_LAYOUTS };
 static const char * const layout_names[N_LAYOUTS] = { "packed", "padded", "interleaved", "v in k" };
-// BIG_LOGITS: up to 1e4, of q that F16 holds. BIG_Q: elements of 1e6. BIG_V: codes times scale beyond F16.
-enum content { ORDINARY, BIG_LOGITS, BIG_Q, BIG_V };
-static const char * const content_names[] = { "ordinary", "big logits", "big q", "big v" };
+// BIG_LOGITS: up to 1e4, of q that F16 holds. BIG_Q: elements of 1e6. BIG_V: codes times scale beyond F16. BIG_ROWS: some rows of k and v
+// in blocks or F32 beyond F16. TINY: v in F32 of 1e-7, k of 1e-6.
+enum content { ORDINARY, BIG_LOGITS, BIG_Q, BIG_V, BIG_ROWS, TINY };
+static const char * const content_names[] = { "ordinary", "big logits", "big q", "big v", "big rows", "tiny" };
 
 struct attn_case {
     enum gcuda_type q, k, v, mask_type, sink_type;
@@ -33,6 +34,8 @@ struct attn_case {
     bool has_sinks, is_f32;
     size_t max_shared;
     enum content content;
+    bool is_converted_only; // paths that convert k and v, and no others
+    bool has_promise;       // n_kv_max: the most entries that a row of the mask has
 };
 
 // Memory of a device and its bytes on the host.
@@ -179,6 +182,18 @@ static void enlarge_scales(struct source * x, struct rng * r) {
     }
 }
 
+// Some rows beyond F16: a scale, or numbers.
+static void enlarge_rows(struct source * x) {
+    const struct gcuda_array * a = &x->a;
+    const gcuda_fp16_t scale = gcuda_fp32_to_fp16(a->type == GCUDA_TYPE_Q8_0 ? 2000.0f : 20000.0f);
+    for (int64_t i = 0; i < a->ne[1] * a->ne[2] * a->ne[3]; ++i) {
+        char * row = row_of(x, i % a->ne[1], i / a->ne[1] % a->ne[2], i / a->ne[1] / a->ne[2]);
+        if (i % a->ne[1] % 97 != 5) { continue; }
+        if (gcuda_is_quantized(a->type)) { memcpy(row, &scale, 2); }
+        for (int64_t d = 0; d < a->ne[0] && a->type == GCUDA_TYPE_F32; ++d) { ((float *) (void *) row)[d] *= 2e5f; }
+    }
+}
+
 // ---- masks ----
 static double any_bias(const struct attn_case * c, struct rng * r, bool is_tile_seen, bool is_row_seen, int64_t token, int64_t j) {
     const int64_t last = c->n_kv - c->tokens + token; // position of the token itself
@@ -191,6 +206,7 @@ static double any_bias(const struct attn_case * c, struct rng * r, bool is_tile_
         case MASK_TILES: return is_tile_seen ? 0.0 : -INFINITY;
         case MASK_PREFIX: return j < (c->n_kv + 2) / 3 ? 0.0 : -INFINITY;
         case MASK_SINGLE: return rng_below(r, 1500) > 0 ? 0.0 : rng_below(r, 2) == 0 ? -INFINITY : 4.0; // about one of a class
+        case MASK_SPARSE: return token % 5 == 3 || rng_below(r, 60) > 0 ? -INFINITY : rng_between(r, -2.0, 2.0);
         default: return 0.0;
     }
 }
@@ -238,7 +254,8 @@ static void hide(const struct attention * x, struct source * kv) {
 // ---- a call ----
 static double scale_of(const struct attn_case * c) {
     const double usual = 1.0 / sqrt((double) c->dk);
-    return c->content == BIG_LOGITS ? 5e3 * usual : c->content == BIG_Q ? 1e-6 : usual;
+    return c->content == BIG_LOGITS ? 5e3 * usual : c->content == BIG_Q ? 1e-6
+           : c->content == BIG_ROWS ? 1e-5 : c->content == TINY && c->k == GCUDA_TYPE_F32 ? 1e6 * usual : usual;
 }
 
 static int unit_of(enum gcuda_type type) { return type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_1 ? 4 : gcuda_is_quantized(type) ? 2 : 16; } // bytes
@@ -255,7 +272,8 @@ static void make_sources(struct attention * x) {
         (size_t) (c->q_skew / 2) * gcuda_type_size(c->q), (size_t) (c->q_skew / 4) * gcuda_type_size(c->q), 0);
     x->k = source_of(c->k, c->dk, c->n_kv, c->k_heads, c->seqs, layout, pad[0], first[0], spare);
     fill_rows(&x->q, &x->r, 1.7, c->content == BIG_Q ? 1e6 : 1.0);
-    fill_rows(&x->k, &x->r, 1.7, 1.0);
+    fill_rows(&x->k, &x->r, c->content == TINY && c->k == GCUDA_TYPE_F32 ? 1.7e-6 : 1.7, 1.0);
+    if (c->content == BIG_ROWS) { enlarge_rows(&x->k); }
     if (c->layout == V_IN_K) {
         x->v = x->k;
         x->v.a.ne[0] = c->dv;
@@ -263,7 +281,8 @@ static void make_sources(struct attention * x) {
         return;
     }
     x->v = source_of(c->v, c->dv, c->n_kv, c->v_heads, c->seqs, layout, pad[1], first[1], spare);
-    fill_rows(&x->v, &x->r, 1.0, 1.0);
+    fill_rows(&x->v, &x->r, c->content == TINY && c->v == GCUDA_TYPE_F32 ? 1e-7 : 1.0, 1.0);
+    if (c->content == BIG_ROWS) { enlarge_rows(&x->v); }
     if (c->content == BIG_LOGITS) { round_rows(&x->q); }
     if (c->content == BIG_V && has_codes[1]) { enlarge_scales(&x->v, &x->r); }
 }
@@ -300,6 +319,11 @@ static void make_args(struct attention * x) {
     p->max_bias = c->max_bias;
     p->logit_softcap = c->softcap;
     p->prec = c->is_f32 ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
+    for (int64_t i = 0; i < x->mask.a.ne[1] * c->mask_heads * c->mask_seqs && c->has_promise; ++i) {
+        int32_t n = 0;
+        for (int64_t j = 0; j < c->n_kv; ++j) { n += x->bias[i * c->n_kv + j] != -INFINITY; }
+        if (i % x->mask.a.ne[1] < c->tokens && n > p->n_kv_max) { p->n_kv_max = n; }
+    }
     p->max_shared = c->max_shared;
     CHECK(cudaMalloc(&y->data, y->nb[3] * (size_t) c->seqs + 64) == cudaSuccess);
 }
@@ -437,6 +461,7 @@ static struct bound bound_of(const struct attn_case * c, enum gcuda_flash_attn_p
     if (c->content == BIG_LOGITS && has_codes && path == GCUDA_FLASH_ATTN_ELEMENTS) { return (struct bound) { 4.0, 100.0 }; }
     if (c->content == BIG_LOGITS) { return (struct bound) { 1e-4, 5e-2 }; } // F32 leaves an error of 1e-3 in a logit of 1e4
     if (path == GCUDA_FLASH_ATTN_PLAIN) { return (struct bound) { 1e-9, 1e-3 }; }
+    if (c->content == BIG_ROWS && path == GCUDA_FLASH_ATTN_ELEMENTS) { return (struct bound) { 1e-5, 5e-2 }; }
     if (c->is_f32 && !has_codes) { return has_bf16 ? (struct bound) { 1e-8, 2e-3 } : (struct bound) { 1e-9, 1e-3 }; }
     return (struct bound) { has_bf16 ? 1e-5 : 1e-6, 2e-2 };
 }
@@ -488,6 +513,10 @@ static void compare(const struct attention * x, const float * y, const float * p
     free(want);
 }
 
+// What ROWS and WGMMA find as F16 in scratch.
+static bool is_converted(const struct attn_case * c) {
+    return gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v) || c->k == GCUDA_TYPE_F32 || c->v == GCUDA_TYPE_F32;
+}
 static bool is_kv_type(enum gcuda_type type) { // that SPLIT decodes
     return type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16 || type == GCUDA_TYPE_Q8_0 || type == GCUDA_TYPE_Q4_0;
 }
@@ -497,6 +526,11 @@ static bool can_use_tensor_cores(const struct attn_case * c) {
     const bool has_codes = gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v);
     const bool is_short = c->dk <= 256 && c->dv <= 256 && is_kv_type(c->k) && is_kv_type(c->v);
     if (has_codes && !is_short && c->is_f32) { return false; } // F16 of them has too few digits
+    if (c->k == GCUDA_TYPE_MXFP4 || c->v == GCUDA_TYPE_MXFP4) { return false; }
+    if (c->k == GCUDA_TYPE_F32 || c->v == GCUDA_TYPE_F32) { // only where they are converted
+        const int64_t k_share = c->heads / c->k_heads, v_share = c->heads / c->v_heads, rows = c->tokens * (k_share < v_share ? k_share : v_share);
+        if (c->is_f32 || c->dk > 256 || c->dv > 256 || rows <= 64 || c->n_kv < SIZE(256, 4)) { return false; }
+    }
     return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 512;
 }
 
@@ -519,6 +553,8 @@ static void run_paths(struct attention * x, bool has_plain, int n_times) {
     enum { N_WISHES = sizeof(wishes) / sizeof(wishes[0]) };
     struct gcuda_flash_attn_plan done[2 * N_WISHES];
     float * plain = NULL;
+    static int n_converted; // simulated: a path that AUTO would not take converts in every fourth such case
+    const bool converts = !is_converted(&x->c) || x->c.is_converted_only || n_converted++ % SIZE(1, 4) == 0;
     int n_done = 0;
     if (has_plain) {
         choose_plan(&x->p, GCUDA_FLASH_ATTN_PLAIN, 0, 0);
@@ -530,6 +566,8 @@ static void run_paths(struct attention * x, bool has_plain, int n_times) {
         bool is_done = false;
         choose_plan(&x->p, wishes[i % N_WISHES], i < N_WISHES ? x->c.splits : 0, i < N_WISHES ? x->c.block_rows : 0);
         const struct gcuda_flash_attn_plan plan = plan_of(&x->p);
+        const bool has_halves = plan.path == GCUDA_FLASH_ATTN_ROWS || plan.path == GCUDA_FLASH_ATTN_WGMMA;
+        if ((!converts && i > 0 && has_halves) || (x->c.is_converted_only && !has_halves)) { continue; }
         if (can_use_tensor_cores(&x->c) && x->c.max_shared > (size_t) 96 << 10) { CHECK(plan.path != GCUDA_FLASH_ATTN_PLAIN); }
         for (int k = 0; k < n_done; ++k) {
             is_done = is_done || (done[k].path == plan.path && done[k].n_splits == plan.n_splits && done[k].block_rows == plan.block_rows);
@@ -784,6 +822,7 @@ TEST(large_numbers) {
     for (int t = 0; t < 16; ++t) {
         for (int i = 0; i < 3; ++i) {
             static const int64_t tokens[] = { 1, 6, 40 };
+            if ((t + t / 4 + i) % SIZE(1, 2) != 0 && !test_full()) { continue; }
             struct attn_case c = plain_case(kv_types[t % 4], kv_types[t / 4], 128, 128, 1, 4, tokens[(t + i) % 3], 200, t % 3 == 0 ? MASK_HOLES : MASK_NONE);
             c.content = (enum content) (BIG_LOGITS + i);
             c.splits = t % 3;
@@ -798,6 +837,7 @@ TEST(precision_f32) {
     for (int t = 0; t < 16; ++t) {
         for (int i = 0; i < 3; ++i) {
             static const int64_t tokens[] = { 1, 9, 66 };
+            if ((t + t / 4 + i) % SIZE(1, 2) != 0 && !test_full()) { continue; }
             struct attn_case c = plain_case(kv_types[t % 4], kv_types[t / 4], i == 1 ? 64 : 128, i == 1 ? 64 : 128, 1, 2, tokens[i], 150, MASK_HOLES);
             c.is_f32 = true, c.splits = i;
             run_case("precision_f32", &c, false, 1);
@@ -873,16 +913,100 @@ TEST(slices_of_tokens) {
         c.seqs = 1 + i % 2;
         c.mask_heads = i % 3 == 0 ? 1 : c.heads, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
         c.splits = i % 3;
+        c.content = has_codes && i % 3 == 2 ? BIG_ROWS : ORDINARY;
         name_of(name, sizeof name, "slices_of_tokens", &c);
         if (!test_case_begin(name)) { continue; }
         attention_begin(&x, &c, name);
-        run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32);
-        if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
-        if (!has_codes) { run_slices(&x, GCUDA_FLASH_ATTN_ELEMENTS, 64); }
+        if ((i + i / 4) % SIZE(1, 2) == 0) { run_slices(&x, GCUDA_FLASH_ATTN_SPLIT, 32); }
+        if ((i / 2 + i / 4) % SIZE(1, 2) == 0) { run_slices(&x, GCUDA_FLASH_ATTN_ROWS, 128); }
+        if (!has_codes && (i + i / 4) % SIZE(1, 2) == 0) { run_slices(&x, GCUDA_FLASH_ATTN_ELEMENTS, 64); }
         choose_plan(&x.p, GCUDA_FLASH_ATTN_WGMMA, c.splits, 0);
-        if (plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA) { run_slices(&x, GCUDA_FLASH_ATTN_WGMMA, 128); }
+        if ((i / 2 + i / 4) % SIZE(1, 2) == SIZE(0, 1) && plan_of(&x.p).path == GCUDA_FLASH_ATTN_WGMMA) { run_slices(&x, GCUDA_FLASH_ATTN_WGMMA, 128); }
         attention_end(&x);
         test_case_end();
+    }
+}
+
+// ---- k and v that become F16 in scratch ----
+TEST(converted) { // types, sizes, masks with and without classes, odd lengths, heads and sequences in one launch and in several
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const struct { int64_t dk, dv; } sizes[] = { { 64, 64 }, { 128, 128 }, { 96, 32 }, { 32, 160 }, { 64, 128 } };
+    static const struct { int64_t tokens, n_kv, heads, group, seqs; } shapes[] = { { 66, 129, 2, 2, 1 }, { 35, 333, 3, 2, 2 }, { 70, 402, 2, 1, 1 }, { 33, SIZE(1000, 448), 4, 2, 1 },
+        { 40, 64, 1, 4, 3 }, { 97, SIZE(401, 201), 2, 1, 2 } };
+    for (int i = 0; i < SIZE(192, 18); ++i) {
+        const int64_t * size = &sizes[i % 5].dk;
+        const int mask = SIZE(i / 2, i) % N_MASKS, at = i % 6;
+        struct attn_case c = plain_case(types[i % 8], types[(i + i / 8) % 6], size[0], size[1], shapes[at].heads, shapes[at].group, shapes[at].tokens,
+            shapes[at].n_kv + (i % 4 == 1), (enum mask_kind) mask);
+        if (i % 7 == 3 && shapes[at].group % 2 == 0) { c.v_heads *= 2; } // k's heads are shared by more
+        c.seqs = shapes[at].seqs;
+        c.mask_heads = i % 3 == 0 ? c.heads : i % 3 == 1 && c.heads % 2 == 0 ? c.heads / 2 : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0, c.is_converted_only = true;
+        c.layout = (enum layout) (i / 3 % 3);
+        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        c.splits = i / 4 % 3;
+        c.content = i % 3 == 1 ? BIG_ROWS : i % 8 == 2 ? TINY : ORDINARY;
+        run_case("converted", &c, false, i % 7 == 0 ? 3 : 1);
+    }
+}
+
+TEST(scratch_of_converted) { // 64 MiB and a head of k and v; the simulated device has half a MiB
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, GCUDA_TYPE_F16 };
+    for (int i = 0; i < 32; ++i) {
+        struct attn_case c = plain_case(types[i % 4], types[i % 3], 128, 128, 2, 4, 70, 64, i % 2 == 0 ? MASK_NONE : MASK_ZERO);
+        struct attention x;
+        attention_begin(&x, &c, "scratch_of_converted");
+        struct gcuda_flash_attn_ext_args p = x.p; // of more heads and positions: only the size is asked
+        p.k.ne[1] = p.v.ne[1] = 1000 << i / 4;
+        p.k.ne[2] = p.v.ne[2] = 1 + i % 9, p.q.ne[2] = p.y.ne[1] = 4 * p.k.ne[2];
+        p.mask.ne[0] = p.mask.data != NULL ? p.k.ne[1] : 0;
+        const size_t head = (size_t) p.k.ne[1] * 256 * 2, got = gcuda_flash_attn_ext_scratch_bytes(&p), budget = (size_t) SIZE((int64_t) 64 << 20, (int64_t) 512 << 10);
+        const int path = (int) plan_of(&p).path;
+        CHECK_MSG(got <= budget + head || capability() < 750, "%lld positions, %lld heads: %zu bytes, a head has %zu", (long long) p.k.ne[1], (long long) p.k.ne[2], got, head);
+        CHECK(capability() < 750 || path == GCUDA_FLASH_ATTN_WGMMA || path == GCUDA_FLASH_ATTN_ROWS);
+        attention_end(&x);
+    }
+}
+
+// ---- only the positions that n_kv_max leaves ----
+TEST(gathered) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, GCUDA_TYPE_Q5_1, GCUDA_TYPE_MXFP4 };
+    static const struct { int64_t dk, dv, heads, group, tokens, seqs; } shapes[] = { { 64, 64, 2, 2, 3, 1 }, { 128, 64, 1, 4, 1, 2 }, { 96, 32, 1, 16, 9, 1 }, { 576, 512, 1, 4, 1, 1 },
+        { 64, 64, 1, 40, 2, 1 } };
+    for (int i = 0; i < SIZE(140, 14); ++i) {
+        const int at = i % 5;
+        struct attn_case c = plain_case(types[i % 7], types[(i + i / 7) % 7], shapes[at].dk, shapes[at].dv, shapes[at].heads, shapes[at].group, shapes[at].tokens,
+            i % 3 == 0 ? 4096 : i % 3 == 1 ? 4099 : 5000, MASK_SPARSE);
+        c.seqs = shapes[at].seqs, c.mask_seqs = i % 2 == 0 ? 1 : c.seqs, c.mask_heads = i % 6 == 5 ? c.heads : 1; // some are only counted
+        c.mask_type = i % 4 == 3 ? float_types[i / 4 % 3] : GCUDA_TYPE_F16, c.mask_skew = i % 2;
+        c.layout = c.k == c.v && c.dk >= c.dv && i % 2 == 0 ? V_IN_K : (enum layout) (i % 3);
+        c.is_hidden = i % 3 > 0, c.has_promise = true;
+        c.has_sinks = i % 4 == 1, c.softcap = i % 5 == 3 ? 5.0f : 0.0f, c.max_bias = i % 5 == 2 ? 8.0f : 0.0f, c.is_f32 = i % 6 == 4;
+        c.splits = i % 4 == 2 ? 2 : 0;
+        run_case("gathered", &c, i % 5 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
+TEST(broken_promises) { // of one entry too many in one row: from 4,096 positions on
+    for (int i = 0; i < 12; ++i) {
+        struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 64, 64, 1, 2, 3, i % 3 == 0 ? 4095 : 4100, i % 2 == 0 ? MASK_SPARSE : MASK_SINGLE);
+        struct attention x;
+        int32_t * flag = NULL, got = 0;
+        c.mask_heads = i % 4 == 3 ? c.heads : 1;
+        c.has_promise = true;
+        attention_begin(&x, &c, "broken_promises");
+        CHECK(cudaMalloc((void **) &flag, 4) == cudaSuccess && cudaMemcpy(flag, &got, 4, cudaMemcpyHostToDevice) == cudaSuccess);
+        x.p.bad_index = flag;
+        for (int breaks = 0; breaks < 2; ++breaks) {
+            x.p.n_kv_max -= breaks;
+            float * y = launched(&x);
+            if (breaks == 0 || c.n_kv < 4096) { compare(&x, y, NULL, plan_of(&x.p).path, 1); }
+            CHECK(cudaMemcpy(&got, flag, 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+            CHECK_EQ_I(got, breaks == 1 && c.n_kv >= 4096);
+            free(y);
+        }
+        CHECK(cudaFree(flag) == cudaSuccess);
+        attention_end(&x);
     }
 }
 
@@ -1153,7 +1277,20 @@ TEST(choice_of_a_path) {
         { 900, F16, F16, 128, 128, 32, 1, 1, 0, 1, 0, ELEMENTS },
         { 900, F16, F16, 128, 128, 33, 1, 0, 0, 1, 0, ELEMENTS },
         { 900, F16, F16, 128, 128, 32, 1, 1, 0, 0, 0, PLAIN },
-        { 900, Q8, Q8, 128, 128, 4096, 1, 1, 1, 1, 0, SPLIT }, // codes are decoded there
+        { 900, Q8, Q8, 128, 128, 64, 1, 1, 1, 1, 0, SPLIT }, // codes are decoded there
+        { 900, Q8, Q8, 128, 128, 65, 1, 1, 1, 1, 0, ROWS }, // and here k and v become F16
+        { 900, Q8, Q8, 128, 128, 65, 1, 1, 1, 1, 1, WGMMA },
+        { 900, Q8, Q8, 128, 128, 64, 1, 1, 1, 1, 1, SPLIT },
+        { 900, Q8, Q8, 128, 128, 65, 1, 0, 1, 1, 0, SPLIT },
+        { 900, Q8, Q8, 128, 128, 65, 0, 1, 1, 1, 1, PLAIN },
+        { 900, Q5, F16, 128, 128, 65, 1, 1, 1, 1, 1, WGMMA },
+        { 900, F16, Q5, 128, 128, 64, 1, 1, 1, 1, 1, ELEMENTS },
+        { 900, Q5, Q5, 320, 256, 4096, 1, 1, 1, 1, 1, ELEMENTS },
+        { 900, F32, F32, 128, 128, 65, 1, 1, 1, 1, 1, WGMMA },
+        { 750, F32, Q4, 128, 64, 65, 1, 1, 1, 1, 0, ROWS },
+        { 900, F32, F32, 128, 128, 64, 1, 1, 1, 1, 1, PLAIN },
+        { 900, F32, F32, 320, 256, 4096, 1, 1, 1, 1, 1, PLAIN },
+        { 750, BF16, Q4, 64, 64, 4096, 1, 1, 1, 1, 0, PLAIN },
         { 900, Q4, F16, 128, 128, 33, 1, 1, 1, 1, 0, SPLIT },
         { 900, F16, Q4, 128, 128, 33, 1, 1, 1, 1, 0, SPLIT },
         { 900, Q4, Q8, 128, 128, 1, 1, 0, 1, 1, 0, SPLIT },
@@ -1195,8 +1332,15 @@ TEST(choice_of_a_path) {
         c.is_aligned = rows[i].is_aligned != 0, c.fits_rows = rows[i].fits_rows != 0, c.fits_split = rows[i].fits_split != 0;
         c.fits_elements = rows[i].fits_elements != 0;
         c.fits_wgmma = rows[i].fits_wgmma != 0;
+        c.n_kv = 4096;
         CHECK_MSG((int) gcuda_flash_attn_choose(&c) == rows[i].path, "row %lld: path %d, wanted %d", (long long) i, (int) gcuda_flash_attn_choose(&c),
             rows[i].path);
+        if (!gcuda_is_quantized(c.k_type) && !gcuda_is_quantized(c.v_type) && c.k_type != GCUDA_TYPE_F32 && c.v_type != GCUDA_TYPE_F32) { continue; }
+        c.is_precise = true; // nothing is converted
+        CHECK(gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_ROWS && gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_WGMMA);
+        c.is_precise = false;
+        c.n_kv = SIZE(255, 3); // nor does it pay
+        CHECK(gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_ROWS && gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_WGMMA);
     }
 }
 
@@ -1205,7 +1349,8 @@ TEST(wishes_are_followed) { // where the path can
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_SPLIT, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_ROWS, 50 },
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_ROWS, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_SPLIT, 50 },
         { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ELEMENTS, GCUDA_FLASH_ATTN_ELEMENTS, 1 }, { GCUDA_TYPE_F16, GCUDA_FLASH_ATTN_ELEMENTS, GCUDA_FLASH_ATTN_ELEMENTS, 50 },
-        { GCUDA_TYPE_Q8_0, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_SPLIT, 50 }, { GCUDA_TYPE_Q4_0, GCUDA_FLASH_ATTN_PLAIN, GCUDA_FLASH_ATTN_PLAIN, 50 } };
+        { GCUDA_TYPE_Q8_0, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_ROWS, 50 }, { GCUDA_TYPE_F32, GCUDA_FLASH_ATTN_ROWS, GCUDA_FLASH_ATTN_ROWS, 50 },
+        { GCUDA_TYPE_F32, GCUDA_FLASH_ATTN_AUTO, GCUDA_FLASH_ATTN_PLAIN, 50 }, { GCUDA_TYPE_F32, GCUDA_FLASH_ATTN_SPLIT, GCUDA_FLASH_ATTN_PLAIN, 50 }, { GCUDA_TYPE_Q4_0, GCUDA_FLASH_ATTN_PLAIN, GCUDA_FLASH_ATTN_PLAIN, 50 } };
     if (capability() < 750) {
         test_skip("no tensor cores");
         return;

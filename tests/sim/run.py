@@ -6,12 +6,12 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: all cases of the operations; small language models of every architecture against numpy; 20 orders of threads and
+    ci     and: half of all cases of the operations, by --seed; small language models of every architecture against numpy; 20 orders of threads and
            streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
            in kernels, on the tests with several threads;
-           compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all cases. Which eighth,
+           compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all cases. Which half, eighth,
            order, capability and fortieth comes from --seed, which is printed;
            without all that the switches GCUDA_KERNEL_NO_... leave out, kernels and implementation alike
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
@@ -42,6 +42,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
 sys.path.insert(0, os.path.join(ROOT, "tests"))
+import example_oracles  # noqa: E402
 import switches  # noqa: E402
 import limits  # noqa: E402
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
@@ -75,9 +76,10 @@ IN_PARTS = {"test-sched": {"experts": 8, "split_experts": 8, "transformer": 2, "
             "test-ops": {"mul_mat_batches": 4}}
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
+CI_PARTS = 2 # of all cases, of which level ci takes one; the CPU backend has all of them there, and a GPU in tests/gpu.py
 OPS = {
     "user": ["add/", "unary", "get_rows", "out_prod", "opt_step", "argmax", "count_equal"], # cross_entropy: 18 s of long rows
-    "ci": [""], # all
+    "ci": [], # CI_PARTS
     "full": [""],
 }
 LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
@@ -86,9 +88,10 @@ LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_st
 OLDER_OPS = ["mul_mat_", "out_prod", "conv_", "ssm_scan", "flash_attn"]
 OLDER_SAMPLE = ["mul_mat_quantized", "mul_mat_some", "mul_mat_batches", "mul_mat_id", "conv_2d", "out_prod", "ssm_scan"]
 OLDER_PARTS = 40  # of all cases, of which level ci takes one
-SEEDS = {"user": "2", "ci": "20", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
+SEEDS = {"user": "1", "ci": "12", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
+SEED_PARTS = {"cross_entropy": 8} # all of its cases take 85 s
 
 # name of the program, and what of it
 ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", ""), ("test-sm90", "")]
@@ -112,7 +115,7 @@ def run(command, timeout=900, **env):
 def digest():
     """Of all that is compiled into these programs."""
     total = hashlib.sha256()
-    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "examples/llm*", "tests/llm/*.*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
+    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/*.[ch]", "tests/llm/*.*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
         for file in sorted(glob.glob(os.path.join(ROOT, pattern))):
             with open(file, "rb") as f:
                 total.update(hashlib.sha256(f.read()).digest())
@@ -307,9 +310,13 @@ class Variant:
         self.test("test-attention", "--filter", "wgmma", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
 
     def seeds(self, n):
+        """One operation for each seed. Those of SEED_PARTS, whose rows are long, run one part of their cases, another one each time."""
         for seed in range(2, n + 2):
             print(f"  seed {seed}", flush=True)
-            self.operations([OPS_SEEDS[seed % len(OPS_SEEDS)]], GCUDA_SIM_SEED=str(seed))
+            name = OPS_SEEDS[seed % len(OPS_SEEDS)]
+            n_parts = SEED_PARTS.get(name, 1)
+            part = ["--part", f"{seed // len(OPS_SEEDS) % n_parts}/{n_parts}"] if n_parts > 1 else []
+            self.test("test-ops", "--filter", name, *part, timeout=5400, GCUDA_TEST_BACKEND="CUDA0", GCUDA_SIM_SEED=str(seed))
 
 
 def digits(total):
@@ -324,6 +331,18 @@ def digits(total):
         total.add(f"digits on {device}", code, output, False, time.monotonic() - start, processor)
 
 
+def small_examples(total):
+    """Examples that take a GPU if there is one, against plain Python."""
+    for name in ("decode", "mlp"):
+        start = time.monotonic()
+        code, output, processor = run([f"build/sim/{name}"])
+        try:
+            example_oracles.ORACLES[name](output)
+        except AssertionError as e:
+            code, output = code or 1, f"{output}\n{e}"
+        total.add(f"example {name}", code, output, False, time.monotonic() - start, processor)
+
+
 def language_models(total, level):
     """Small models of every architecture against numpy (tests/llm/check.py), with the Python that has the packages of the tests."""
     pythons = [p for p in (sys.executable, os.path.join(ROOT, "build/venv/bin/python")) if os.path.exists(p) and
@@ -332,7 +351,9 @@ def language_models(total, level):
         print("  language models: not run, no Python here has the packages of tests/tools/requirements.txt (make venv)", flush=True)
     elif total.build(["build/sim/llm-probe"]):
         what = ["--level", "full"] if level == "full" else ["--only", "forward"]
-        total.test([pythons[0], "tests/llm/check.py", "--small", *what, "--probe", "build/sim/llm-probe", "--backend", "CUDA0"], {}, 3600)
+        check = [pythons[0], "tests/llm/check.py", "--small", "--probe", "build/sim/llm-probe", "--backend", "CUDA0"]
+        total.test([*check, *what], {}, 3600)
+        total.test([*check, "--only", "two GPUs"], {"GCUDA_SIM_DEVICES": "2"}, 3600)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
@@ -363,7 +384,7 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits"]):
+    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits", "decode", "mlp"]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
@@ -376,6 +397,8 @@ def plain_tests(total, level):
             plain.warp_groups()
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
+        if total.only in "example":
+            plain.jobs.append(total.pool.submit(small_examples, total))
         if level != "user" and total.only in "language models":
             plain.jobs.append(total.pool.submit(language_models, total, level))
         plain.wait()
@@ -388,6 +411,9 @@ def operation_tests(total, level):
     is_full = level == "full"
     if plain.build(["test-ops", "test-device"]):
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if is_full else {}))
+        if level == "ci":
+            print(f"seed {total.seed}: once more with --group operations --seed {total.seed}", flush=True)
+            plain.share(total.seed % CI_PARTS, CI_PARTS)
         plain.captured(level == "user")
         if level != "user":
             plain.share(3, 10 if is_full else 100, GCUDA_TEST_SHARED_KB="48")

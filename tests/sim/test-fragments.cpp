@@ -1,22 +1,8 @@
 // Around the warp-group instructions of gcuda_kernels.cu, without the kernels that have them: columns as the instructions
 // want them, weights in registers, results and sums of parts. In between stands the definition of the instruction (PTX ISA).
 #define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
-#define gcuda_mul_mat_wg_scratch_bytes own_scratch_bytes
-#define gcuda_launch_mul_mat_wg own_launch
-#define gcuda_mul_mat_wg_group_scratch_bytes own_group_scratch_bytes
-#define gcuda_launch_mul_mat_wg_group own_group
-#define gcuda_mul_mat_wg_parts own_parts
-#define gcuda_launch_mul_mat_wg_fused own_fused
-#define gcuda_mul_mat_wg_fused_scratch_bytes own_fused_scratch_bytes
-#define gcuda_mul_mat_wg_columns_bytes own_columns_bytes
-#define gcuda_mul_mat_wg_parts_bytes own_parts_bytes
-#define gcuda_launch_mul_mat_wg_columns own_columns
-#define gcuda_launch_mul_mat_wg_product own_product
+#define gcuda_path_wgmma own_path
 #define gcuda_launch_conv_2d_wg own_conv
-#define gcuda_mul_mat_id_wg_scratch_bytes own_id_scratch_bytes
-#define gcuda_launch_mul_mat_id_wg own_id
-#define gcuda_mul_mat_wg_form own_form
-#define gcuda_mul_mat_wg_form_bytes own_form_bytes
 #define GCUDA_KERNEL_PART 13
 #include "../../gcuda_kernels.cu"
 
@@ -212,7 +198,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
         CHECK(cudaMemcpy(to, y.data(), y.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
         p.y = to, p.y_stride = (int64_t) y_ld;
         p.a = nullptr, p.factor = nullptr; // the host's
-        CHECK_OK(launch(k_wg_parts, 2, 256, nullptr, p, (const float *) on));
+        CHECK_OK(launch(k_wg_reduce, 2, 256, nullptr, p, (const float *) on));
         y = fetched(to, y.size());
         CHECK(cudaFree(on) == cudaSuccess && cudaFree(to) == cudaSuccess);
     }
@@ -300,6 +286,10 @@ struct rounding { // of k x n, from rows ld apart
     float * x, * g, * y;
     char * image;
 };
+
+static size_t own_form_bytes(int form, int64_t k, int64_t n) {
+    return n > 0 && is_wg_form(form, k, n) ? (size_t) (d_wg_padded(n, form) * k * 2) : 0;
+}
 
 static rounding rounding_of(int64_t k, int64_t n, int form) {
     rounding o = { k, n, k + 4, form, own_form_bytes(form, k, n), nullptr, nullptr, nullptr, nullptr };
@@ -424,6 +414,17 @@ TEST(forms_that_do_not_fit_are_refused) {
           own_form_bytes(256, 512, 0) == 0);
 }
 
+// The form of one product, or of a group.
+static int own_form(const gcuda_mul_mat_args * args, int n_args) {
+    static const gcuda_mul_mat_device device = { 900, true };
+    gcuda_mul_mat_job job = {};
+    job.path = GCUDA_MUL_MAT_WGMMA;
+    job.args = args;
+    job.n_args = n_args == 1 ? 0 : n_args;
+    job.device = &device;
+    return own_path.takes(job) ? own_path.layout(job).form : 0;
+}
+
 TEST(forms_of_products) {
     alignas(16) char data[32];
     gcuda_mul_mat_args p[GCUDA_MUL_MAT_GROUP + 1] = {};
@@ -434,7 +435,6 @@ TEST(forms_of_products) {
         q.b = rows_of((float *) data, 1024, 70, 1024), q.y = rows_of((float *) data, 300, 70, 300);
     }
     CHECK(own_form(p, 1) == wg_plan_of(p[0]).tn && own_form(p, 3) == wg_plan_of_group(p, 3).tn);
-    CHECK(own_form(p, 0) == 0 && own_form(p, GCUDA_MUL_MAT_GROUP + 1) == 0);
     const gcuda_mul_mat_args good = p[1];
     for (int i = 0; i < 6; ++i) {
         gcuda_mul_mat_args & q = p[1] = good;
@@ -494,7 +494,7 @@ static void fill(operands * o, int m, int n, int flags, bool is_activated, gcuda
     if (flags & RESIDUAL) { e.residual = (flags & ACROSS) != 0 ? array_of(o->whole.data(), m, n, n, 1) : array_of(o->whole.data(), m, n, 1, m); }
     e.is_scaled = (flags & SCALE) != 0, e.scale = -0.75f;
     e.is_activated = is_activated, e.glu = glu, e.alpha = 1.702f, e.limit = 1.5f;
-    o->e = wg_repeating(e);
+    o->e = wg_broadcast(e);
     o->p = {};
     o->p.m = m, o->p.n = n, o->p.n_parts = 1, o->p.part_stride = (int64_t) m * n;
     o->p.y = o->y.data(), o->p.y_stride = m + 3;
@@ -555,7 +555,7 @@ static void behind(int m, int n, int n_parts, int flags, bool is_activated, gcud
     if (e.bias.data != nullptr) { e.bias.data = is_of_columns ? column : row; }
     if (e.factor.data != nullptr) { e.factor.data = is_of_columns ? row : column; }
     if (e.residual.data != nullptr) { e.residual.data = whole; }
-    CHECK_OK(launch(k_wg_steps, 2, 256, nullptr, p, e, (const float *) from));
+    CHECK_OK(launch(k_wg_epilogue, 2, 256, nullptr, p, e, (const float *) from));
     compare(o, fetched(y, o.y.size()), sums, flags, is_activated, glu);
     for (float * q : { row, column, whole, y, from }) { CHECK(cudaFree(q) == cudaSuccess); }
 }
