@@ -29,8 +29,8 @@ COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
-programs: examples ## the example programs, in build/; for a GPU that is here also llm and digits in build/cuda/
-	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then $(MAKE) --no-print-directory -j$(JOBS) $(CUDA)/llm $(CUDA)/digits; fi
+programs: examples ## the example programs, in build/; for a GPU that is here also those that can use it, in build/cuda/
+	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then $(MAKE) --no-print-directory -j$(JOBS) $(CUDA_EXAMPLES); fi
 
 all: cuda sim-without-gpu examples tests ## everything: examples, tests, and the kernels for this GPU, or else the simulated device
 
@@ -141,7 +141,7 @@ $(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
 $(B)/test-llm$(EXE): examples/llm.h
 
 # examples are built as their first lines say: the implementation inside, a plain -O2
-$(B)/llm$(EXE): examples/llm.h
+$(B)/llm$(EXE) $(B)/embed$(EXE): examples/llm.h
 $(B)/digits$(EXE): examples/digits_data.h
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
@@ -149,6 +149,10 @@ $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h | $(B) check-cc
 # what tests/llm/check.py drives
 $(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h gcuda.h | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
+
+# files with random weights in real shapes, to measure with
+$(B)/llm-synthetic$(EXE): tests/llm/synthetic.c $(B)/gcuda_impl.o | check-cc
+	$(COMPILE) $< $(B)/gcuda_impl.o -o $@ $(LIBS)
 
 # OpenBLAS is only there to compare with
 $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
@@ -160,6 +164,7 @@ $(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 FUZZ_FLAGS = -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. -Itests
 FUZZ_OWN_IMPL = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/fuzz/*.c 2>/dev/null))
 
+build/fuzz/fuzz_llm: examples/llm.h
 build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
 	@command -v clang > /dev/null || { echo "fuzzing needs clang and its runtime: apt-get install clang libclang-rt-14-dev"; exit 1; }
 	@mkdir -p build/fuzz
@@ -219,6 +224,14 @@ $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 
+# they run for less than a second: longer to optimise
+SIM_EXAMPLES = $(SIM)/decode $(SIM)/mlp
+$(SIM_EXAMPLES:=.o): $(SIM)/%.o: examples/%.c gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -O0 -c $< -o $@
+
+$(SIM_EXAMPLES): $(SIM)/%: $(SIM)/%.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
@@ -277,7 +290,8 @@ CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
-CUDA_PROGRAMS = $(CUDA)/llm $(CUDA)/digits $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
+CUDA_EXAMPLES = $(patsubst %,$(CUDA)/%,decode digits embed llm mlp sched upscale)
+CUDA_PROGRAMS = $(CUDA)/llm $(CUDA)/digits $(CUDA)/decode $(CUDA)/mlp $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
@@ -292,7 +306,7 @@ cuda-kernels: $(KERNEL_OBJECTS)
 nvcc-version:
 	@$(NVCC) --version | tail -1
 
-cuda-programs: $(CUDA_PROGRAMS) ## digits, test-ops and bench-gpu with CUDA, for ARCHS or the GPU that is here
+cuda-programs: $(CUDA_PROGRAMS) ## some examples, test-ops and bench-gpu with CUDA, for ARCHS or the GPU that is here
 
 $(CUDA):
 	@mkdir -p $@
@@ -308,10 +322,9 @@ $(KERNEL_OBJECTS): $(CUDA)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(CUDA)/f
 $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 	$(COMPILE) $(CUDA_FLAGS) -c $< -o $@
 
-$(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
-	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
-
-$(CUDA)/llm: examples/llm.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
+$(CUDA)/llm $(CUDA)/embed: examples/llm.h
+$(CUDA)/digits: examples/digits_data.h
+$(CUDA_EXAMPLES): $(CUDA)/%: examples/%.c gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
@@ -333,7 +346,7 @@ $(CUDA)/plugin: tests/plugin.c $(CUDA)/plugin.so
 $(HW_TESTS): $(CUDA)/%: tests/hw/%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
-$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h examples/llm.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 # CUB takes a minute to compile: only for a GPU that is here

@@ -1,10 +1,10 @@
 /*
 gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header                      version 0.1.0, MIT
 
-A program describes a computation as a graph of tensor operations, gives the tensors memory, and has a backend compute
-it: inference, training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those
-of ggml with the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on
-NVIDIA GPUs; a graph with a node that the device cannot run is refused by name.
+A program builds a graph of tensor operations, allocates the tensors, and computes the graph on a backend: inference,
+training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those of ggml with
+the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on NVIDIA GPUs. A
+graph with a node that the device cannot run is refused with the node's name.
 
 BUILD
     cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
@@ -12,16 +12,16 @@ BUILD
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
     #include "gcuda.h"
 
-    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is there):
+    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is installed):
 
     nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
     cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
        -lstdc++ -lrt -ldl -lm -lpthread
 
-    For an H100 or H200 write -arch=sm_90a: native leaves out its warp-group matrix instructions. The program starts on
-    machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by
-    side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed. For a shared library add -Xcompiler -fPIC to the
-    nvcc line and -fPIC -shared to the other; make's objects have it.
+    For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
+    driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...
+    (see >>config) leaves out kernels. For a shared library add -Xcompiler -fPIC to the nvcc line and -fPIC -shared to the
+    other; make's objects are compiled so.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
@@ -44,77 +44,88 @@ QUICK START
         return st;
     }
 
-  With backends, which is what programs that should also run on a GPU do: make the context with no_alloc = true, place
-  the weights with gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr, move data with
-  gcuda_backend_tensor_set and _get, compute with gcuda_backend_graph_compute. examples/digits.c trains a model that way.
+  Programs that should also run on a GPU use backends. Make the context with no_alloc = true. Allocate the weights with
+  gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr. Transfer data with
+  gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. Example: examples/digits.c.
 
 SHAPES
     ne[0..3] counts elements, ne[0] innermost; nb[0..3] are strides in bytes. [a, b] in comments means ne[0] = a,
-    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: both have the summed dimension first.
+    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: the contracted dimension is the first.
     Quantized types are blocks of 32 or 256 elements along ne[0]; nb[0] is the size of a block.
 
 MEMORY
-    Who makes it frees it. A context (gcuda_init) is an arena of tensor and graph descriptions, and of data unless
-    no_alloc; gcuda_free ends all of them. Backend buffers, allocators, backends, thread pools, graph copies and plans
-    each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
-    use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
-    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
-    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader: set inputs before every run, mark
-    results with gcuda_set_output, and allocate weights, caches and other state first, in a context of their own
-    (gcuda_backend_alloc_ctx_tensors). A leaf of another context than the graph's without memory is refused unless
-    gcuda_set_input marks it. Nodes run in the order in which they were expanded: expand the node that writes a cache
-    before a node that reads a view of it.
-    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
+    The caller frees every object that it makes. A context (gcuda_init) is an arena of tensor and graph descriptions, and
+    of data unless no_alloc; gcuda_free frees all of them. Backend buffers, allocators, backends, thread pools, graph
+    copies and plans each have a _free function, which accepts NULL. A tensor points to memory and never owns any: buffers
+    must outlive their use, not the tensors. Views share the memory of their owner. Chains of views are flattened:
+    view_src is never a view.
+
+    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail and returns a status.
     Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
-    nothing.
-    On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
+    nothing. On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params.
+
+    Memory placed by a gcuda_gallocr or a scheduler is reused after its last reader. So
+      - set inputs before every run, and mark results with gcuda_set_output
+      - allocate weights, caches and other state first, in a separate context (gcuda_backend_alloc_ctx_tensors)
+      - expand the node that writes a cache before a node that reads a view of it: nodes run in the order of expansion
+
+    A leaf without memory of another context than the graph's is refused unless gcuda_set_input marks it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
 
 ERRORS
-    A function that can fail returns a gcuda_status, or a pointer that is then NULL, and leaves a message with names and
-    numbers in gcuda_last_error() (one per thread). Nothing aborts, exits or prints.
-    A context keeps the first error of its constructors. Constructors given NULL return NULL, so a model can be written
-    without a check on each line: gcuda_build_forward_expand returns the status and the message. After
-    gcuda_context_clear_error the context can be used again; a refused node leaves nothing behind.
-    supports_op and compute ask the same rule: a graph with a node that the backend cannot run is refused by name before
-    anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and write nothing; the
-    graph is computed to its end and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
+    A function that can fail returns a gcuda_status, or NULL instead of a pointer, and sets gcuda_last_error() (one per
+    thread): a message with names and numbers. Nothing aborts, exits or prints.
+
+    A context keeps the first error of its constructors. Constructors return NULL for NULL arguments, so a model can be
+    written without a check on each line: gcuda_build_forward_expand returns the status and the message. After
+    gcuda_context_clear_error the context can be used again; a refused node leaves no trace.
+
+    supports_op and compute apply the same rules: a graph with a node that the backend cannot run is refused with the
+    node's name before anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and
+    write nothing. The graph is computed to its end, and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
 
 THREADS
-    Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
-    one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
-    n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
-    for any number of threads and in every floating-point environment: a graph on the CPU computes with the default one (round to
-    nearest, subnormal numbers kept, no traps) on all threads, custom operations and the abort callback too, and restores the
-    caller's rounding mode, flush-to-zero mode and traps. If no other thread is inside gcuda at a fork(), the child may use and
-    free its copies of contexts, graphs, CPU buffers and CPU backends. A backend starts new threads there; a pool made before the
-    fork has none (its graphs run on the calling thread) and is freed without a join. CUDA does not survive fork(): the child must
-    neither use nor free anything of it. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
-    read need names (gcuda_set_name) before: building a graph names what has none.
+    Different objects (contexts, graphs, backends, buffers) may be used by different threads concurrently; one object by
+    one thread at a time. The registry, the log and the allocator setting have a lock. Weights that graphs of several
+    threads read need names first (gcuda_set_name), because building a graph names unnamed tensors.
+
+    A CPU backend computes with n_threads threads of a pool, including the caller; the others sleep between graphs. An
+    abort callback stops a graph within about 10 ms. Results have the same bits for any number of threads and in every
+    floating-point environment. A graph on the CPU computes in the default one (round to nearest, subnormal numbers kept,
+    no traps) on all threads, including custom operations and the abort callback. It restores the caller's rounding mode,
+    flush-to-zero mode and traps.
+
+    After a fork() with no other thread inside gcuda, the child may use and free its copies of contexts, graphs, CPU
+    buffers and CPU backends. A backend starts new threads there. A pool made before the fork has none: its graphs run on
+    the calling thread, and it is freed without a join. CUDA does not survive fork(): the child must neither use nor free
+    CUDA objects.
 
 EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
                    page-locked memory: gcuda_backend_cuda_set_memory. Limits: gcuda_cuda_params.memory_budget.
     Logging:       gcuda_log_set; silent otherwise.
-    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread.
+    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or with a pool
+                   whose parallel_for hands the work to the program's own job system (examples/embed_engine.c).
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
-    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph. Views
-                   whose length grows, in graphs that are built again: gcuda_set_dynamic.
+    KV cache:      three ways, in examples/decode.c. gcuda_set_rows writes at an input index, with a mask over the whole cache: one
+                   graph, several sequences, rings. gcuda_graph_move_view moves the written view before each run of the same
+                   graph. Graphs that are built again have a view of the cache that grows: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
                    scheduler's, with a progress callback that may stop it. See >>gguf.
-    Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
-                   computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
+    Weights:       gcuda_cuda_upload copies pageable or mapped memory to a device on separate threads while a backend
+                   computes; gcuda_cuda_upload_event_wait makes the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
-    Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights and experts spread over devices by rows; copies between
-                   devices go directly where a probe shows that peer access works. See >>cuda.
+    Several GPUs:  gcuda_backend_cuda_split_buffer_type distributes the rows of weights and experts over devices. Copies
+                   between devices use peer access if a probe shows that it works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
-    Environment:   gcuda_use_environment(false) before anything else: no GCUDA_... variable changes what the program does.
+    Environment:   gcuda_use_environment(false) before any other call: GCUDA_... variables have no effect.
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
-                   memory and semaphores of Vulkan and Direct3D 12; gcuda_backend_cuda_set_abort_callback ends a graph
-                   within about 2 ms of GPU time; gcuda_cuda_selftest says whether a device works. See >>cuda.
+                   memory and semaphores of Vulkan and Direct3D 12. gcuda_backend_cuda_set_abort_callback ends a graph
+                   within about 2 ms of GPU time; gcuda_cuda_selftest tests a device. See >>cuda.
     Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
@@ -132,21 +143,26 @@ ADDING AN OPERATION
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
     7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
-    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut into
-       slices; without a row it is never cut, and the comment after the table lists such operations. If it works element by
-       element and should be fused with its neighbours into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
-       gcuda_kernels.cu d_chain_map or d_chain_binary and is_chain_step, which refuses a step that has no kernel
-    The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
+    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
+       into slices. Without a row it is never cut, and the comment before the table lists such operations
+    9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
+       gcuda_kernels.cu d_chain_map or d_chain_binary. is_chain_step refuses a step without a kernel
+
+    The compiler reports a missing function, `make lint` a missing block or test. `make generate` updates GCUDA_PREFIX's
     list and the README's table.
-    A new kind of GCUDA_OP_UNARY: a line of GCUDA_UNARY_OPS with the next number; its GCUDAI_MAP(ID, f(x)) in >>op:unary of
-    >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu, which the compiler asks for; a derivative in
-    gcudai_unary_slope, until then refused by name; its function in f_unary of tests/ops-elementwise.h, and 7. Chains, cut
-    rules and gcuda_unary take it from the list. A new gate: the same with GCUDA_GLU_OPS, GCUDAI_GLU and d_glus,
-    gcudai_glu_act for its derivative and gcudai_cuda_gate_of if a unary kind times 1 is the same.
+
+    A new kind of GCUDA_OP_UNARY:
+      - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu: the compiler
+        requires them
+      - a derivative in gcudai_unary_slope, until then refused by name
+      - its function in f_unary of tests/ops-elementwise.h, and step 7
+    A new gate needs GCUDA_GLU_OPS, GCUDAI_GLU and d_glus, gcudai_glu_act for its derivative, and gcudai_cuda_gate_of if it
+    equals a unary kind times 1.
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
-    computed with, not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but are no weights of
+    computed with, but not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but cannot be weights of
     mul_mat. SIMD kernels: AVX2, AVX-512, NEON; mingw-gcc builds use the scalar ones.
 
 CONTENTS  (search for the tag; `make map` prints the lines)
@@ -194,7 +210,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-fusion   patterns of nodes that one launch computes
     >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
-    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest does this build work on this device
@@ -244,7 +260,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
 //   GCUDA_NO_CUDA         leave it out whatever else is defined
 //   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
-//   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
+//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend starts, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
@@ -781,6 +797,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
 #define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
 #define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
+#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
@@ -847,6 +864,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
 #define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
 #define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
 #define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
 #define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
@@ -943,6 +961,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
 #define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
@@ -1214,9 +1233,9 @@ struct gcuda_allocator {
 // For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
-// Whether the GCUDA_... environment variables mean anything; they do unless a program that embeds the library says false,
-// before its first other call, and again after gcuda_shutdown. What they choose can be chosen by a parameter too, which wins
-// over the variable. NVIDIA's own variables (CUDA_VISIBLE_DEVICES) are the driver's business.
+// Whether the library reads the GCUDA_... environment variables; default true. A program that embeds the library passes false
+// before its first other call, and again after gcuda_shutdown. Every choice of a variable is also a parameter, which overrides
+// it. The driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
 // Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, what gcuda_use_environment
@@ -1280,8 +1299,8 @@ enum gcuda_type {
 
 // clang-format off
 // Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
-// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes, byte j of
-// qs holds element j in its low nibble and element j + 16 in its high one; bit j of qh belongs to element j.
+// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes,
+// byte j of qs holds element j in its low nibble and element j + 16 in its high one. Bit j of qh belongs to element j.
 struct gcuda_block_q4_0 { gcuda_fp16_t d; uint8_t qs[16]; };                   // d * (q - 8)
 struct gcuda_block_q4_1 { gcuda_fp16_t d, m; uint8_t qs[16]; };                // d * q + m
 struct gcuda_block_q5_0 { gcuda_fp16_t d; uint8_t qh[4]; uint8_t qs[16]; };    // d * (q - 16), qh: bit 4 of the codes
@@ -1418,16 +1437,16 @@ GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // ""
 GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
 GCUDA_API struct gcuda_tensor * gcuda_format_name(
     struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
-// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its last
-// reader, so a value set once does not survive the first run; weights and caches are allocated before the graph instead.
+// INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its
+// last reader, so a value set once does not survive the first run. Allocate weights and caches before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
 // OUTPUT: the program reads the tensor after a run. Its memory is not reused and no fusion skips it; without the flag a tensor
 // that a node reads may have been overwritten by the end of the run.
 GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
-// Declares that sizes and strides of this tensor change from run to run: a view of a KV cache that grows, its mask. Where such a
-// graph is built again with other ones, and with this declared again, a CUDA backend's plan of the graph before follows: it is not made
-// anew, only launches that see another size get new arguments. The same holds for what is computed from the tensor. Empty and not
-// empty are plans apart. Costs nothing otherwise; set before the graph is first computed.
+// Declares that sizes and strides of this tensor change from run to run: a view of a growing KV cache, its mask. If the graph is
+// built again with other sizes and this declaration, a CUDA backend reuses the plan of the previous graph. Only launches that depend
+// on a changed size get new arguments, also those of tensors computed from this one. An empty tensor needs a separate plan. No
+// cost otherwise. Call it before the graph is first computed.
 GCUDA_API void gcuda_set_dynamic(struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
 GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
@@ -1467,8 +1486,8 @@ GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0]
 GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // same as is_contiguous
-GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense behind any nb[1]
-GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense behind any nb[2]
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense, nb[1] arbitrary
+GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense, nb[2] arbitrary
 GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor); // elements of a row adjacent
 GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps, maybe permuted
 GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // memory order C W H N
@@ -1486,7 +1505,7 @@ struct gcuda_array {
     void * data;
     enum gcuda_type type;
     int64_t ne[4]; // elements, ne[0] innermost
-    size_t nb[4];  // strides in bytes; nb[0] is that of a block. Of a dimension of one element: as if it were packed
+    size_t nb[4];  // strides in bytes; nb[0] is that of a block. A dimension of one element has the packed stride
 };
 
 // =====================================================================================================
@@ -1640,8 +1659,8 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
-// What tensor.op_params holds, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. Programs that walk
-// or build graphs of their own read it here; the constructors write it.
+// Layout of tensor.op_params, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. The constructors
+// write it; programs that walk or build graphs can read it.
 //
 //   operation                    slots
 //   VIEW                         0-1 offset into src[0], 64 bits
@@ -1667,7 +1686,7 @@ enum gcuda_op {
 //   SOFT_MAX, SOFT_MAX_BACK      0 f scale, 1 f max_bias
 //   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
 //                                9 f beta_fast, 10 f beta_slow, 11-14 sections
-//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
+//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec; MUL_MAT: 1 enum gcuda_hint
 //   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec; FLASH_ATTN_EXT: 4 n_kv_max
 //   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
 //   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
@@ -1699,7 +1718,7 @@ struct gcuda_tensor {
     struct gcuda_tensor * view_src; // owner of the memory (never itself a view), or NULL
     size_t view_offs;               // bytes into the owner
     void * data;
-    struct gcuda_backend_buffer * buffer; // owner of the memory behind data; NULL: the context's
+    struct gcuda_backend_buffer * buffer; // owner of the memory at data; NULL: the context
     void * extra;                         // the backend's
     char name[GCUDA_MAX_NAME];
 };
@@ -1756,12 +1775,15 @@ typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda
 typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, void * userdata);
 #define GCUDA_N_TASKS_MAX (-1)
 
-// The same on a CUDA device: cuda enqueues the caller's own kernels on stream, where the sources are ready and whoever
-// comes next waits for dst. It runs on the computing thread each time the graph is computed, with the device current and
-// dst->data, dst->src[]->data device memory. It must not wait for the stream, use another one without joining it again,
-// allocate with cudaMalloc, free buffers of gcuda's or change the device: the stream may be recording a CUDA graph, under a
-// lock that freeing may want. Its launches then are nodes of that graph. Another status than SUCCESS ends the computation with
-// it; a CUDA error it leaves is reported.
+// A custom operation on a CUDA device: the callback cuda enqueues the caller's kernels on stream. The sources are ready there, and
+// later work on it waits for dst. The callback runs on the computing thread each time the graph is computed, with the device current.
+// dst->data and dst->src[]->data are device memory. A status other than SUCCESS ends the computation with that status; a CUDA error
+// that it leaves is reported.
+//
+// The stream may be capturing a CUDA graph, whose nodes the launches become, under a lock that freeing may need. So the callback
+// must not
+//   - wait for the stream, or use another one without joining it again
+//   - allocate with cudaMalloc, free gcuda's buffers or change the device
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
 struct gcuda_custom_params { // at least one of fun and cuda
@@ -1878,8 +1900,8 @@ GCUDA_API struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
-// A copy of a with b written over a region of it. Element [i0, i1, i2, i3] of b goes to the byte
-// offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3, with nb0 the type size: strides need not be those of a.
+// A copy of a with b written over a region of it. Strides need not be those of a; nb0 is the type size.
+//     byte of b's element [i0, i1, i2, i3] = offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 //
 //   a        any type, contiguous
 //   b        type of a, any strides, at most as many elements
@@ -1910,7 +1932,7 @@ GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, st
     struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:repeat -----------------------------------------------------------------------------------------
-// a side by side until it fills a larger shape whose extents are multiples of its own.
+// Repeats a to fill a larger shape, whose extents are multiples of those of a.
 //   a        any plain type, any strides
 //   b        only its shape counts
 //   returns  type of a, shape of b or the one given
@@ -1939,7 +1961,7 @@ GCUDA_API struct gcuda_tensor * gcuda_concat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
 
 // >>op:pad --------------------------------------------------------------------------------------------
-// a with lp elements before and rp behind it in each dimension: zeros, or a itself continued around (circular).
+// Pads a by lp elements before and rp after it in each dimension: with zeros, or with a repeated (circular).
 //   a        any plain type, any strides
 //   lp, rp   at least 0, elements; circular may wrap any number of times
 //   returns  type of a, extents ne + lp + rp
@@ -1958,7 +1980,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ct
     int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
 
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
-// Rows continued by their mirror image, p0 elements before and p1 behind, the border element not repeated.
+// Pads rows by reflection, p0 elements before and p1 after; the border element is not repeated.
 //   a        any plain type, any strides
 //   p0, p1   0 to ne0 - 1
 //   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3]
@@ -1998,7 +2020,7 @@ GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-// The same with zero, also over NaN.
+// As gcuda_diag_mask_inf with 0 instead of -inf, also over NaN.
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
@@ -2034,8 +2056,8 @@ struct gcuda_arange_args {
 GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, float stop, float step);
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// Sinusoidal embedding, cosines first: with h = dim / 2 and f = max_period^(-j / h) for j < h,
-// y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f); the last element of an odd dim is 0.
+// Sinusoidal embedding, cosines first. The last element of an odd dim is 0.
+//     y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f)          f = max_period^(-j / h), h = dim / 2, j < h
 //   timesteps   [N]  F32, since BF16 counts to 256 only and F16 to 2048
 //   max_period  at least 1; models use 10000
 //   returns     [dim, N]  F32
@@ -2103,8 +2125,9 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
 
 // >>op:unary ------------------------------------------------------------------------------------------
 // y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
-// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed: models hold them, and a new kind
-// gets the next one: its line here makes the compiler ask for GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
+// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed, because models contain them. A new
+// kind gets the next number. Its line here makes the compiler require GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in
+// gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -2369,8 +2392,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 // Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
-// An element reaches only the sums from its own on. The CPU adds in double, in order. CUDA adds up to 8192 elements in F32 (a tree,
-// so that the error grows with its depth), what is before them in double, and all of them in double if a sum leaves F32 on the way.
+// An element affects only the sums from its index on. The CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32
+// as a tree, so that the error grows with its depth. The sum of the previous blocks is in double; a block that overflows F32 is too.
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2403,9 +2426,9 @@ GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct
 GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as
-// for gcuda_argsort, and the same k as are first in its descending order: of equal ones those with smaller indices, NaN only
-// where fewer than k are numbers. Cheaper than sorting.
+// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as for gcuda_argsort.
+// The set is the first k of its descending order: of equal elements those with smaller indices, NaN only if fewer than k are numbers.
+// Cheaper than sorting.
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
@@ -2457,7 +2480,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
 //   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a; of the parameters below only the mode is checked
 //   mode      which elements are pairs, see below
-//   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
+//   sections  pairs per plane, in order; one of the first three > 0, sum at most D
 //   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
 //   attn_factor  magnitude; n_ctx_orig, beta_fast, beta_slow  where YaRN's ramp lies
 //   returns   type and shape of a, contiguous; inplace: a view of a
@@ -2512,8 +2535,8 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0), so a row of
-// zero labels has loss 0; a logit of -inf with a positive label makes the loss infinite.
+// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0): a row of zero
+// labels has loss 0. A logit of -inf with a positive label makes the loss infinite.
 //
 //   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
 //   returns  F32 [1]; 0 without rows
@@ -2556,12 +2579,12 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 // ---------------- mulmat: matrix products ----------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-// Matrix product: the rows of a with the rows of b, y[m, n] = sum over k of a[k, m] * b[k, n]. Both have the summed
-// dimension first, as weights and activations lie in memory; matrices of dimensions 2 and 3 of b share those of a.
+// Matrix product of the rows of a with the rows of b: y[m, n] = sum over k of a[k, m] * b[k, n]. The contracted dimension is the first
+// of both, the memory layout of weights and activations. Matrices of b in dimensions 2 and 3 share those of a.
 //
 //   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
 //   b        [K, N, B2, B3]  F32, F16, BF16, or blocks of the kind a was made for (Q8_0, Q8_1, Q8_K; see
-//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] meets a[i2 * A2 / B2, i3 * A3 / B3]
+//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
 //   returns  [M, N, B2, B3]  F32
 //   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
@@ -2572,11 +2595,19 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Of mul_mat, mul_mat_id and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; for
-// float weights the CPU always does, for quantized weights it is some times slower. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is
-// ignored. Fails, and changes nothing: a node of another operation (what a constructor of several nodes returns is its last one), a
-// precision that does not exist.
+// Sets the precision of mul_mat, mul_mat_id or out_prod. GCUDA_PREC_F32 requires unrounded operands and sums in F32 on every backend.
+// For float weights the CPU always does so; for quantized weights it is some times slower. Gradients of a mul_mat have its precision
+// if it is set before they are built. NULL is ignored. Fails and changes nothing for a node of another operation (a constructor of
+// several nodes returns the last one) or an unknown precision.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
+
+// A promise about a mul_mat. GCUDA_HINT_SRC0_IS_HADAMARD: a is the Hadamard matrix of n = 2, 4, 8 ... rows in Sylvester's order, divided by
+// sqrt(n): element (i, j) is negative where i & j has an odd number of ones. A backend may then transform the rows of b in n log n steps:
+// CUDA does for n = 64, 128, 256 and 512 and F32 or F16 rows, at any precision; the CPU multiplies. Where a is another matrix, the result is
+// that of the transform, or that of the product: a caller's mistake that nothing finds. NULL is ignored. Fails, and changes nothing: a node
+// of another operation, a hint that does not exist, a matrix that is not [n, n].
+enum gcuda_hint { GCUDA_HINT_NONE = 0, GCUDA_HINT_SRC0_IS_HADAMARD = 1 };
+GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
@@ -2586,10 +2617,11 @@ struct gcuda_mul_mat_args {
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
     bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
+    enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
-// Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
-// step rounded to F32 as nodes of their own would:
+// Launchers only: epilogue applied to the accumulators before the store; zero-filled: none. In this order, every
+// step rounded to F32 as separate nodes would:
 //   y + bias;  glu(y, up b + up_bias), both matrices read at once, or glu(y, 1);  y * factor;  y * scale;  y + residual
 // Arrays are F32; their sizes are 1 or those of y, or of biases of mul_mat_id [M, E]: an expert's. Data NULL: left out.
 struct gcuda_mul_mat_epilogue {
@@ -2658,7 +2690,7 @@ struct gcuda_out_prod_args {
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// "float" below: F32, F16 or BF16, each source of its own. Sums are in F32 or wider.
+// "float" below: F32, F16 or BF16; sources may differ. Sums are in F32 or wider.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2694,11 +2726,11 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
-    // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
-    // The plain path does so, and is the one that runs then.
-    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
-    bool is_begun, is_open;     // positions were before these; there are more after them
+    // Launchers may compute k, v and mask of some positions at a time, in order, always on the plain path. y and running (the running
+    // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
+    // last has a multiple of 32 positions.
+    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
+    bool is_begun, is_open;     // not the first positions; not the last
     int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
     int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
     struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
@@ -2707,17 +2739,22 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Sums are in F32 on every backend. DEFAULT: a backend may round q and the weights of the softmax to F16 (to BF16 where k or v are),
-// and elements of k and v in blocks or in F32 to F16; of those beyond F16 a power of two is taken out, or they are not rounded;
-// F32: to no fewer than 21 bits (16), as the sum of two such numbers. Of flash_attn_ext_back, DEFAULT: a backend may round all factors
-// of products to BF16; F32: none. Fails, and changes nothing: a is neither of the two operations.
+// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
+// A backend may round
+//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
+//            of F16 a power of two is factored out, or they stay unrounded
+//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
+// and in flash_attn_ext_back
+//   DEFAULT  all factors of products to BF16
+//   F32      nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
-// A promise that no row of the mask has more than n entries other than -inf; 0 takes it back. The result stays what it is without: from
-// GCUDA_FLASH_ATTN_GATHER positions on a backend may read the rows of k and v of these positions alone. There a row that has more is
-// GCUDA_STATUS_INVALID_DATA, as an index out of range is, and the result of that row may be anything. CUDA gathers them for masks of one
-// head (m2 is 1) and n up to half of the positions, 64 MiB of k and v (at least those of a token) at a time in scratch.
-// Fails, and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+// Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
+// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// those of one token if they are larger.
+// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
@@ -2756,7 +2793,7 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context *
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
-// Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
+// Convolutions do not flip the kernel; elements outside of the image are zero. Index 0 of stride s, padding p (on
 // either side) and dilation d is the width, 1 the height, 2 the depth:
 //     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
 struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
@@ -2822,7 +2859,7 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx,
 // a precision that does not exist.
 GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
-// The same, and its relatives, through im2col and mul_mat:
+// Convolutions through im2col and mul_mat:
 //   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
 //   conv_2d_sk_p0    stride = kernel size, no padding (patch embedding)
 //   conv_2d_s1_ph    stride 1, padding half the kernel
@@ -2912,14 +2949,14 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// The same for windows of k0 x k1 in dimensions 0 and 1, with means of k0 * k1. Output extents are computed with p0, p1 as given,
-// positions with their integer parts; op_params keep those in slots 5 and 6, and what was cut off (F32) in 7 and 8.
+// As gcuda_pool_1d for windows of k0 x k1 in dimensions 0 and 1; means divide by k0 * k1. Output extents are computed with p0, p1 as
+// given, positions with their integer parts: op_params has these in slots 5 and 6, and the fractions (F32) in 7 and 8.
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it; of NaN alone the
-// first.
+// Gradient of pool_2d with respect to its image. With MAX, the first of equal maxima in the window gets the gradient; in a window of
+// NaN only, the first element.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
@@ -2928,9 +2965,9 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 
 // >>op:upscale ----------------------------------------------------------------------------------------
 // Resampling of dimensions 0 and 1 to any extents, larger or smaller; dimensions 2 and 3 repeat or drop whole planes.
-// Pixel centres lie at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
+// Pixel centres are at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
 //   NEAREST   y[i] = a[trunc(i / f)], f = extent of y / extent of a
-//   BILINEAR  the four neighbours; with ANTIALIAS all within the reach of a triangle as wide as the shrinking
+//   BILINEAR  the four neighbours; ANTIALIAS: a triangle filter whose support grows with the reduction
 //   BICUBIC   sixteen neighbours, Keys 1981 with A = -0.75
 //
 //   a        float; any strides
@@ -2962,9 +2999,9 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
-    // Launchers only: what becomes of the sums before they are stored, rounded as nodes of their own would.
+    // Launchers only: epilogue of the sums, rounded after each step as separate nodes are.
     struct gcuda_array bias; // F32, one for each channel, at any stride; data NULL: left out
-    bool is_activated;       // SiLU, behind the bias
+    bool is_activated;       // SiLU, after the bias
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
     struct gcuda_tensor * c);
@@ -2999,8 +3036,9 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struc
 //   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
-// Launchers, for some of the tokens at a time, from the first to the last: inputs and y are [Z, H, T / S, S], nb[3] free; the final
-// states go to last, which is as state is, and is_begun: come from there. last.data NULL: y is as the operation returns it.
+// Launchers may compute some of the tokens at a time, in order. Then inputs and y are [Z, H, T / S, S], with any nb[3]. Final states
+// are written to last, which has the layout of state; with is_begun the initial states are read from it. last.data NULL: y is the
+// operation's result.
 
 // >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
 // RWKV-6 (Peng et al. 2024, arXiv:2404.05892). W[i][j]: i key, j value (adjacent in memory). tf is [Z, H].
@@ -3038,7 +3076,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
     struct gcuda_tensor * b, struct gcuda_tensor * state);
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// Solves A X = B by forward substitution, A lower triangular with a diagonal of its own (what is above is not read):
+// Solves A X = B by forward substitution; A is lower triangular, its diagonal is read, elements above it are not:
 //     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
 //
 //   a        [n, n, ne2, ne3]  float; any strides but the first
@@ -3089,8 +3127,8 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 // is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses writes every
-// result that a later node of the graph reads, as the nodes are when it computes the slice (a caller's plan: when it was made).
+// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses still writes
+// every result that a later node of the graph reads. It looks at the nodes when it computes the slice, or makes a plan of it.
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
@@ -3101,10 +3139,10 @@ GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
 // run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
 // A node with the OUTPUT flag (gcuda_set_output) is always computed and written: nothing is fused across it.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
-// Has a view begin `offset` bytes into its owner from now on, and by as much elsewhere the graph's nodes that are the view's memory
-// (what cpy or set_rows into it return, views of it): the place of the next token in a KV cache. Shapes and strides stay. Plans and
-// CUDA graphs follow with their next run, without being made anew. INVALID_ARGUMENT, and nothing has moved, when `view` is no
-// view or one of them would reach beyond the owner.
+// Moves a view to byte `offset` of its owner. Every node of the graph that aliases it moves by the same amount: results of cpy or
+// set_rows into it, views of it. Typical use: the position of the next token in a KV cache. Shapes and strides stay. Plans
+// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved, if `view` is
+// no view or one of them would exceed the owner.
 GCUDA_API gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
@@ -3115,8 +3153,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
     const struct gcuda_cgraph * graph, const char * name); // NULL if none
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
-// A readable dump, line by line, to the log callback (level INFO), or into memory: gcuda_graph_to_text returns the
-// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does).
+// A readable dump, line by line, to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the bytes
+// needed without the terminator, and writes at most size bytes with it (like snprintf).
 GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
 // Graphviz source; the second form writes a file.
@@ -3143,8 +3181,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
     const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
     const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
-// Scales the gradients of all parameters by min(1, max_norm / norm), norm being that of all of them together, and
-// appends the nodes for it; gcuda_graph_get_grad then gives the clipped ones (Pascanu et al. 2013, arXiv:1211.5063).
+// Appends nodes that scale the gradients of all parameters by min(1, max_norm / norm), with the norm over all of them.
+// gcuda_graph_get_grad then returns the clipped gradients (Pascanu et al. 2013, arXiv:1211.5063).
 //   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
 GCUDA_API gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
@@ -3180,24 +3218,24 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
 // reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run; a
+// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run. A
 // result that nodes read survives the run only with gcuda_set_output. Views, those of gcuda_view_tensor too, keep their owner
-// alive until their last reader. INVALID_ARGUMENT names tensors without contents: a leaf of another context than the graph's
-// without memory and without INPUT (weights that never got a buffer), a source that no earlier node computes.
+// alive until their last reader. INVALID_ARGUMENT names tensors without contents, such as a source that no earlier node computes.
+// Another case is a leaf of a different context without memory and without INPUT: weights that never got a buffer.
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
     gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
 GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
-// For backends that compute branches side by side (gcuda_cuda_params.concurrency): a branch is not given memory of another
-// one beside it, for which it would have to wait. Takes more memory. Before the graph is reserved; a scheduler does it by itself.
+// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, since one
+// would have to wait for the other. Takes more memory. Call it before the graph is reserved; a scheduler does so by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
-// Detects reads of memory without contents: an INPUT set once and computed twice, a result read without OUTPUT, a view of a placed
-// cache read before the node that writes it. While it is on, no two tensors share memory (the sum of all sizes is allocated), and
-// a tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
-// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes alone.
-// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with memory of their own (weights, allocated caches),
+// Detects reads of memory without contents. Examples: an INPUT set once and computed twice, a result read without OUTPUT, a view of a
+// placed cache read before the node that writes it. While it is on, no two tensors share memory: the sum of all sizes is allocated.
+// A tensor is filled with 0xFF bytes, NaN in every floating-point type, when it is placed and after its last reader. graph_compute
+// runs node by node on every backend, to the end, and returns INVALID_DATA naming the first node whose source holds 0xFF bytes only.
+// Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with separate memory (weights, allocated caches),
 // plans of the caller. Off unless the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
@@ -3208,8 +3246,8 @@ GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
 // A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
-// Gives every tensor its place. Allocates nothing when the graph has the structure of the reserved one and no tensor
-// is larger; else it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
+// Gives every tensor its address. Allocates nothing when the graph has the structure of the reserved one and no tensor is larger.
+// Otherwise it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
 GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_gallocr_get_buffer_size(
     gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
@@ -3436,15 +3474,15 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * t
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
     const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
-// In order with what the backend has been given before and is given later. data must stay as it is, and must not be looked
-// at, until the backend has been synchronized. A CUDA backend takes tensors in buffers of its own device, not row-split.
+// Runs in order with the backend's other queued work. Until the backend has been synchronized, data must not be changed (set) or
+// read (get). A CUDA backend accepts tensors in buffers of its device, except row-split ones.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
-// After all queued work of the source backend, before what either backend is given later. A backend without copies of
-// its own finishes the queued work of both first. A CUDA backend does not wait for what the destination has queued: who
-// overwrites a tensor that is still being read there records an event and waits for it.
+// Runs after all queued work of the source backend and before later work of either backend. A backend without asynchronous copies
+// finishes the queued work of both first. A CUDA backend does not wait for work queued on the destination. A caller that overwrites
+// a tensor still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
 // Place a tensor at an address inside a buffer; a view at its offset in its owner. The address must be aligned for the type: to
@@ -3563,11 +3601,26 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // >>cpu   CPU backend, thread pool
 // =====================================================================================================
 
-// -- thread pool. The thread that computes a graph works too, as thread 0; the pool adds n_threads - 1 of its own, which
-// sleep between graphs. One graph at a time per pool: a second caller waits for the first. They are named gcuda-1, gcuda-2 ...
-// (Linux, macOS) and block all signals but those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual,
-// THREADS.
+// -- thread pool. The thread that computes a graph is thread 0; the pool adds n_threads - 1 workers, which sleep between graphs. A pool
+// runs one graph at a time: a second caller waits. Workers are named gcuda-1, gcuda-2 ... (Linux, macOS) and block all signals except
+// those that a thread raises itself (SIGSEGV and the like). After fork(): >>manual, THREADS.
 #define GCUDA_MAX_N_THREADS 512
+
+// The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on any threads and in
+// any order, and returns when all jobs have returned. The thread that computes a graph calls it for each phase of a node longer than
+// about 10 us, with at most n_threads jobs. Its return is the barrier before the next phase.
+//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms: a late job finds less or nothing to
+//               do, so that fewer threads than jobs, or the calling thread alone, give the same results later
+//   nesting     no lock is held: graphs may be computed on one such pool by several threads, and inside a job (a custom operation), as far
+//               as the job system allows it
+//   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
+//               that of its thread
+//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), besides what custom operations take
+//   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
+//   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
+//               after it has returned uses memory that is gone
+typedef void (*gcuda_job)(void * job_data, int index);
+typedef void (*gcuda_parallel_for)(void * user, int n_jobs, gcuda_job job, void * job_data);
 
 enum gcuda_sched_priority {
     GCUDA_SCHED_PRIO_LOW = -1,
@@ -3589,6 +3642,9 @@ struct gcuda_threadpool_params {
     // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
+    // Not NULL: the pool has no threads and uses only n_threads of the fields above. UNSUPPORTED with GCUDA_NO_THREADS
+    gcuda_parallel_for parallel_for;
+    void * parallel_for_data; // its `user`
 };
 
 struct gcuda_threadpool; // opaque
@@ -3609,7 +3665,8 @@ GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * poo
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
 
-typedef bool (*gcuda_abort_callback)(void * data); // true: stop the graph; called on the computing thread
+// true: stop the graph. Called on the computing thread, or on one that runs a job of a parallel_for
+typedef bool (*gcuda_abort_callback)(void * data);
 
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
@@ -3617,8 +3674,8 @@ GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
     gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
 GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
     gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
-// Asked at least every 10 ms or so while a graph runs; true ends it with GCUDA_STATUS_ABORTED. What a custom operation's
-// callback does in one of its tasks is not interrupted.
+// Called at least about every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED. A task of a custom operation is not
+// interrupted.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
 // Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
@@ -3630,10 +3687,10 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, s
 
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
 // GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
-// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on
-// all machines of an architecture (x86-64, arm64) and for all of the compiler's -O, -march and -ffp-contract (except clang's
-// -ffp-contract=fast and -ffast-math), provided that expf and the like of the C library are. Set it for tests or for equal
-// results on unequal machines, while no graph runs and before graph_plan; it holds until gcuda_shutdown.
+// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on all
+// machines of an architecture (x86-64, arm64), if expf and the like of the C library are. This holds for all of the compiler's -O,
+// -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math. Set it for tests or for equal results on different
+// machines, while no graph runs and before graph_plan; it is valid until gcuda_shutdown.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
@@ -3661,8 +3718,7 @@ struct gcuda_cplan {
 GCUDA_API struct gcuda_cplan gcuda_graph_plan(
     const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
-// For a computation now and then: each call takes work memory from ctx anew, which keeps it until it is freed, and
-// starts threads of its own.
+// For occasional computations: each call starts threads, and allocates work memory from ctx, which keeps it until ctx is freed.
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads);
 
@@ -3691,10 +3747,9 @@ enum gcuda_cuda_switch {
     GCUDA_CUDA_OFF = 2
 };
 
-// Whom memory is asked from, instead of CUDA. Called from any thread, for device memory with the device current. alloc
-// returns size bytes (never 0) aligned to 256, or NULL, which is a normal answer; free gets the size back, when all work
-// on the memory is done. What an allocator gave goes back to it, whatever is set later, so it must outlive that. Neither
-// may call gcuda.
+// Replaces CUDA's allocator. Called from any thread; for device memory with the device current. alloc returns size bytes (never 0)
+// aligned to 256, or NULL, which is a normal answer. free is called with the same size when all work on the memory is done. Memory is
+// always freed by the allocator that allocated it, whatever is set later: it must outlive that memory. Neither may call gcuda.
 struct gcuda_cuda_allocator {
     void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
     void (*free)(void * user, int device, void * ptr, size_t size);
@@ -3711,7 +3766,7 @@ struct gcuda_cuda_memory_params {
 enum gcuda_cuda_pool { // where a backend's scratch comes from
     GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
     GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed. What comes back,
-                                 // in any order, joins the free space beside it; a request gets the lowest hole that fits
+                                 // in any order, merges with adjacent holes; a request gets the lowest hole that fits
     GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
 };
 
@@ -3724,17 +3779,19 @@ enum gcuda_cuda_peer_mode { // whether copies between devices may go without the
 
 struct gcuda_cuda_params {
     int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
-    // The caller's, which must outlive the backend; NULL: the backend makes its own. The caller may capture it into a CUDA
-    // graph: gcuda_backend_graph_compute_async then only enqueues, nothing waits, and the captured graph may be launched
-    // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
-    // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
-    // and go in other threads meanwhile.
-    // Streams of its own beside it are made when first wanted: up to 3 for branches (see concurrency), and one on each other
-    // device for products with row-split weights. Public calls return with all of them joined to this one.
+    // The caller's stream, which must outlive the backend; NULL: the backend makes one.
+    //
+    // The caller may capture it into a CUDA graph: gcuda_backend_graph_compute_async then only enqueues, and nothing waits. The
+    // captured graph may be launched until the backend or the memory of a tensor is freed. Compute once before the capture: otherwise
+    // scratch and cuBLAS's workspace are allocated during it, which CUDA allows in the relaxed mode only. Other threads may create
+    // and free backends and buffers meanwhile.
+    //
+    // The backend makes more streams when first needed: up to 3 for branches (see concurrency), and one on each other device for
+    // products with row-split weights. Public calls return with all of them joined to this one.
     gcuda_stream stream;
-    int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
+    int priority;         // of the stream that the backend makes, CUDA's numbers: lower runs first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit of its own
+    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
     size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
     struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
@@ -3744,30 +3801,29 @@ struct gcuda_cuda_params {
     // current again after it. It must outlive the backend and its buffers. NULL: that of stream, or the one that the
     // CUDA runtime uses. Memory of another context is refused; gcuda_backend_get_default_buffer_type gives memory of it.
     struct CUctx_st * context;
-    // The caller's cuBLAS handle (a cublasHandle_t of the library that gcuda loads or links), of the same context, used
-    // by nobody else while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode
-    // and pointer mode are put back after each use; a workspace set for it is lost, as with every cublasSetStream. NULL:
-    // the backend makes its own.
+    // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
+    // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
+    // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
     enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
     bool strict;           // only fusion that gives the bits of its nodes one by one
-    // Branches of a graph that do not depend on each other (Q, K and V; parallel towers) run side by side, on streams of the
-    // backend's own, where an estimate says that it pays. What depends on what is seen from the memory that nodes read and
-    // write, so results have the same bits. AUTO: only if GCUDA_CUDA_GRAPH_OPT is 1
+    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate says
+    // that it pays. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
+    // GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
-    // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
-    // (programmatic dependent launch). Not in plans with branches side by side, row-split weights or custom nodes. AUTO: from
-    // 9.0 on, unless GCUDA_CUDA_PDL is 0
+    // Programmatic dependent launch: blocks of a plan's kernel start while the previous kernel ends, and prefetch weights that no node
+    // of the plan writes. Not in plans with concurrent branches, row-split weights or custom nodes. AUTO: from 9.0 on, unless
+    // GCUDA_CUDA_PDL is 0
     enum gcuda_cuda_switch overlap;
-    // Columns of a product with row-split weights (ne[1] * ne[2] of the result) up to which its operand and its result go directly
-    // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
-    // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
+    // Maximum columns (ne[1] * ne[2] of the result) of a product with row-split weights whose operand and result are copied directly
+    // between devices. With more columns they go through page-locked memory, except during a capture. 0: no maximum if NVLink connects
+    // the two devices, otherwise GCUDA_CUDA_PEER_MAX_BATCH_SIZE. Below 0: no maximum.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and all of float weights, mul_mat_id too, are computed as if
-    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
+    // Computes products on cuBLAS and all products of float weights, also of mul_mat_id, as after
+    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32): no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
@@ -3775,9 +3831,9 @@ struct gcuda_cuda_params {
     // mul_mat_id for "own" (which goes in tiles where it can), "vector", "warp_groups", and "bytes", which is for that alone. NULL: what
     // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
     const char * product;
-    // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
-    // before, where copies go directly. 0: as an estimate says; below 0: all at once. With 0 and multiples of GCUDA_MUL_MAT_WG_TILE,
-    // large products of weights in blocks get their columns rounded by this device, which halves the bytes.
+    // Columns per copy of mul_mat with row-split weights, if copies are direct: the next ones are copied while the previous ones are
+    // multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, this device rounds the
+    // columns for large products of quantized weights, which halves the bytes.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
@@ -3788,16 +3844,15 @@ struct gcuda_cuda_params {
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
-// Choices of the process about its devices. Those that decide which devices there are count when devices are looked for,
-// which the first call that needs one does; afterwards they have to wait for gcuda_shutdown, which forgets all choices.
+// Process-wide choices for devices. The first call that needs a device enumerates them with these choices. A later change has no
+// effect on the list until gcuda_shutdown, which forgets all choices.
 struct gcuda_cuda_device_params { // zero-filled: the defaults
-    // So many devices are listed, in turn on those that there are, and each says that it has its share of the memory; a
-    // test of programs for several devices on a machine with fewer. A UUID or PCI id then names several. 0: as
-    // GCUDA_CUDA_DEVICES says, or as many as there are. At most GCUDA_CUDA_MAX_DEVICES.
+    // Number of devices listed. More than exist are emulated to test programs for several devices: round robin over the existing ones,
+    // each with a share of the memory. A UUID or PCI id then names several. 0: GCUDA_CUDA_DEVICES, otherwise all existing ones. At
+    // most GCUDA_CUDA_MAX_DEVICES.
     int n_devices;
-    // ON: a device that shares the processor's memory (is_integrated) computes with sources in page-locked host buffers as
-    // they lie, and supports that buffer type. AUTO is OFF: on some chips results were wrong that way. Sources whose rows
-    // would have to be padded are refused all the same.
+    // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
+    // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
     int64_t offload_min_batch; // rows, columns or tokens from which gcuda_backend_dev_offload_op says that copying weights
                                // pays; 0: GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
@@ -3805,7 +3860,7 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
 // From now on; NULL: the defaults. FAILED: there are devices already, and n_devices is not what it was.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
-// What a device is, without a context being made for it. Text ends in 0; sizes are in bytes.
+// Properties of a device; reading them makes no context. Text ends in 0; sizes are in bytes.
 struct gcuda_cuda_device_info {
     char name[256]; // "NVIDIA H200"
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
@@ -3813,7 +3868,7 @@ struct gcuda_cuda_device_info {
     char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
     int ordinal;    // what CUDA calls it: the index, but see gcuda_cuda_device_params.n_devices
     int cc;         // compute capability: 100 * major + 10 * minor
-    int n_sm;       // multiprocessors
+    int n_sm;       // SMs
     int warp_size;
     size_t shared_bytes;       // shared memory that every block may have
     size_t shared_bytes_optin; // that a block may have when its kernel asks
@@ -3822,9 +3877,11 @@ struct gcuda_cuda_device_info {
     bool is_integrated; // shares its memory with the processor
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info);
-// Index of the device that id names: an index ("0", "CUDA0"), a UUID ("GPU-3f1c9a20-...", or so much of it as fits one
-// device alone), a PCI id ("0000:01:00.0"; the domain may be left out), a LUID ("LUID-..."). Letters of either case.
-// -1 when none or more than one fits.
+// Index of the device that id names; -1 if none or more than one matches. Case does not matter.
+//   index    "0", "CUDA0"
+//   UUID     "GPU-3f1c9a20-...", or a prefix that is unique
+//   PCI id   "0000:01:00.0"; the domain may be left out
+//   LUID     "LUID-..."
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
 // In bytes; either may be NULL. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
@@ -3841,9 +3898,12 @@ struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
-// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL; valid until gcuda_shutdown. ARCHS is
-// what gcuda_kernels_archs says, PEER_MAX_BATCH_SIZE a number; "1" for what is there (USE_GRAPHS, FA_ALL_QUANTS) and for what a
-// switch has left out (NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT), and not listed otherwise
+// "gcuda_backend_get_features": how the backend was built. The list ends with a NULL name and is valid until gcuda_shutdown.
+//   ARCHS                       the text of gcuda_kernels_archs
+//   PEER_MAX_BATCH_SIZE         a number
+//   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
+//   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
+//                               "1" if a switch left it out, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -3854,7 +3914,7 @@ typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
 typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
 // Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer. In no statistics and budget.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
-// The same for a backend's context, whatever it is.
+// As above, for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
 GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
@@ -3864,7 +3924,7 @@ GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   /
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
-// Choices of the process, from now on, for buffers and for backends without choices of their own; NULL: the default.
+// Sets the process-wide choices for later buffers, and for backends whose parameters leave them open; NULL: the default.
 // Fails for an allocator with only one of its functions. gcuda_shutdown forgets them.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
@@ -3892,15 +3952,28 @@ struct gcuda_cuda_stats { // bytes of device memory
     struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
-// From now on graphs of this backend can be stopped: they run in chunks of about chunk_ms of GPU time (0: 1), of which two
-// are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
-// GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
-// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut, others no finer
-// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks
-// have been timed their length is a guess, on the short side.
-// Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
-// are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
-// here then, and the callback is set nevertheless.
+// Makes later graphs of this backend stoppable. They run in chunks of about chunk_ms of GPU time (0: 1), two of them in flight. The
+// callback is called before each, on the computing thread. If it returns true, the graph ends with GCUDA_STATUS_ABORTED when the
+// chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
+//
+// Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
+// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+//   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
+//                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
+//                          change shape, from where shapes first differ
+//   a row                  norms, SOFT_MAX_BACK, SUM_ROWS, MEAN, CUMSUM, ARGSORT, TOP_K, GET_ROWS, SET_ROWS, ADD_ID,
+//                          TIMESTEP_EMBEDDING, PAD_REFLECT_1D; of all heads: SOFT_MAX; 1024 rows: ARGMAX
+//   a head                 with all its tokens: ROPE
+//   a plane, an image      DIAG_MASK, TRI, DIAG, UPSCALE, POOL; IM2COL, GROUP_NORM
+//   64 output channels     of an image: convolutions; one: CONV_2D_DW
+//   a sequence             SSM_CONV; 1024 columns: GET_ROWS_BACK; 8192 right-hand sides of a matrix: SOLVE_TRI
+//   1024 rows of weights   by 256 columns: MUL_MAT; by 256 tokens: MUL_MAT_ID
+//   127 positions, tokens  of a query: attention; of a sequence: recurrences
+//
+// The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
+//
+// Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
+// a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
 // Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
@@ -3918,60 +3991,70 @@ GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args);
 
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
-// A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
-// stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
+// Budget for all memory that gcuda holds on the device: buffers and the memory of backends. 0: none. Memory held already stays; a
+// request is refused with ALLOC_FAILED if it and the reserved bytes exceed the budget.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
 
 // ---- plans: what a graph launches, decided once ----
-// A graph's first run works out its launches and keeps them. From its second run on they are one CUDA graph, captured
-// on the way. A graph that is given again, or built again, finds its plan by operations, types, shapes and strides; where
-// addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated: only in the nodes concerned,
-// where they are half or less and keep their kernels (from a plan's second such change on), else as a whole. So it is where the sizes
-// of tensors differ that gcuda_set_dynamic declares. Graphs of the same shapes with other weights keep plans of their own, those that
-// differ in little else up to four. The plans used last are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
+// A graph's first run computes its launches and keeps them as a plan. The second run captures them into a CUDA graph, which later
+// runs launch. A graph that is computed again, or built again, finds its plan by operations, types, shapes and strides.
 //
-// A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
-// by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update. After other
-// sizes too, with the graph that has them; where these are declared (gcuda_set_dynamic) the plan is not made anew.
+// If addresses, parameters or sizes declared with gcuda_set_dynamic differ, the affected arguments are changed and the CUDA graph is
+// updated. From a plan's second such change on, only the affected nodes are updated, if they are at most half and keep their kernels;
+// otherwise the whole graph is. Graphs of the same shapes with other weights have separate plans, up to four of those that hardly
+// differ otherwise. The most recently used plans are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
 //
-// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
-// IQ4_NL) with the same rope of queries (up to GCUDA_ROPE_SET_QUERIES elements) before, between or behind them, ssm_conv of F32 with SiLU
-// behind it or behind a bias of its channels, up to eight element-wise operations (the first may be an
-// add_cast of 16 bits to F32); the routing of experts
-// (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
-// or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
-// mul_mat_id of few tokens, of floats in such rows too, with what follows it: a bias or add_id, an activation, or a second product of the
-// same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
-// that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
-// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
-// column, of quantized weights of the same 2 columns or more too (2 below compute capability 8.0), one right behind the other (queries,
-// keys, values; gate and up); likewise products of the same columns that all go in tiles, and, where gcuda_has_warp_groups
-// and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
-// which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
-// it, as these would round it.
-// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
-// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
-// of many columns on warp groups, which add up in another order; gcuda_cuda_params.strict forbids that.
+// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. It reads new data of its tensors. New addresses
+// (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
+// (gcuda_set_dynamic) that does not make the plan anew.
 //
-// Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
-// fails is one line in the log, and the plan does without.
+// Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
+// Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
+// consecutive nodes with the same second operand, such as queries, keys and values, or gate and up.
+//
+//   pattern              nodes and conditions
+//   rms_norm + mul       with an add before or after. A result that only products read, all in one layout, is written prequantized
+//   scale + soft_max
+//   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
+//                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two
+//   ssm_conv             of F32, with a bias of its channels and SiLU
+//   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
+//   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
+//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order; see the next table
+//   two products + glu   of one column and the same activations, then the steps of an epilogue
+//   several products     of the same activations
+//     up to three        of one column; with quantized weights also of 2 columns or more (below 8.0: of 2)
+//     tiles              all of them in tiles
+//     wgmma              quantized weights, many columns, at least one product large
+//   glu + product        a glu that only a wgmma product reads is written prequantized
+//
+//   product              columns for an epilogue
+//   quantized weights    1 to 8; with wgmma (gcuda_has_warp_groups) and rows at multiples of 4 bytes 1 to 16
+//   float weights        F32 columns, both in rows of 16-byte pieces, unless the product goes to cuBLAS
+//   mul_mat_id           few tokens, quantized or such float weights
+//   tiles                9 to 16, but no residual that a norm of rows follows
+//   wgmma with split-K   any number, but no residual that a norm of rows follows
+//
+// Results have the same bits as node by node, with two exceptions, which gcuda_cuda_params.strict forbids. scale and soft_max with a mask
+// or with two factors round less often. Products of many columns with wgmma add in another order.
+//
+// Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
+// is run without a CUDA graph and one line is logged.
 struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
     int n_plans;
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
     uint64_t n_fused; // launches that stand for several nodes, in the plans made
-    uint64_t n_beside; // launches beside those on the backend's own stream, in the plans made
+    uint64_t n_beside; // launches on other streams than the backend's, in the plans made
     uint64_t n_patched; // changes that a CUDA graph took over node by node, without a capture of the whole plan
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
 
-// ---- upload: host memory of any kind into tensors, by threads of its own, while backends compute ----
-// Ordinary and mapped memory copies slowly to a device: the driver stages it on one thread (10 of 55 GB/s, H200 with 16
-// cores). An uploader stages it on several (54 GB/s), through a few page-locked slots and a stream of its own. Uploads
-// and downloads end in the order given. All functions here may be called from any thread.
+// ---- upload: host memory of any kind into tensors, by separate threads, while backends compute ----
+// Pageable and mapped memory copies slowly to a device, because the driver stages it on one thread (10 of 55 GB/s, H200 with 16
+// cores). An uploader stages it on several threads (54 GB/s), through a few page-locked slots and its own stream. Uploads and
+// downloads end in the order of their calls. All functions here may be called from any thread.
 //
 //     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);           // device 0, defaults
 //     gcuda_status st = gcuda_cuda_upload(up, w, file + at, 0, gcuda_nbytes(w), &ticket);   // returns at once
@@ -4012,19 +4095,17 @@ GCUDA_API gcuda_status gcuda_cuda_upload_query(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done);
 GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
 
-// What the backend is given from now on starts after the ticket. The host waits only until the bytes are in page-locked
-// memory (and data is free to go, for an upload), never for the device to take them: a wait for copies that are not yet
-// queued is nothing a stream can do without the danger of a deadlock.
+// Later work of the backend starts after the ticket. The host waits until the bytes are in page-locked memory (an upload's data may
+// then be freed), but not for the device. It has to: a stream that waited for copies not queued yet could deadlock.
 GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend);
-// What is uploaded or downloaded from now on starts after all that the backend has been given, for example readers of
-// a tensor that is to be overwritten, or writers of one that is to be fetched.
+// Later uploads and downloads start after all queued work of the backend: readers of a tensor to overwrite, writers of one to fetch.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
 // ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, it costs one branch a node. On, two events stand around each node (about a microsecond of launching each), and a
-// graph first waits for the one before it. After the first graph of a size no event is made again; room for records is
-// made before a graph's first node.
+// Off, profiling costs one branch per node. On, each node is enclosed in two events (about a microsecond of launch time each), and a
+// graph waits for the previous one first. Events are made in the first graph of a size only; memory for records is allocated before a
+// graph's first node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
 //     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
@@ -4063,19 +4144,19 @@ GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
     gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
 
 // ---- several devices ----
-// How data gets from one device to another. Peer access is a promise of the driver that some machines do not keep: the
-// first copy between two devices that may use it writes a pattern both ways and reads it back, and access stays on only
-// where every byte came through. gcuda_shutdown takes back what was enabled and forgets the findings.
+// Routes of copies between devices. Some machines do not keep the driver's promise of peer access. So the first copy between two
+// devices that may use it copies a test pattern in both directions and compares. Access stays enabled only if every byte is intact.
+// gcuda_shutdown disables it again and forgets the results.
 enum gcuda_cuda_route {
     GCUDA_CUDA_ROUTE_UNKNOWN = 0, // not probed
     GCUDA_CUDA_ROUTE_DIRECT = 1,  // by peer access
-    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies came through
+    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
     GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
     bool is_possible; // the driver says that the device can access the peer's memory
     bool is_probed;
-    bool is_in_use;              // the probe came through and access is on
+    bool is_in_use;              // the test pattern was intact and access is enabled
     enum gcuda_cuda_route route; // of copies from the device to the peer
     char reason[120];            // why access is not in use; "" when it is
     bool is_linked;              // by NVLink: atomics work across it. Known once probed; true for two that are one device
@@ -4086,31 +4167,32 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct 
 // does not come through is a finding, not a failure.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
-// Row-split buffers: the rows of a weight matrix are dealt out to several devices, and gcuda_mul_mat with such a weight
-// on the main device's backend has each of them compute its rows. Of experts [K, M, E] for gcuda_mul_mat_id every device
-// has the same rows of each, so that all of them work on every token whichever experts it chose.
+// Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
+// device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
+// each expert, so that all work on every token, whatever its experts.
 //
 //   main_device   whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
-//   n             entries in tensor_split: all devices there are, or more when the rest is 0. 0 with NULL
+//   n             entries in tensor_split: one per device, more if the rest is 0. 0 with NULL
 //   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
 //                 shares that are negative or no numbers, fewer than devices
 //
-// Tensors in such a buffer: contiguous, no views, set and got as a whole. They are the first operand of gcuda_mul_mat, then
-// one matrix (ne[2] = ne[3] = 1), or of gcuda_mul_mat_id, and the main device has at least one row; all else refuses them. tensor->data
-// points nowhere. Memory is taken per device when a tensor is placed, and device boundaries are multiples of 128 rows
-// (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
-// tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
-// host). Not for use while a backend computes with it: setting, clearing, freeing. Any number of backends may compute
-// with one weight at the same time. What a backend takes on other devices for such products counts for its budget and its
-// statistics, and for those of the device it is on.
+// Tensors in such a buffer are contiguous, are no views, and are set and read as a whole. Only gcuda_mul_mat (one matrix:
+// ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand, and the main device must have at least one row.
+//   tensor->data  points to no data; gcuda_backend_cuda_get_split_data returns the addresses
+//   memory        allocated per device when a tensor is placed; boundaries are multiples of 128 rows (64 if no device with a share
+//                 has compute capability 7.0). A backend's memory on other devices counts for its budget and statistics, and for
+//                 those of that device
+//   clear         gcuda_backend_buffer_clear fills the rows of all tensors placed so far
+//   unsupported   memset and buffer-to-buffer copies; gcuda_backend_tensor_copy goes through the host
+//   concurrency   any number of backends may compute with one weight; none while it is set, cleared or freed
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
 // Rows [low, high) of each matrix of the tensor that a device holds, or will hold; low == high: none.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
-// Where they are on the device, those of one matrix behind those of the one before; NULL: none there, or the tensor is not in a row-split buffer.
+// Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
 // ---- does this build work on this device ----
@@ -4161,32 +4243,50 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 typedef struct gcuda_cuda_semaphore * gcuda_cuda_semaphore_t;
 GCUDA_API gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore);
-// What the backend does from now on comes after the semaphore has reached value; it is set to value when all that the
-// backend has been given so far is done. Both only enqueue. A binary semaphore ignores value.
+// wait: later work of the backend starts when the semaphore has reached value. signal: sets it to value when all queued work of the
+// backend is done. Both only enqueue. A binary semaphore ignores value.
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_wait(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
-// No work with it may be under way. NULL is allowed.
+// No work with it may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
-// They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
-// UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
-// in each operation's >>op: block; shapes, addresses and strides are not checked. Addresses and strides must be aligned for the
-// types: a misaligned access loses the device. Defined in gcuda_kernels.cu.
-// A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
-// aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
-// and CUDA's last error says why.
-// What the kernels were compiled for, as compute capabilities (100 * major + 10 * minor): the code that the current
-// device would run, and its PTX. Returns a cudaError_t.
+// Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
+// for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
+// addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
+// Defined in gcuda_kernels.cu. A program of launchers alone links gcuda_kernels.o, the CUDA runtime, and one file with
+// GCUDA_IMPLEMENTATION (sizes of types).
+//
+//     struct gcuda_norm_args args = { 0 };
+//     args.x.data = x;                                                 // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.type = GCUDA_TYPE_F32;
+//     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
+//     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
+//     args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
+//     args.y = args.x;
+//     args.y.data = y;
+//     args.eps = 1e-6f;
+//     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
+//
+//
+// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
+// until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
+
+// Compute capabilities (100 * major + 10 * minor) of the binary code that the current device would run, and of its PTX. Returns a
+// cudaError_t.
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
-// How launches of one thread follow each other, all on one stream (programmatic dependent launch). With LAUNCH, blocks of a
-// kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
-// that, and gcuda_launch_norm_mul its w and b, so no kernel of the series may write them. The first launch of a series comes behind
-// all that was there before. Only where gcuda_has_overlap says that the current device and what was compiled for it can do that.
-// Where one launcher has two launches over long rows (norms, soft_max, cumsum), three over segments of tokens (ssm_scan), or a product
-// behind the copy of an image (conv_2d), there each always starts as the one before it ends; a captured graph has such edges.
+// Programmatic dependent launch for the launches of one thread, all on one stream. Requires gcuda_has_overlap for the current device.
+//   LAUNCH    blocks of a kernel that supports it may start while the previous kernel ends
+//   WEIGHTS   products also read weights before the previous kernel has ended, and gcuda_launch_norm_mul its w and b: no kernel of
+//             the series may write them
+// The first launch of a series starts after all earlier work. Launchers with several launches always use it between them, also in a
+// captured graph:
+//   norms, soft_max, cumsum   two launches over long rows
+//   ssm_scan                  three over segments of tokens
+//   conv_2d                   the product after the copy of an image
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
@@ -4274,19 +4374,31 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 // rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
 GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
-// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
-// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+// Attention's inputs. Token i of rope's result (F32, not written itself), all its heads after each other, becomes row ids[i] of y: of
+// floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole
+// blocks have no more. Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3].
+// q_y may be q. v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type. It reads element by element: graphs leave more than
+// GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers.
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
+struct gcuda_rope_set_steps { // in this order; rope comes after the norm
+    const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
+    const void * norm; // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows at multiples of 16 bytes, ne[0] <= 512
+    float eps;         // of the norm
+    int n_hadamard;    // 64, 128, 256 or 512, a divisor of ne[0]: each so many elements become their Hadamard transform; 0: none
+};
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
     struct gcuda_array ids, y;   // as of set_rows
     int32_t * bad_index;
-    struct gcuda_array q, q_y; // data NULL: none
+    struct gcuda_array q, q_y;         // data NULL: none
+    struct gcuda_array v, v_ids, v_y;  // v [ne[0], heads, ne[2]]; data NULL: none
+    struct gcuda_rope_set_steps k_steps, q_steps, v_steps;
 };
 GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; else UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
+// The Hadamard transform of b's rows, where args say so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, elements of rows packed.
+GCUDA_KERNEL_API bool gcuda_hadamard_takes(const struct gcuda_mul_mat_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_hadamard(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 // Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
 // choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
 enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: of those chosen alone
@@ -4525,9 +4637,9 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
 // =====================================================================================================
 //
-// A scheduler computes one graph on several backends: GPUs, the CPU, backends of others. Nodes go where their weights
-// are, then where their neighbours are; runs of nodes on one backend are splits; what a split reads from memory that its
-// backend cannot read is copied when the split begins. The caller's graph is not changed: its tensors only get memory.
+// A scheduler computes one graph on several backends: GPUs, the CPU, third-party backends. Nodes go where their weights are, then
+// where their neighbours are. Consecutive nodes on one backend form a split. Sources in memory that the split's backend cannot read
+// are copied when the split begins. The caller's graph is not changed: its tensors only get memory.
 //
 //     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
 //     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
@@ -4544,14 +4656,14 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 //     reads: a backend before it takes the node if gcuda_backend_offload_op says that copying the weight pays
 //   - to the backend of the nearest node before or after it, those of the last backend coming last
 //   - to the backend that reads most of its sources; to the first that can compute it
-// Tensors that share memory which is written (nodes that work in place) are on one backend. Weights that are copied from
-// host memory to a CUDA device go there by an uploader (see >>cuda), while the split before computes; of experts only those
-// that the ids of mul_mat_id name, which the host waits for.
+// Tensors that share written memory (nodes that work in place) are on one backend. An uploader copies weights from host memory to a
+// CUDA device (see >>cuda) while the previous split computes. Of experts it copies only those that the ids of mul_mat_id name; the
+// host waits for these ids.
 //
 // Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
 // stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
-// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Backends of others: when their
-// graph_compute returns, what is still to be done must not need the descriptions of the graph any more.
+// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Third-party backends: pending work must not
+// need the graph's descriptions after graph_compute has returned.
 struct gcuda_backend_sched;
 typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
 
@@ -4560,7 +4672,7 @@ struct gcuda_backend_sched_params {
     const gcuda_backend_buffer_type_t * bufts; // where each one's results go; NULL: their default types
     int n_backends;
     size_t graph_size; // nodes and leafs that room is made for at once; more is no error
-    int n_copies;      // runs that may be under way at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
+    int n_copies;      // runs that may be in flight at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
     bool no_offload;   // nodes whose weights only the last backend reads stay there
     // 1: who computes what goes to the log for each graph that is allocated (gcuda_backend_sched_print). 0: as
     // GCUDA_SCHED_DEBUG says, a number; below 0: nothing, whatever it says.
@@ -4570,8 +4682,8 @@ struct gcuda_backend_sched_params {
     int debug_realloc;
 };
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
-// The same as most programs want it; parallel: 4 copies. NULL on failure: no backends, one of them NULL or twice there, the
-// last not of type CPU, a buffer type that its backend cannot read, out of memory.
+// gcuda_backend_sched_new_params with the usual choices; parallel: 4 copies. NULL on failure: no backends, one of them NULL or listed
+// twice, the last not of type CPU, a buffer type that its backend cannot read, out of memory.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
     int n_backends, size_t graph_size, bool parallel, bool op_offload);
 // Waits for its backends and frees its memory, so that tensors it has placed must not be used any more. Takes NULL.
@@ -4579,21 +4691,21 @@ GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
 GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph);
-// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one: results, inputs
-// without memory, and copies: one of a weight, of others as many as runs may be under way. Allocates no buffer. Forgets the
-// graph that was allocated. Not in it, because it is taken elsewhere or when it is first wanted:
+// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one. They hold results, inputs
+// without memory, and copies: one per weight, n_copies of other tensors. Allocates no buffer. Forgets the graph that was allocated.
+// Not included, because it is allocated elsewhere or on first use:
 //   - tensors that have memory already, weights among them
-//   - on a CUDA device: scratch of operations, cuBLAS's workspace, what CUDA takes for its context, kernels and graphs
-//   - page-locked: for each device that the CPU gives something to, room for n_copies + 1 runs of it, up to 64 MiB or the
-//     largest one; for each that weights in host memory are uploaded to, 32 MiB
-//   - on the host: work memory of the CPU backend, what is copied between devices by way of it, descriptions, plans
+//   - on a CUDA device: scratch of operations, cuBLAS's workspace, CUDA's context, kernels and graphs
+//   - page-locked: per device that reads results of the CPU n_copies + 1 runs of them, up to 64 MiB or the largest one;
+//     per device that weights in host memory are uploaded to, 32 MiB
+//   - on the host: work memory of the CPU backend, copies between devices staged there, descriptions, plans
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
-// Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
-// it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
+// Divides the graph and gives each tensor without memory its address. The graph may come again, or any other one: then tensors of the
+// earlier one have no memory. Access to tensors placed before the buffers grew is an error with a message.
 // Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
-// After a failure no graph is allocated, and the contents of placed leafs are lost: the smaller buffer is freed before the larger one is
-// allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
+// After a failure no graph is allocated, and the contents of placed leafs are lost. The smaller buffer is freed before the larger one
+// is allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
 // backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
@@ -4601,12 +4713,12 @@ GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sch
 // the next call that succeeds restores their contents, unless gcuda_backend_sched_alloc_graph, _reserve or _reset was called between.
 // Tensors of an earlier graph may be freed before, even if this graph's tensors have their addresses.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
-// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
-// with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
-// so that one backend may begin the next run while another is at this one; and each gcuda_backend_sched_alloc_graph takes
-// other places for tensors with the INPUT flag, and waits when their last run is still under way. Splits wait for each
-// other on the devices; the host waits for what a backend without events (the CPU) reads. What the CPU gives to a device goes
-// through page-locked memory of the scheduler's, up to 64 MiB a device, and the host goes on.
+// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; inputs in device memory with
+// gcuda_backend_tensor_set_async on their backend. With n_copies > 1 runs rotate over that many copies of the inputs: one backend may
+// begin the next run while another works on this one. Each gcuda_backend_sched_alloc_graph then uses the next copy of tensors with
+// the INPUT flag, and waits while that copy's last run is in flight. Splits wait for each other on the devices; the host waits for
+// data that a backend without events (the CPU) reads. Results of the CPU reach a device through page-locked memory of the
+// scheduler, up to 64 MiB per device, without blocking the host.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
 // As gcuda_gallocr_set_check, for tensors that this scheduler places; it resets the scheduler. A tensor that is copied to another
@@ -4622,8 +4734,8 @@ GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
 GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor);
 
-// With ask: is the result of this node wanted? Without: it is there; false ends the run with GCUDA_STATUS_ABORTED. The
-// nodes of a split are computed up to one that is wanted, and waited for. NULL: none.
+// With ask: returns whether the result of this node is wanted. Without: the result is complete; false ends the run with
+// GCUDA_STATUS_ABORTED. The nodes of a split are computed up to a wanted one, and waited for. NULL: none.
 typedef bool (*gcuda_backend_sched_eval_callback)(struct gcuda_tensor * node, bool ask, void * user_data);
 GCUDA_API void gcuda_backend_sched_set_eval_callback(
     gcuda_backend_sched_t sched, gcuda_backend_sched_eval_callback callback, void * user_data);
@@ -4661,19 +4773,19 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
                                       int64_t n_rows, int64_t n_per_row, const float * imatrix);
 
-// The same with a status, from row 0, on n_threads threads (0: as many as there are processors). The bytes do not
-// depend on the number of threads.
+// gcuda_quantize_chunk with a status, from row 0, on n_threads threads (0: one per processor). The bytes do not depend on the
+// number of threads.
 GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
                                            int64_t n_per_row, const float * imatrix, int n_threads);
 
-// True for the formats that nobody quantizes well without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
+// True for the formats that quantize badly without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
 GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
 
 // For data from outside: whether n_bytes are whole blocks without NaN or infinity in a scale (or a value of F32, F16,
 // BF16, F64). Needs no alignment. False sets gcuda_last_error().
 GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
 
-// The same with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
+// gcuda_validate_row_data with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
 GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
                                             int64_t * bad_block);
 
@@ -4752,7 +4864,7 @@ GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_empty(void);
 // path: UTF-8. The first part of a split file (NAME-00001-of-00003.gguf) opens all of them: keys are those of the first part, tensors
 // those of all. Not a regular file (a pipe): use one of the others.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params);
-// GGUF data from the file's position on, which needs not be its start. Of a split file this part alone, as the next two.
+// GGUF data from the file's position on, which need not be its start. Reads only this part of a split file, like the next two.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params);
 // data: aligned to 32 bytes if tensors shall point into it.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(
@@ -4843,7 +4955,7 @@ struct gcuda_gguf_load_params { // zero-filled: everything in host memory
     gcuda_gguf_choose_callback_t choose; // NULL: the rule
     void * choose_data;
     size_t reserve_bytes; // with sched, of each device's free memory, for caches and results; 0: an eighth of it
-    bool copy_host;       // tensors in host memory get memory of their own instead of pointing into the map
+    bool copy_host;       // tensors in host memory are copied instead of pointing into the mapping
     gcuda_gguf_progress_callback_t progress; // NULL: none
     void * progress_data;
 };
@@ -4851,8 +4963,9 @@ struct gcuda_gguf_load_params { // zero-filled: everything in host memory
 // Gives every tensor of ctx (made with no_alloc) that has no memory and is no view its place and its data. Each must be in the file
 // with the same type and shape (INVALID_DATA, by name); tensors of the file that ctx lacks are left out.
 //
-// The rule with sched: tensors are divided in the order of the file, never inside a block ("blk.N."), over the devices before the last
-// backend, each in proportion to its free memory less the reserve. What does not fit stays with the last backend, the CPU: the first ones.
+// The rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus the reserve.
+// Division keeps the order of the file and never splits a block ("blk.N."). The first tensors stay with the last backend, the CPU,
+// if not all fit.
 //
 // Host memory: tensors point into the map or memory of g where it has them, so g must outlive them; copied with copy_host, or for a
 // FILE or callback. CUDA devices: through an uploader for each (page-locked slots, threads). Other backends and row-split buffers: with
@@ -4896,8 +5009,8 @@ GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it when all is written: an existing file is replaced then and not before, and may be the one that g maps
-// (not on Windows, which refuses that: IO).
+// Writes PATH.part and renames it at the end, which replaces an existing file. That may be the file that g maps (except on Windows,
+// which refuses it: IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -5348,8 +5461,8 @@ GCUDAI_SHARED uint32_t gcudai_even_signs(uint32_t s) {
 }
 
 // ---- quantizing: roundings that take any input -----------------------------------------------------
-// Codes are made from values that a hostile or broken model may have turned into NaN or infinity, so every conversion
-// to an integer clamps first; NaN becomes the lower bound.
+// A hostile or broken model may contain NaN or infinity, so every conversion to an integer code clamps first; NaN becomes the
+// lower bound.
 
 #define GCUDAI_TINY_BLOCK 1e-15f // the searches take a smaller extreme element for zero
 
@@ -5369,7 +5482,7 @@ GCUDAI_SHARED int gcudai_nearest(float v, int lo, int hi) {
     return (int) (gcudai_f32_bits(sum) & 0x007fffffu) - 0x00400000;
 }
 
-// The same as a number.
+// gcudai_nearest as a float.
 GCUDAI_SHARED float gcudai_nearest_f32(float v, int lo, int hi) {
 #ifdef GCUDAI_KERNELS // a device converts an integer in the time of eight sums
     return __fadd_rn(__fadd_rn(gcudai_clamp(v, (float) lo, (float) hi), 12582912.0f), -12582912.0f);
@@ -5400,7 +5513,7 @@ GCUDAI_SHARED float gcudai_extreme(const float * x, int n) {
     return v;
 }
 
-// The same of 32 elements.
+// gcudai_extreme for 32 elements.
 GCUDAI_SHARED float gcudai_extreme_32(const float * x) {
 #ifdef GCUDAI_KERNELS // one instruction each, which passes over NaN; who is first matters only where both ends are as far from 0
     float lo = 0.0f, hi = 0.0f;
@@ -5878,14 +5991,14 @@ GCUDAI_SHARED float gcudai_mean_square(const float * x, int64_t n) {
     return sum / (float) n;
 }
 
-// What an error at an element costs: its column's importance, more for large elements.
+// Weight of an element's error: its column's importance, more for large elements.
 GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float variance, int n, float * w) {
     for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + GCUDAI_MUL(x[i], x[i])); }
 }
 
 // ---- blocks of 256 with integer sub-scales --------------------------------------------------------
-// A block in parts, which a kernel gives to lanes: the search in a sub-block, the factor of the sub-scales, the codes of a
-// sub-block, and the packing, of which `first` and `step` are a share.
+// Quantization of a K block in parts that a kernel distributes over lanes: search in a sub-block, factor of the sub-scales, codes of
+// a sub-block, packing. `first` and `step` select a lane's share of the packing.
 struct gcudai_k_block {
     uint32_t q[64];               // codes as they are stored, a byte each: four at once are packed
     uint8_t scales[16], mins[16]; // as they are stored
@@ -5906,7 +6019,7 @@ GCUDAI_SHARED struct gcudai_affine_format gcudai_affine_format_of(enum gcuda_typ
     return type == GCUDA_TYPE_Q2_K ? q2_k : type == GCUDA_TYPE_Q4_K ? q4_k : q5_k;
 }
 
-// What the sub-scales s (all >= 0) are multiplied by to become integers; *d undoes it.
+// Factor that turns the sub-scales s (all >= 0) into integers; *d undoes it.
 GCUDAI_SHARED float gcudai_affine_factor(int n, int max, const float * s, float * d) {
     float top = 0.0f;
     GCUDAI_UNROLL for (int g = 0; g < n; ++g) { top = s[g] > top ? s[g] : top; }
@@ -6101,7 +6214,7 @@ GCUDAI_SHARED void gcudai_pack_q3_k(const struct gcudai_k_block * t, struct gcud
     }
 }
 
-// What the sub-scales are multiplied by to become integers; *d undoes it.
+// Factor that turns the sub-scales into integers; *d undoes it.
 GCUDAI_SHARED float gcudai_q3_k_factor(const float * s, float * d) {
     const float extreme = gcudai_extreme(s, 16), is = extreme != 0.0f ? -32.0f / extreme : 0.0f;
     *d = is != 0.0f ? 1.0f / is : 0.0f;
@@ -6167,7 +6280,7 @@ GCUDAI_SHARED struct gcudai_symmetric_found gcudai_search_q6_k(const float * x, 
     return gcudai_search_symmetric(16, 32, x, w);
 }
 
-// What the sub-scales are multiplied by to become integers. False where the whole block is bytes of 0.
+// Factor that turns the sub-scales into integers. False if the whole block becomes zero bytes.
 GCUDAI_SHARED bool gcudai_q6_k_factor(const float * s, float * is) {
     const float extreme = gcudai_extreme(s, 16);
     *is = -128.0f / extreme;
@@ -7138,10 +7251,10 @@ extern "C" {
 
 static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 
-// Everything the process shares. A lock, and nothing in it that costs anything to leave behind.
+// All process-wide state: a lock, and nothing that needs to be freed at exit.
 struct gcudai_globals {
     gcudai_mutex lock;
-    gcudai_mutex log_lock; // of the next three; held while the callback runs, which may want the other: nobody logs with that held
+    gcudai_mutex log_lock; // of the next three; held during the callback, which may take the other lock: never log with that held
     gcuda_log_callback log;
     enum gcuda_log_level log_level;
     void * log_user;
@@ -7165,8 +7278,8 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #endif
 }
 
-// True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. Threads that find nothing noted all note the same.
-// The processor's features. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
+// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
+// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
 static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
     if (f == 0) {
@@ -7226,7 +7339,7 @@ static char * gcudai_label_text(void) {
     return texts[next];
 }
 
-// What a message calls a tensor of this name: the name in quotes, if it has one. One of four texts of this thread. See gcudai_label.
+// Name of a tensor in messages: in quotes, if it has one. The text is one of four buffers of this thread. See gcudai_label.
 static const char * gcudai_quoted(const char * name) {
     if (name[0] == '\0') { return "an unnamed tensor"; }
     char * text = gcudai_label_text();
@@ -7656,8 +7769,8 @@ static void gcudai_dequantize_row_q3_k(const void * x, float * y, int64_t n) {
     }
 }
 
-// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K): four plain pairs whose top bits carry the high bits of
-// the other four, of which the last four bytes hold the low nibbles.
+// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K). Four are plain pairs whose top bits carry the high bits of the other
+// four; the last four bytes hold the low nibbles of those.
 static void gcudai_unpack_k_scales(const uint8_t * p, uint8_t * scales, uint8_t * mins) {
     for (int g = 0; g < 4; ++g) {
         scales[g] = p[g] & 63u;
@@ -8972,7 +9085,7 @@ static char * gcudai_element(
     return (char *) t->data + offset;
 }
 
-// The same for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
+// Round to odd for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
 static double gcudai_f64_odd(int64_t v) {
     const bool is_exact = v >= -((int64_t) 1 << 53) && v <= (int64_t) 1 << 53;
     return (double) (is_exact || (v & 2047) == 0 ? v : (v | 2048) & ~(int64_t) 2047);
@@ -9133,7 +9246,7 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
     if (gcuda_is_contiguously_allocated(tensor)) {
         memset(tensor->data, 0, gcuda_nbytes(tensor));
-    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
+    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
         return NULL;
     }
     return tensor;
@@ -9143,14 +9256,15 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 // >>impl-simd   vectorised CPU kernels
 // =====================================================================================================
 
-// Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
-// one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
-// the bytes meet activations that were rounded to 8 bits, with an F32 scale d and sums per 32 values:
+// Products of quantized weights have two steps, shared by all formats. A run of weights is first expanded into one byte per
+// element plus an F32 scale and minimum per 32 or 16 elements: value = scale * code + minimum. Then the bytes are multiplied
+// with activations rounded to 8 bits, which have an F32 scale d and sums per 32 values:
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
 // Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
 // mean weight of the group, however large. There the difference of the sums is added back, times that mean.
-// The expansion costs a quarter of the work in a matrix-vector product and is shared by all columns otherwise; in
-// exchange 20 formats need one small function each, and the products exist four times per instruction set.
+// All columns share the expansion; in exchange 20 formats need one small function each, and the products exist four
+// times per instruction set. One column alone would spend half of its time on it: there the rows of common formats
+// (GCUDAI_Q_ROWS) are multiplied while they are unpacked, with the same sums in the same order.
 enum gcudai_q_kind {
     GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
     GCUDAI_Q_U16, // the same, scale per 16
@@ -9161,13 +9275,36 @@ enum gcudai_q_kind {
     GCUDAI_Q_KINDS
 };
 
-static int gcudai_q_group(enum gcudai_q_kind kind) {
+static GCUDAI_INLINE int gcudai_q_group(enum gcudai_q_kind kind) {
     return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_S32 ? 32 : 16;
 }
 
-static bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
+static GCUDAI_INLINE bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
 
-static bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+static GCUDAI_INLINE bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
+
+static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
+        case GCUDA_TYPE_Q3_K:
+        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
+        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
+        case GCUDA_TYPE_IQ2_XS:
+        case GCUDA_TYPE_IQ2_S:
+        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
+        default: return GCUDAI_Q_S32;
+    }
+}
+
+// the mean code of the formats with a stored minimum
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
+    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+}
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -9636,6 +9773,13 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
         int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
+// out[0..n_rows) = products of rows of k packed weights, nb bytes apart, and one column: each as q_dot gives it, bit for bit.
+#define GCUDAI_Q_ROWS_ARGS const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
+typedef void (*gcudai_q_rows_fn)(GCUDAI_Q_ROWS_ARGS);
+// The formats that have it: elements and bytes of a block.
+#define GCUDAI_Q_ROWS(X)                                                                                               \
+    X(Q4_0, q4_0, 32, 18) X(Q4_1, q4_1, 32, 20) X(Q8_0, q8_0, 32, 34) X(Q4_K, q4_k, 256, 144) X(Q6_K, q6_k, 256, 210)
+
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
     // signed loads: for (int8_t) q[i], gcc 12 with -mavx512vnni emits products of unsigned codes
     const int8_t * s = (const int8_t *) q;
@@ -9675,10 +9819,11 @@ GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
-// Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
-// shape and the instruction set only. Few columns: dot products of rows as they lie in memory. Many: blocks of the
-// weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]), and
-// a micro-kernel keeps MR x 4 n sums in registers.
+// Products of float weights. F32, F16 or BF16 weights are widened exactly; activations are F32. Accumulators are F32, in an order
+// that depends on the shape and the instruction set only.
+//   few columns   dot products of rows in place
+//   many          weights packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]); a
+//                 micro-kernel has MR x 4 n accumulators in registers
 #define GCUDAI_GEMM_KC 256 // depth of a packed block: a panel of weights stays in the first-level cache
 #define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
@@ -9697,7 +9842,7 @@ static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
     return type == GCUDA_TYPE_F16 ? gcudai_fp16_to_fp32(h) : gcudai_bits_f32((uint32_t) h << 16);
 }
 
-// both rows may lie at any address
+// both rows may have any address
 static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const char * x, int64_t n) {
     const enum gcuda_type f32 = GCUDA_TYPE_F32;
     float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
@@ -9805,22 +9950,6 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_fifth_bits(uint32_t qh) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = -8.0f * sc[b];
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 2));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        mn[b] = gcudai_avx2_ldh(w + 2);
-        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 4));
-    }
-}
-
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
@@ -9834,14 +9963,6 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(GCUDAI_CODES_ARGS) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = gcudai_avx2_ldh(w + 2);
         gcudai_avx2_store(q, _mm256_or_si256(gcudai_avx2_nibbles(w + 8), gcudai_avx2_fifth_bits(gcudai_ld32(w + 4))));
-    }
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(GCUDAI_CODES_ARGS) {
-    (void) mn;
-    for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
-        sc[b] = gcudai_avx2_ldh(w);
-        gcudai_avx2_store(q, gcudai_avx2_load(w + 2));
     }
 }
 
@@ -9943,32 +10064,23 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(GCUDAI_CODES_ARGS) {
 }
 #undef GCUDAI_AVX2_Q3_K
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q4_k_floats(const uint8_t * w, __m256 * sc, __m256 * mn) {
     uint32_t packed[4];
     gcudai_q4_k_scales(w + 4, packed);
-    const __m128i s = _mm_loadl_epi64((const __m128i *) (const void *) packed);
-    const __m128i m = _mm_loadl_epi64((const __m128i *) (const void *) (packed + 2));
-    _mm256_storeu_ps(sc, gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w)));
-    _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2)));
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(GCUDAI_CODES_ARGS) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
-        gcudai_avx2_q4_k_floats(w, sc, mn);
-        for (int h = 0; h < 4; ++h) {
-            const __m256i v = gcudai_avx2_load(w + 16 + 32 * h);
-            gcudai_avx2_store(q + 64 * h, _mm256_and_si256(v, low));
-            gcudai_avx2_store(q + 64 * h + 32, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
-        }
-    }
+    const __m128i s = _mm_setr_epi32((int) packed[0], (int) packed[1], 0, 0);
+    const __m128i m = _mm_setr_epi32((int) packed[2], (int) packed[3], 0, 0);
+    *sc = gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w));
+    *mn = gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2));
 }
 
 GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         __m256i high = gcudai_avx2_load(w + 16); // bit g of byte l belongs to element l of group g
-        gcudai_avx2_q4_k_floats(w, sc, mn);
+        __m256 s, m;
+        gcudai_avx2_q4_k_floats(w, &s, &m);
+        _mm256_storeu_ps(sc, s);
+        _mm256_storeu_ps(mn, m);
         for (int h = 0; h < 4; ++h) {
             const __m256i v = gcudai_avx2_load(w + 48 + 32 * h);
             const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(high, 4), bit4);
@@ -9980,30 +10092,105 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const uint8_t * qh, uint8_t * q) {
-    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
-    const __m256i a = gcudai_avx2_load(ql), b = gcudai_avx2_load(ql + 32), h = gcudai_avx2_load(qh);
-    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask),
-        h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
-    const __m256i h2 = _mm256_and_si256(h, mask), h3 = _mm256_and_si256(_mm256_srli_epi16(h, 2), mask);
-    gcudai_avx2_store(q, _mm256_or_si256(_mm256_and_si256(a, low), h0));
-    gcudai_avx2_store(q + 32, _mm256_or_si256(_mm256_and_si256(b, low), h1));
-    gcudai_avx2_store(q + 64, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), h2));
-    gcudai_avx2_store(q + 96, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), h3));
+// A run: 256 elements of a row, of which the last one of a row has only n < 8 groups of 32.
+// step(g), with constant g, for its n groups
+#define GCUDAI_RUN(n, step)                                                                                            \
+    if ((n) > 0) { step(0) } if ((n) > 1) { step(1) } if ((n) > 2) { step(2) } if ((n) > 3) { step(3) }                \
+    if ((n) > 4) { step(4) } if ((n) > 5) { step(5) } if ((n) > 6) { step(6) } if ((n) > 7) { step(7) }
+
+struct gcudai_avx2_floats { // its scales and minima, 8 or (per 16 elements) 16 of each; zeros for groups past n
+    __m256 sc[2], mn[2];
+};
+
+// the first four bytes of its n blocks
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
+    __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    return _mm256_set_m128i(v[1], v[0]);
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(GCUDAI_CODES_ARGS) {
-    for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
-        const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
-        for (int h = 0; h < 2; ++h) {
-            const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
-            const __m256 s = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
-            _mm256_storeu_ps(sc + 8 * h, s);
-            _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-32.0f)));
-            gcudai_avx2_q6_k_half(w + 64 * h, w + 128 + 32 * h, q + 128 * h);
-        }
+// F16 numbers in the lower halves of eight words
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_low_halfs(__m256i v) {
+    const __m256i h = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q6_k_floats(const uint8_t * w, struct gcudai_avx2_floats * f) {
+    const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
+    for (int h = 0; h < 2; ++h) {
+        const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
+        f->sc[h] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
+        f->mn[h] = _mm256_mul_ps(f->sc[h], _mm256_set1_ps(-32.0f));
     }
 }
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_floats(enum gcuda_type type, const uint8_t * w, int n,
+                                                                struct gcudai_avx2_floats * f) {
+    if (type == GCUDA_TYPE_Q6_K) {
+        gcudai_avx2_q6_k_floats(w, f);
+        return;
+    }
+    if (type == GCUDA_TYPE_Q4_K) {
+        gcudai_avx2_q4_k_floats(w, &f->sc[0], &f->mn[0]);
+    } else {
+        const __m256i v = gcudai_avx2_heads(w, type == GCUDA_TYPE_Q8_0 ? 34 : type == GCUDA_TYPE_Q4_1 ? 20 : 18, n);
+        f->sc[0] = gcudai_avx2_low_halfs(v);
+        f->mn[0] = type == GCUDA_TYPE_Q4_1 ? gcudai_avx2_low_halfs(_mm256_srli_epi32(v, 16))
+            : _mm256_mul_ps(f->sc[0], _mm256_set1_ps(-8.0f));
+    }
+    f->sc[1] = f->mn[1] = _mm256_setzero_ps();
+}
+
+// codes of group g of a run
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_codes32(enum gcuda_type type, const uint8_t * w, int g) {
+    if (type == GCUDA_TYPE_Q4_0) { return gcudai_avx2_nibbles(w + 18 * g + 2); }
+    if (type == GCUDA_TYPE_Q4_1) { return gcudai_avx2_nibbles(w + 20 * g + 4); }
+    if (type == GCUDA_TYPE_Q8_0) { return gcudai_avx2_load(w + 34 * g + 2); }
+    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
+    const int h = g / 4, j = g % 4;
+    const __m256i v = gcudai_avx2_load(type == GCUDA_TYPE_Q4_K ? w + 16 + 32 * (g / 2) : w + 64 * h + 32 * (j % 2));
+    if (type == GCUDA_TYPE_Q4_K) { return _mm256_and_si256(j % 2 != 0 ? _mm256_srli_epi16(v, 4) : v, low); }
+    const __m256i b = gcudai_avx2_load(w + 128 + 32 * h); // Q6_K: two bits of each of four groups
+    const __m256i high = j == 0 ? _mm256_slli_epi16(b, 4) : j == 1 ? _mm256_slli_epi16(b, 2)
+        : j == 2 ? b : _mm256_srli_epi16(b, 2);
+    const __m256i nibbles = _mm256_and_si256(j > 1 ? _mm256_srli_epi16(v, 4) : v, low);
+    return _mm256_or_si256(nibbles, _mm256_and_si256(high, mask));
+}
+
+// Weights are read once, in order, faster than the processor's own prefetching fetches them: what follows in GCUDAI_Q_AHEAD
+// bytes is asked for. Bytes past the end are an address only.
+#define GCUDAI_Q_AHEAD 4096
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_ask(const uint8_t * w, size_t size) {
+    for (size_t i = 0; i < size; i += 64) { _mm_prefetch((const char *) ((uintptr_t) w + GCUDAI_Q_AHEAD + i), _MM_HINT_T0); }
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_expand(enum gcuda_type type, const uint8_t * w, int n, uint8_t * q,
+                                                                float * sc, float * mn) {
+    struct gcudai_avx2_floats f;
+    gcudai_avx2_floats(type, w, n, &f);
+    for (int i = 0; i < (type == GCUDA_TYPE_Q6_K ? 2 : 1); ++i) {
+        _mm256_storeu_ps(sc + 8 * i, f.sc[i]);
+        if (type != GCUDA_TYPE_Q8_0) { _mm256_storeu_ps(mn + 8 * i, f.mn[i]); }
+    }
+#define GCUDAI_RUN_STEP(g) gcudai_avx2_store(q + 32 * (g), gcudai_avx2_codes32(type, w, g));
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+}
+
+// Scales and minima are written for whole runs.
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_codes_##name##_avx2(GCUDAI_CODES_ARGS) {                                     \
+        const int run = 256 / len, per_run = 256 / gcudai_q_group(gcudai_q_kind_of(GCUDA_TYPE_##ID));                  \
+        for (; n >= run; n -= run, w += run * size, q += 256, sc += per_run, mn += per_run) {                          \
+            gcudai_avx2_expand(GCUDA_TYPE_##ID, w, 8, q, sc, mn);                                                      \
+        }                                                                                                              \
+        if (n > 0) { gcudai_avx2_expand(GCUDA_TYPE_##ID, w, (int) n, q, sc, mn); }                                     \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 // ---- grid formats: 32 elements are four entries of eight digits, or eight entries of four ----
 
@@ -10242,27 +10429,111 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct
     gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
 
+// Of each of four vectors the sum of its lower and of its upper four elements, added as gcudai_avx2_sum does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_sums4(const __m256 * v) {
+    const __m256 a = _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x44), _mm256_shuffle_ps(v[0], v[1], 0xee));
+    const __m256 b = _mm256_add_ps(_mm256_shuffle_ps(v[2], v[3], 0x44), _mm256_shuffle_ps(v[2], v[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+// Largest magnitudes of four blocks, as bits: they are in the order of the numbers, and infinities and NaN come last.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m[4];
+    for (int b = 0; b < 4; ++b) {
+        const __m256i v0 = gcudai_avx2_load(x + 32 * b), v1 = gcudai_avx2_load(x + 32 * b + 8);
+        const __m256i v2 = gcudai_avx2_load(x + 32 * b + 16), v3 = gcudai_avx2_load(x + 32 * b + 24);
+        m[b] = _mm256_max_epi32(
+            _mm256_max_epi32(_mm256_and_si256(v0, magnitude), _mm256_and_si256(v1, magnitude)),
+            _mm256_max_epi32(_mm256_and_si256(v2, magnitude), _mm256_and_si256(v3, magnitude)));
+    }
+    const __m256i ab = _mm256_max_epi32(_mm256_permute2x128_si256(m[0], m[1], 0x20), _mm256_permute2x128_si256(m[0], m[1], 0x31));
+    const __m256i cd = _mm256_max_epi32(_mm256_permute2x128_si256(m[2], m[3], 0x20), _mm256_permute2x128_si256(m[2], m[3], 0x31));
+    const __m256i v = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)); // a a c c, b b d d
+    const __m256i w = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+    return _mm_blend_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 10);
+}
+
+// Sums as gcudai_q_sums makes them, of four blocks: the first 16 values of each, then the others.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_sums4(const struct gcudai_q_col * c, __m128 d, __m256i sums,
+                                                                 __m256 exact) {
+    const __m256 f = _mm256_cvtepi32_ps(sums), d2 = _mm256_set_m128(d, d);
+    const __m256 s = _mm256_mul_ps(d2, f), r = _mm256_mul_ps(d2, _mm256_sub_ps(exact, f));
+    const __m128 s0 = _mm256_castps256_ps128(s), s1 = _mm256_extractf128_ps(s, 1);
+    const __m128 r0 = _mm256_castps256_ps128(r), r1 = _mm256_extractf128_ps(r, 1);
+    const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    _mm_storeu_ps(c->d, d);
+    _mm_storeu_ps(c->s16, _mm_unpacklo_ps(s0, s1));
+    _mm_storeu_ps(c->s16 + 4, _mm_unpackhi_ps(s0, s1));
+    _mm_storeu_ps(c->r16, _mm_unpacklo_ps(r0, r1));
+    _mm_storeu_ps(c->r16 + 4, _mm_unpackhi_ps(r0, r1));
+    _mm_storeu_ps(c->s32, _mm_mul_ps(d, _mm_cvtepi32_ps(both)));
+    _mm_storeu_ps(c->r32, _mm_add_ps(r0, r1));
+}
+
+// Four blocks as gcudai_q_block_avx2 makes each. False, and nothing written: one of them is for gcudai_q_block.
+GCUDAI_TARGET_AVX2 static bool gcudai_q_blocks4_avx2(const float * x, const struct gcudai_q_col * c) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones8 = _mm256_set1_epi8(1), ones16 = _mm256_set1_epi16(1);
+    const __m128i bits = gcudai_avx2_amax4(x);
+    const __m128 amax = _mm_castsi128_ps(bits);
+    const __m128 small = _mm_cmplt_ps(amax, _mm_set1_ps(1e-36f)), big = _mm_castsi128_ps(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7f7fffff)));
+    float id[4];
+    __m256 exact[4];
+    __m256i sums[4];
+    if (_mm_movemask_ps(_mm_or_ps(small, big)) != 0) { return false; }
+    _mm_storeu_ps(id, _mm_div_ps(_mm_set1_ps(127.0f), amax));
+    for (int b = 0; b < 4; ++b, x += 32) {
+        const __m256 f = _mm256_broadcast_ss(id + b);
+        const __m256 f0 = _mm256_mul_ps(_mm256_loadu_ps(x), f), f1 = _mm256_mul_ps(_mm256_loadu_ps(x + 8), f);
+        const __m256 f2 = _mm256_mul_ps(_mm256_loadu_ps(x + 16), f), f3 = _mm256_mul_ps(_mm256_loadu_ps(x + 24), f);
+        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(f0), _mm256_cvtps_epi32(f1)),
+                                             _mm256_packs_epi32(_mm256_cvtps_epi32(f2), _mm256_cvtps_epi32(f3)));
+        const __m256i q = _mm256_permutevar8x32_epi32(p, order);
+        const __m256 e0 = _mm256_add_ps(f0, f1), e1 = _mm256_add_ps(f2, f3);
+        gcudai_avx2_store(c->q + 32 * b, q);
+        sums[b] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones8, q), ones16);
+        exact[b] = _mm256_add_ps(_mm256_permute2f128_ps(e0, e1, 0x20), _mm256_permute2f128_ps(e0, e1, 0x31));
+    }
+    const __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    gcudai_avx2_q_sums4(c, _mm_div_ps(amax, _mm_set1_ps(127.0f)), sum, gcudai_avx2_sums4(exact));
+    return true;
+}
+
 GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, const struct gcudai_q_col * c) {
-    for (int g = 0; g < n; ++g) {
-        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
-        gcudai_q_block_avx2(x + 32 * g, &to);
+    for (int g = 0; g < n;) {
+        struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        if (g + 4 <= n && gcudai_q_blocks4_avx2(x + 32 * g, &to)) {
+            g += 4;
+            continue;
+        }
+        for (const int end = GCUDAI_MIN(g + 4, n); g < end; ++g, to = gcudai_q_col_skip(c, g)) { gcudai_q_block_avx2(x + 32 * g, &to); }
     }
 }
 
 // ---- products, AVX2 ----
 
+// the scales and minima of the run at group g of expanded weights
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_load_floats(enum gcudai_q_kind kind, const float * sc,
+        const float * mn, int64_t g, struct gcudai_avx2_floats * f) {
+    const int64_t i = gcudai_q_group(kind) == 16 ? 2 * g : g, next = gcudai_q_group(kind) == 16 ? 8 : 0;
+    f->sc[0] = _mm256_loadu_ps(sc + i);
+    f->sc[1] = _mm256_loadu_ps(sc + i + next);
+    f->mn[0] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i);
+    f->mn[1] = _mm256_loadu_ps((gcudai_q_is_signed(kind) ? sc : mn) + i + next);
+}
+
 // scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d,
-        float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const struct gcudai_avx2_floats * f,
+        const float * d, float * out) {
     const __m256 v = _mm256_loadu_ps(d);
     if (!per16) {
-        _mm256_storeu_ps(out, _mm256_mul_ps(v, _mm256_loadu_ps(sc)));
+        _mm256_storeu_ps(out, _mm256_mul_ps(v, f->sc[0]));
         return;
     }
     const __m256 lo = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
     const __m256 hi = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
-    _mm256_storeu_ps(out, _mm256_mul_ps(lo, _mm256_loadu_ps(sc)));
-    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, _mm256_loadu_ps(sc + 8)));
+    _mm256_storeu_ps(out, _mm256_mul_ps(lo, f->sc[0]));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, f->sc[1]));
 }
 
 // 32 products of codes w and activations u, times their scales, added to acc
@@ -10279,25 +10550,22 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed
 }
 
 // minima (and mean weights) of 8 scales times the sums of their activations
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn,
-        float center, const float * s, const float * r, __m256 acc) {
-    const __m256 m = _mm256_loadu_ps(mn);
-    acc = _mm256_fmadd_ps(m, _mm256_loadu_ps(s), acc);
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, __m256 sc, __m256 mn, float center,
+        const float * s, const float * r, __m256 acc) {
+    acc = _mm256_fmadd_ps(mn, _mm256_loadu_ps(s), acc);
     if (!has_min) { return acc; }
-    return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_loadu_ps(sc), _mm256_set1_ps(center), m), _mm256_loadu_ps(r), acc);
+    return _mm256_fmadd_ps(_mm256_fmadd_ps(sc, _mm256_set1_ps(center), mn), _mm256_loadu_ps(r), acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const struct gcudai_avx2_floats * f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
     const bool has_min = gcudai_q_has_min(kind);
     if (gcudai_q_is_signed(kind)) { return acc; }
     if (gcudai_q_group(kind) == 32) {
-        return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc);
+        return gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s32 + g, x->r32 + g, acc);
     }
-    sc += 2 * g;
-    mn += 2 * g;
-    acc = gcudai_avx2_q_mins8(has_min, sc, mn, center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
-    return gcudai_avx2_q_mins8(has_min, sc + 8, mn + 8, center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
+    acc = gcudai_avx2_q_mins8(has_min, f->sc[0], f->mn[0], center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
+    return gcudai_avx2_q_mins8(has_min, f->sc[1], f->mn[1], center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
 }
 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
@@ -10305,16 +10573,18 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a;
+    struct gcudai_avx2_floats f;
     float s[16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        gcudai_avx2_q_scales(per16, sc + step * g, x->d + g, s);
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        gcudai_avx2_q_scales(per16, &f, x->d + g, s);
         for (int j = 0; j < 8; j += 2) {
             const int64_t i = 32 * (g + j);
             a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
             b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1),
                                    b);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
     }
     out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
 }
@@ -10324,9 +10594,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    struct gcudai_avx2_floats f;
     float s[4][16];
     for (int64_t g = 0; g < n / 32; g += 8) {
-        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, sc + step * g, x[k].d + g, s[k]); }
+        gcudai_avx2_load_floats(kind, sc, mn, g, &f);
+        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, &f, x[k].d + g, s[k]); }
         for (int j = 0; j < 8; ++j) {
             const int64_t i = 32 * (g + j);
             const __m256i w = gcudai_avx2_load(q + i);
@@ -10335,16 +10607,61 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
             c = gcudai_avx2_q_step(is_signed, per16, w, x[2].q + i, s[2] + step * j, c);
             d = gcudai_avx2_q_step(is_signed, per16, w, x[3].q + i, s[3] + step * j, d);
         }
-        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
-        b = gcudai_avx2_q_mins(kind, sc, mn, center, x + 1, g, b);
-        c = gcudai_avx2_q_mins(kind, sc, mn, center, x + 2, g, c);
-        d = gcudai_avx2_q_mins(kind, sc, mn, center, x + 3, g, d);
+        a = gcudai_avx2_q_mins(kind, &f, center, x, g, a);
+        b = gcudai_avx2_q_mins(kind, &f, center, x + 1, g, b);
+        c = gcudai_avx2_q_mins(kind, &f, center, x + 2, g, c);
+        d = gcudai_avx2_q_mins(kind, &f, center, x + 3, g, d);
     }
     out[0] += gcudai_avx2_sum(a);
     out[1] += gcudai_avx2_sum(b);
     out[2] += gcudai_avx2_sum(c);
     out[3] += gcudai_avx2_sum(d);
 }
+
+// The n groups of a packed run that begins at group g of column x: even ones to acc[0], odd ones to acc[1].
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g0, __m256 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
+    const int8_t * u = x->q + 32 * g0;
+    struct gcudai_avx2_floats f;
+    float s[16];
+    gcudai_avx2_floats(type, w, n, &f);
+    gcudai_avx2_q_scales(per16, &f, x->d + g0, s);
+#define GCUDAI_RUN_STEP(g)                                                                                                 \
+    acc[(g) % 2] = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_codes32(type, w, g), u + 32 * (g),                 \
+                                      s + (per16 ? 2 : 1) * (g), acc[(g) % 2]);
+    GCUDAI_RUN(n, GCUDAI_RUN_STEP)
+#undef GCUDAI_RUN_STEP
+    acc[0] = gcudai_avx2_q_mins(kind, &f, gcudai_q_center(type), x, g0, acc[0]);
+}
+
+// One row; the sum begins anew every GCUDAI_Q_CHUNK elements, as that of expanded weights does.
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_avx2_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_avx2_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_avx2_sum(_mm256_add_ps(acc[0], acc[1]));
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX2 static void gcudai_q_rows_##name##_avx2(GCUDAI_Q_ROWS_ARGS) {                                   \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_avx2_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX2 static void name(GCUDAI_Q_DOT_ARGS) {           \
@@ -10364,19 +10681,17 @@ GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
 
 // Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
 // signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q,
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, __m512i w,
         const int8_t * u) {
-    __m512i w = _mm512_loadu_si512((const void *) q);
     if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc,
-        const float * d) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, __m512 sc, const float * d) {
     const __m512 v = _mm512_castps256_ps512(_mm256_loadu_ps(d));
-    if (!per16) { return _mm512_mul_ps(v, _mm512_castps256_ps512(_mm256_loadu_ps(sc))); }
+    if (!per16) { return _mm512_mul_ps(v, sc); }
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), _mm512_loadu_ps(sc));
+    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), sc);
 }
 
 // lane -> scale: lanes 0..7 and 8..15 are two groups of 32, or lanes 4 k .. 4 k + 3 are four groups of 16
@@ -10392,15 +10707,30 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_load(bool per16
     return per16 ? _mm512_loadu_ps(p) : _mm512_zextps256_ps512(_mm256_loadu_ps(p));
 }
 
-// Minima (and mean weights) times sums of activations; for signed codes the scale stands in for a minimum of 1.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc,
-        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+// Scales and minima of a run, 8 (zeros after them) or 16; for signed codes the scale stands in for a minimum of 1.
+struct gcudai_vnni_floats {
+    __m512 sc, mn;
+};
+
+// those of the run at group g of expanded weights
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_load_floats(enum gcudai_q_kind kind,
+        const float * sc, const float * mn, int64_t g) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const int64_t i = per16 ? 2 * g : g;
-    const __m512 m = gcudai_vnni_load(per16, gcudai_q_is_signed(kind) ? sc + i : mn + i);
-    acc = _mm512_fmadd_ps(m, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
+    struct gcudai_vnni_floats f;
+    f.sc = gcudai_vnni_load(per16, sc + i);
+    f.mn = gcudai_q_is_signed(kind) ? f.sc : gcudai_vnni_load(per16, mn + i);
+    return f;
+}
+
+// Minima (and mean weights) times sums of activations.
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, struct gcudai_vnni_floats f,
+        float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+    const bool per16 = gcudai_q_group(kind) == 16;
+    const int64_t i = per16 ? 2 * g : g;
+    acc = _mm512_fmadd_ps(f.mn, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
     if (!gcudai_q_has_min(kind)) { return acc; }
-    const __m512 mean = _mm512_fmadd_ps(gcudai_vnni_load(per16, sc + i), _mm512_set1_ps(center), m);
+    const __m512 mean = _mm512_fmadd_ps(f.sc, _mm512_set1_ps(center), f.mn);
     return _mm512_fmadd_ps(mean, gcudai_vnni_load(per16, per16 ? x->r16 + i : x->r32 + i), acc);
 }
 
@@ -10409,25 +10739,112 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_si
                                 : _mm512_add_ps(acc, mins));
 }
 
+// 64 codes w, the j-th of a run's four, with the products of its scales: acc += their sum
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_step(enum gcudai_q_kind kind, __m512i w, const int8_t * u,
+        int j, __m512 scales, __m512 acc) {
+    const __m512i lanes = gcudai_vnni_q_lanes(gcudai_q_group(kind) == 16, j);
+    return _mm512_fmadd_ps(gcudai_vnni_q_sums(gcudai_q_is_signed(kind), w, u), _mm512_permutexvar_ps(lanes, scales), acc);
+}
+
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
         const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
-    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
-    const int step = per16 ? 2 : 1;
-    const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
-    const __m512i l2 = gcudai_vnni_q_lanes(per16, 2), l3 = gcudai_vnni_q_lanes(per16, 3);
     __m512 a = _mm512_setzero_ps(), b = a, m = a;
     for (int64_t g = 0; g < n / 32; g += 8) {
-        const __m512 s = gcudai_vnni_q_scales(per16, sc + step * g, x->d + g);
+        const struct gcudai_vnni_floats f = gcudai_vnni_load_floats(kind, sc, mn, g);
+        const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
         const uint8_t * w = q + 32 * g;
         const int8_t * u = x->q + 32 * g;
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w, u), _mm512_permutexvar_ps(l0, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 64, u + 64), _mm512_permutexvar_ps(l1, s), b);
-        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 128, u + 128), _mm512_permutexvar_ps(l2, s), a);
-        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 192, u + 192), _mm512_permutexvar_ps(l3, s), b);
-        m = gcudai_vnni_q_mins(kind, sc, mn, center, x, g, m);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) w), u, 0, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 64)), u + 64, 1, s, b);
+        a = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 128)), u + 128, 2, s, a);
+        b = gcudai_vnni_q_step(kind, _mm512_loadu_si512((const void *) (w + 192)), u + 192, 3, s, b);
+        m = gcudai_vnni_q_mins(kind, f, center, x, g, m);
     }
-    out[0] += gcudai_vnni_q_end(is_signed, _mm512_add_ps(a, b), m);
+    out[0] += gcudai_vnni_q_end(gcudai_q_is_signed(kind), _mm512_add_ps(a, b), m);
 }
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_vnni_run_floats(enum gcuda_type type,
+        const uint8_t * w, int n) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    struct gcudai_avx2_floats h;
+    struct gcudai_vnni_floats f;
+    gcudai_avx2_floats(type, w, n, &h);
+    f.sc = _mm512_zextps256_ps512(h.sc[0]);
+    f.mn = _mm512_zextps256_ps512(h.mn[0]);
+    if (gcudai_q_group(kind) == 16) {
+        f.sc = _mm512_insertf32x8(f.sc, h.sc[1], 1);
+        f.mn = _mm512_insertf32x8(f.mn, h.mn[1], 1);
+    }
+    if (gcudai_q_is_signed(kind)) { f.mn = f.sc; }
+    return f;
+}
+
+// the groups 2 j and 2 j + 1 of a packed run, of which the second one exists or not; two halves of 8 words
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_codes64(enum gcuda_type type, const uint8_t * w, int j,
+        bool has_second) {
+    const __m512i low = _mm512_set1_epi8(15), mask = _mm512_set1_epi8(0x30);
+    const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 0x400000004, 0x400000004, 0x400000004, 0x400000004);
+    const __m512i shift2 = _mm512_srli_epi32(shift, 1);
+    if (type == GCUDA_TYPE_Q4_K) {
+        const __m512i v = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 16 + 32 * j));
+        return _mm512_and_si512(_mm512_srlv_epi32(v, shift), low);
+    }
+    if (type == GCUDA_TYPE_Q6_K) {
+        const __m512i v = _mm512_loadu_si512((const void *) (w + 64 * (j / 2)));
+        const __m512i b = _mm512_broadcast_i64x4(gcudai_avx2_load(w + 128 + 32 * (j / 2)));
+        const __m512i high = j % 2 == 0 ? _mm512_sllv_epi32(b, _mm512_sub_epi32(_mm512_set1_epi32(4), shift2))
+            : _mm512_srlv_epi32(b, shift2);
+        const __m512i nibbles = _mm512_and_si512(j % 2 == 0 ? v : _mm512_srli_epi16(v, 4), low);
+        return _mm512_or_si512(nibbles, _mm512_and_si512(high, mask));
+    }
+    const __m256i a = gcudai_avx2_codes32(type, w, 2 * j);
+    const __m256i b = has_second ? gcudai_avx2_codes32(type, w, 2 * j + 1) : _mm256_setzero_si256();
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+// acc: sums of even and of odd pairs of groups, minima
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_run(enum gcuda_type type, const uint8_t * w, int n,
+        const struct gcudai_q_col * x, int64_t g, __m512 * acc) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const struct gcudai_vnni_floats f = gcudai_vnni_run_floats(type, w, n);
+    const __m512 s = gcudai_vnni_q_scales(gcudai_q_group(kind) == 16, f.sc, x->d + g);
+    const int8_t * u = x->q + 32 * g;
+#define GCUDAI_RUN_STEP(j) gcudai_vnni_q_step(kind, gcudai_vnni_codes64(type, w, j, n > 2 * (j) + 1), u + 64 * (j), j, s, acc[(j) % 2])
+    acc[0] = GCUDAI_RUN_STEP(0);
+    if (n > 2) { acc[1] = GCUDAI_RUN_STEP(1); }
+    if (n > 4) { acc[0] = GCUDAI_RUN_STEP(2); }
+    if (n > 6) { acc[1] = GCUDAI_RUN_STEP(3); }
+#undef GCUDAI_RUN_STEP
+    acc[2] = gcudai_vnni_q_mins(kind, f, gcudai_q_center(type), x, g, acc[2]);
+}
+
+// as gcudai_avx2_q_row
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_row(enum gcuda_type type, size_t run_size, const uint8_t * w,
+        int64_t k, const struct gcudai_q_col * x) {
+    const bool is_signed = gcudai_q_is_signed(gcudai_q_kind_of(type));
+    float sum = 0.0f;
+    for (int64_t g = 0; g < k / 32;) {
+        const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
+        __m512 acc[3] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+        for (; g + 8 <= end; g += 8, w += run_size) {
+            gcudai_avx2_ask(w, run_size);
+            gcudai_vnni_q_run(type, w, 8, x, g, acc);
+        }
+        if (g < end) { gcudai_vnni_q_run(type, w, (int) (end - g), x, g, acc); }
+        g = end;
+        sum += gcudai_vnni_q_end(is_signed, _mm512_add_ps(acc[0], acc[1]), acc[2]);
+    }
+    return sum;
+}
+
+#define X(ID, name, len, size)                                                                                         \
+    GCUDAI_TARGET_AVX512VNNI static void gcudai_q_rows_##name##_vnni(GCUDAI_Q_ROWS_ARGS) {                             \
+        for (int64_t r = 0; r < n_rows; ++r, w += nb) {                                                                \
+            out[r] = gcudai_vnni_q_row(GCUDA_TYPE_##ID, 256 / len * size, w, k, x);                                    \
+        }                                                                                                              \
+    }
+GCUDAI_Q_ROWS(X)
+#undef X
 
 #define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
     GCUDAI_TARGET_AVX512VNNI static void name(GCUDAI_Q_DOT_ARGS) {     \
@@ -10440,6 +10857,8 @@ GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
+
+#undef GCUDAI_RUN
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip,
@@ -10562,7 +10981,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-// the last n < 8 elements, zeros behind them
+// the last n < 8 elements, then zeros
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i,
         int64_t n) {
     const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
@@ -10890,7 +11309,7 @@ static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const c
     uint16x4_t h;
     float32x4_t f;
     if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p + 4 * i, sizeof(f)); // rows may lie at any address
+        memcpy(&f, p + 4 * i, sizeof(f)); // rows may have any address
         return f;
     }
     memcpy(&h, p + 2 * i, sizeof(h));
@@ -10978,6 +11397,7 @@ struct gcudai_simd {
     void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
     gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
     gcudai_codes_fn (*codes)(enum gcuda_type type);
+    gcudai_q_rows_fn (*q_rows)(enum gcuda_type type); // NULL for formats that have none
     // NULL without a fast instruction for it
     void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
                          int64_t n, int r, struct gcudai_q_panel * p);
@@ -11007,27 +11427,9 @@ static bool gcudai_is_weight(enum gcuda_type type) {
     return gcudai_codes_scalar(type) != NULL;
 }
 
-static enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
-        case GCUDA_TYPE_Q3_K:
-        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
-        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
-        case GCUDA_TYPE_IQ2_XS:
-        case GCUDA_TYPE_IQ2_S:
-        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        default: return GCUDAI_Q_S32;
-    }
-}
-
-// the mean code of the formats with a stored minimum
-static float gcudai_q_center(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
+static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
+    (void) type;
+    return NULL;
 }
 
 static const struct gcudai_simd gcudai_simd_scalar = {
@@ -11035,7 +11437,7 @@ static const struct gcudai_simd gcudai_simd_scalar = {
     { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar,
       gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
-    gcudai_codes_scalar, NULL, NULL
+    gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_X86_SIMD
@@ -11048,12 +11450,30 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
     }
 }
 
+static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_avx2;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_vnni;
+        GCUDAI_Q_ROWS(X)
+#undef X
+        default: return NULL;
+    }
+}
+
 static const struct gcudai_simd gcudai_simd_avx2 = {
     "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_avx512 = {
@@ -11061,7 +11481,7 @@ static const struct gcudai_simd gcudai_simd_avx512 = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
       gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, NULL, NULL
+    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_vnni = {
@@ -11069,7 +11489,7 @@ static const struct gcudai_simd gcudai_simd_vnni = {
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
     { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni,
       gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
-    gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
+    gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
 };
 #endif
 
@@ -11087,7 +11507,7 @@ static const struct gcudai_simd gcudai_simd_neon = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon,
       gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 
 #if GCUDAI_HAVE_DOTPROD
@@ -11096,7 +11516,7 @@ static const struct gcudai_simd gcudai_simd_dotprod = {
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
     { gcudai_q_dot_u32_dotprod, gcudai_q_dot_u16_dotprod, gcudai_q_dot_m32_dotprod, gcudai_q_dot_m16_dotprod,
       gcudai_q_dot_s32_dotprod, gcudai_q_dot_s16_dotprod },
-    gcudai_codes_neon, NULL, NULL
+    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
 };
 #endif
 #endif
@@ -11160,14 +11580,14 @@ static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
 
-// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
-// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
+// whether the graph is aborted. True: the item returns, and its results are not read.
 struct gcudai_task;
 GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
-    const struct gcudai_task * task; // NULL: nobody stops it
+    const struct gcudai_task * task; // NULL: it cannot be stopped
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -11276,7 +11696,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
 // ---- tiles of rows and columns, few columns or integer panels ----
 
 #define GCUDAI_MM_COLS 256 // most columns of a tile
-#define GCUDAI_MM_MANY 8 // from so many columns on, panels pay
+#define GCUDAI_MM_MANY 8 // columns from which panels pay
 
 struct gcudai_mm_cols {
     int n;
@@ -11354,7 +11774,13 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
                                  struct gcudai_q_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
+    const gcudai_q_rows_fn rows = c->n == 1 && r->k <= GCUDAI_GEMM_MAX_K ? r->simd->q_rows(r->type) : NULL;
     double spent = 0.0;
+    if (rows != NULL) { // at most 2^18 elements: too short to be stopped
+        const struct gcudai_q_col x = gcudai_q_col_at(c->x[0], r->k, 0);
+        rows((const uint8_t *) r->w + (size_t) r->m0 * r->nb, r->nb, r->m1 - r->m0, r->k, &x, c->y[0] + r->m0);
+        return;
+    }
     for (int64_t m = r->m0; m < r->m1; ++m) {
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
@@ -11414,16 +11840,29 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 
 // ---- activations ----
 
-// One row of k activations of a float or block type, quantized to out.
+// n groups of 32 zeros behind the first g of a column
+static void gcudai_q_zero(const struct gcudai_q_col * column, int64_t g, int64_t n) {
+    const struct gcudai_q_col c = gcudai_q_col_skip(column, g);
+    const size_t size = (size_t) n * sizeof(float);
+    memset(c.q, 0, (size_t) n * 32);
+    memset(c.d, 0, size);
+    memset(c.s32, 0, size);
+    memset(c.r32, 0, size);
+    memset(c.s16, 0, 2 * size);
+    memset(c.r16, 0, 2 * size);
+}
+
+// One row of k activations of a float or block type, quantized to out; k is a multiple of 32.
 static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0,
                                  int64_t k, char * out) {
     float buf[GCUDAI_Q_PAD];
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
         const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
-        gcudai_load_any(type, row, nb0, k0, n, buf);
-        for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
-        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, &c);
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD), groups = n / 32;
+        const bool is_plain = type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && (uintptr_t) row % sizeof(float) == 0;
+        if (!is_plain) { gcudai_load_any(type, row, nb0, k0, n, buf); }
+        simd->q_blocks(is_plain ? (const float *) (const void *) row + k0 : buf, (int) groups, &c);
+        if (n < GCUDAI_Q_PAD) { gcudai_q_zero(&c, groups, GCUDAI_Q_PAD / 32 - groups); }
     }
 }
 
@@ -11440,7 +11879,7 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
                              int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
-    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns lie side by side
+    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns are adjacent
         for (int64_t i = 0; i < k; ++i) { memcpy(out + 4 * i, x + (size_t) i * nb_k, 4 * sizeof(float)); }
         return;
     }
@@ -11510,7 +11949,7 @@ static const char * gcudai_op_lower(enum gcuda_op op) {
     return info ? info->name : "invalid operation";
 }
 
-// What a message calls a tensor: its name in quotes, else its position in node y (NULL: of no node). One of four texts of this thread.
+// Name of a tensor in messages: in quotes, else its position in node y (NULL: of no node). The text is one of four buffers of this thread.
 static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     if (t->name[0] != '\0') { return gcudai_called(t); }
     char * text = gcudai_label_text();
@@ -11819,8 +12258,8 @@ static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct
 
 // ---- what CPU functions are made of ----
 
-// A dimension of one element has the stride that it would have if it were packed: a view may have left anything there,
-// and what is contiguous is then so for who looks at strides alone.
+// Describes a tensor as an array. A dimension of one element gets its packed stride, because a view may have any. So a contiguous tensor
+// also has the strides of one.
 static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     struct gcuda_array a;
     GCUDAI_ZERO(a);
@@ -11890,7 +12329,7 @@ static void gcudai_none_cpu(const union gcudai_args * args, const struct gcudai_
     (void) t;
 }
 
-// What all four view operations share: the result aliases src0's owner and has its type.
+// Check of all four view operations: the result aliases src0's owner and has its type.
 static gcuda_status gcudai_want_alias(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * root = a->view_src ? a->view_src : a;
@@ -12492,7 +12931,7 @@ static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work
 // ---- copies between any two layouts ----
 
 // A copy as loops over units. Dimensions are in the order of the destination's strides, merged where both sides allow,
-// unless the shapes differ and neither side is contiguous (ragged): then the source keeps a shape of its own.
+// unless the shapes differ and neither side is contiguous (ragged): then the source has separate dimensions.
 struct gcudai_walk {
     struct gcudai_pair pair;
     const char * x;
@@ -12714,8 +13153,8 @@ static gcuda_status gcudai_want_same_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Elements of x can become those of t, in units: rows packed and of whole units; those of the side with shorter blocks or none
-// need not be if all of it is packed.
+// Checks that x converts to t in units of the larger block. Rows of that side are packed and whole units. On the other side either rows
+// are, or the whole tensor is contiguous.
 static gcuda_status gcudai_want_pair(
     const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type),
@@ -13382,8 +13821,8 @@ static gcuda_status gcudai_repeat_back_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The sources of a piece of a result row are runs of elements, one behind the other: parts of source rows that begin at the
-// piece's first column. Groups of runs are summed apart, so that one long sum is work for several threads too.
+// The sources of a piece of a result row are runs of elements, in order: parts of source rows that begin at the piece's first column.
+// Groups of runs are summed separately, so that several threads share one long sum.
 #define GCUDAI_SUM_GROUP ((int64_t) 1 << 20) // elements
 struct gcudai_sum {
     int64_t width, n_pieces;                          // columns of a piece, pieces of a result row
@@ -13578,7 +14017,7 @@ static struct gcuda_tensor * gcudai_pad_op(
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d behind dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
                 d, gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
@@ -13619,7 +14058,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
-        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp,
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
             (long long) rp, d);
         GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
             (long long) lp, (long long) x->ne[d], (long long) rp);
@@ -13641,7 +14080,7 @@ static void gcudai_pad_args(const struct gcuda_tensor * y, union gcudai_args * a
     }
 }
 
-// Elements [i0, i0 + n) of an endless repetition of a row. What is there once is continued from the result itself.
+// Writes elements [i0, i0 + n) of an endless repetition of a row. After the first period it copies from the result.
 static void gcudai_wrap_row(size_t size, const char * x, ptrdiff_t xs, int64_t ne0, char * y, int64_t i0, int64_t n) {
     const ptrdiff_t ys = (ptrdiff_t) size;
     const int64_t head = GCUDAI_MIN(n, ne0 - i0);
@@ -13699,7 +14138,7 @@ struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gc
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
     if (p0 < 0 || p1 < 0 || !gcudai_add_i64(ne[0], (int64_t) p0 + p1, &ne[0])) {
-        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d behind, want at least 0", p0, p1);
+        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d after, want at least 0", p0, p1);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
     gcudai_set_param_i32(y, 0, p0);
@@ -13714,7 +14153,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
-        "%lld before and %lld behind, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
+        "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
         (long long) p0, (long long) x->ne[0], (long long) p1);
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
@@ -15020,7 +15459,7 @@ static void gcudai_row_spans(const struct gcuda_tensor * y, struct gcudai_work *
 static void gcudai_spans2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 2); }
 static void gcudai_spans3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 3); }
 
-// Sum of (v - shift)^power, power 1 or 2; eight independent sums so that none waits for the one before.
+// Sum of (v - shift)^power, power 1 or 2; eight independent accumulators hide the latency of the addition.
 static double gcudai_sum_powers(const float * v, int64_t n, double shift, int power) {
     double acc[GCUDAI_STEP] = { 0.0 };
     const int64_t n_steps = n - n % GCUDAI_STEP;
@@ -15357,7 +15796,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     }
 }
 
-// Elements of part k: a row, or a stretch of one.
+// Elements of part k: a row, or a segment of one.
 static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, int64_t k, int64_t ne0) {
     struct gcudai_segment p;
     p.row = k / a->parts_per_row;
@@ -15723,8 +16162,8 @@ static double gcudai_log2_steps(int64_t n) {
     return steps;
 }
 
-// A long row is sorted in parts, then each stretch of the result merges its share of all parts. That keeps all keys
-// at once: only up to 128 MiB of them, else whole rows are sorted by one thread each.
+// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
+// is limited to 128 MiB; beyond that one thread sorts a whole row.
 static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
     return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
 }
@@ -16069,7 +16508,7 @@ static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcudai_arg
     args->soft_max.max_bias = gcudai_param_f32(y, 1);
 }
 
-// Heads beyond the last power of two take the odd powers of a base of their own.
+// Slope of a head. Heads beyond the last power of two use the odd powers of the square root of the base.
 static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
     if (max_bias <= 0.0f) {
         return 1.0f;
@@ -16104,7 +16543,7 @@ static struct gcudai_soft_max_row gcudai_soft_max_row_at(const struct gcuda_soft
     return row;
 }
 
-// w[i] of n elements from i on, -inf behind them
+// w[i] of n elements from i on, -inf after them
 static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     int64_t i, int64_t n, float * w) {
     const float scale = p->scale, slope = row->slope;
@@ -16473,7 +16912,7 @@ void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, floa
     dims[1] = high < (float) (n_dims - 1) ? high : (float) (n_dims - 1);
 }
 
-// What a pair's angle is made of: position * freq, the position from one of four planes.
+// Angle of a pair: position * freq, with the position from one of four planes.
 struct gcudai_rope_pair {
     double freq;
     int64_t plane;
@@ -16652,7 +17091,7 @@ static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcuda
     args->cross_entropy.y = gcudai_array(y);
 }
 
-// What is known of a part of a row after two phases; the third adds up all rows.
+// Partial results of a part of a row after two phases; the third adds up all rows.
 struct gcudai_entropy_part {
     double max, exp_sum; // largest logit; sum of exp(a - max of the row)
     double dot, labels;  // sums of b (a - max of the row) and of b
@@ -16908,6 +17347,23 @@ gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec 
     return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, 0, prec);
 }
 
+gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint) {
+    static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE };
+    if (node == NULL) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_want_node_of(node, "mul_mat_set_hint", ops));
+    if (hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: hint %d does not exist", (int) hint);
+    }
+    const int64_t * ne = node->src[0]->ne;
+    const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 0 && (ne[0] & (ne[0] - 1)) == 0;
+    if (hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix",
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+    }
+    node->op_params[1] = (int32_t) hint;
+    return GCUDA_STATUS_SUCCESS;
+}
+
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
     switch (a) {
         case GCUDA_TYPE_Q4_0:
@@ -16958,12 +17414,13 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args
     args->mul_mat.y = gcudai_array(y);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
     args->mul_mat.is_rounded = false;
+    args->mul_mat.hint = (enum gcuda_hint) gcudai_param_i32(y, 1);
 }
 
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
 // depends on the tiles: each sum runs over K in one fixed order.
 enum gcudai_mm_path {
-    GCUDAI_MM_DOT,    // few columns or rows: rows as they lie, products in F32
+    GCUDAI_MM_DOT,    // few columns or rows: rows in place, products in F32
     GCUDAI_MM_GEMM,   // packed F32 panels; quantized weights are dequantized while packing
     GCUDAI_MM_Q_DOT,  // quantized weights, few columns
     GCUDAI_MM_Q_PANEL // quantized weights, many columns, integer panels
@@ -17323,7 +17780,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
     gcudai_mm_tile(few ? GCUDAI_MM_Q_DOT : plan->mm.path, &rows, &cols, t->local);
 }
 
-// Items run over row tiles first. The list of tiles ends with an empty one; items behind it have nothing to do.
+// Items run over row tiles first. The list of tiles ends with an empty one; items past it do nothing.
 static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
     const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids, p->prec);
@@ -17759,9 +18216,9 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->n_kv_max = gcudai_param_i32(y, 4);
 }
 
-// How the work is cut. Neighbouring heads that share k and v form a group; its queries (tokens times heads) are taken
-// in blocks, so that a row of k is converted once for all of them. Few queries over many positions are cut along the
-// positions instead, and a second phase joins the parts.
+// Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
+// that a row of k is converted once for a block. Few queries over many positions are divided along the positions instead, and a
+// second phase merges the parts.
 #define GCUDAI_ATTN_TILE 16  // positions handled together
 #define GCUDAI_ATTN_BLOCK 16 // queries, at most
 #define GCUDAI_ATTN_COST 6e6
@@ -18250,7 +18707,7 @@ static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0
     }
 }
 
-// Scores, their slopes and the gradients of their weights. What a query does not see: -inf, and 0.
+// Scores, their slopes and the gradients of their weights; for masked positions -inf and 0.
 static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
     const struct gcuda_flash_attn_ext_back_args * p = b->p;
     const float cap = p->logit_softcap, alibi = gcudai_alibi_slope(p->max_bias, p->q.ne[2], b->h);
@@ -18489,7 +18946,7 @@ static void gcudai_set_params_i32(struct gcuda_tensor * y, const int32_t * value
     }
 }
 
-// A dimension of extent 1 in front of dimension i: how one-dimensional operations become images of height 1.
+// Inserts a dimension of extent 1 before dimension i: one-dimensional operations become images of height 1.
 static void gcudai_lift(struct gcuda_array * a, int i) {
     for (int k = 3; k > i; --k) {
         a->ne[k] = a->ne[k - 1];
@@ -18866,7 +19323,7 @@ static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args 
     return c;
 }
 
-// Of one kernel element at one pixel, for n_oc output channels: packing, products.
+// Cost of one kernel element at one pixel, for n_oc output channels: packing and products.
 static double gcudai_conv_tap_cost(int64_t n_oc) { return 3.0 + 0.4 * (double) n_oc; }
 
 static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -18879,7 +19336,7 @@ static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_wor
     w->local_bytes = sizeof(float) * (size_t) (c.width * (GCUDAI_CONV_TAPS + c.oc_block));
 }
 
-// Row i of out: what kernel element tap + i meets at pixels [q0, q0 + n) of an image.
+// Packs an image: row i of out has the elements that kernel element tap + i is multiplied with for pixels [q0, q0 + n).
 static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, int64_t tap, int64_t n_taps,
     int64_t width, int64_t q0, int64_t n, float * out) {
     const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1], ow_n = p->y.ne[0];
@@ -19133,7 +19590,7 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
     }
 }
 
-// The same for a piece of the channels of one pixel.
+// Adds one kernel element's products for a piece of the channels of one pixel.
 static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
@@ -19250,10 +19707,10 @@ static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcu
     gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
-// Sums of a stretch, sorted by their place modulo the stride: those that one kernel element reaches are adjacent.
+// Sums of a segment, ordered by index modulo the stride: those that one kernel element contributes to are adjacent.
 struct gcudai_phases {
     float sum[2 * GCUDAI_PIECE];
-    int64_t stride, len; // place j of the stretch is at (j % stride) * len + j / stride
+    int64_t stride, len; // element j of the segment is at (j % stride) * len + j / stride
 };
 
 // Kernel elements (kw, kh) of n channels from ic over row h of the data.
@@ -19446,7 +19903,7 @@ static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work *
     gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
 
-// The part of a window that lies in the image.
+// The part of a window inside the image.
 struct gcudai_pool_window {
     int64_t x0, x1, y0, y1;
     const char * plane;
@@ -20554,8 +21011,8 @@ static void gcudai_node_key_of(const struct gcuda_tensor * t, int32_t flags, str
 
 // ---- lists of nodes ----
 
-// What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
-// not depend on the caller's graph. Each becomes a node or a leaf, so a graph has room for all that it can hold.
+// Tensors that an expansion has reached, in the order of discovery. `parent` makes a stack of them, because recursion depth must
+// not depend on the caller's graph. Each becomes a node or a leaf, so the graph's capacity suffices.
 struct gcudai_visit {
     struct gcuda_tensor * tensor;
     int32_t next_src;
@@ -20884,7 +21341,7 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
         for (int i = 0; i < graph->n_nodes; ++i) {
             struct gcuda_tensor * t = graph->nodes[i];
             if (t == view || !gcudai_is_made_of(t, view)) { continue; }
-            const size_t to = offset + (t->view_offs - before); // views of a view begin behind it
+            const size_t to = offset + (t->view_offs - before); // views of a view start inside it
             if (moves) { gcudai_view_begins_at(t, to); }
             else { GCUDAI_TRY(gcudai_view_fits_at(t, to)); }
         }
@@ -21052,7 +21509,7 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 // >>impl-autodiff   derivatives
 // =====================================================================================================
 
-// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape):
+// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape). It calls
 // gcudai_grad_add(b, k, tensor) for every source k that wants one. Constructors latch their errors in the context.
 
 struct gcudai_backward {
@@ -21244,7 +21701,7 @@ static struct gcuda_tensor * gcudai_unary_slope(
     }
 }
 
-// g f'(x). SILU has an operation of its own, and gelu_quick(x) is silu(1.702 x) / 1.702.
+// g f'(x). SILU has its own operation, and gelu_quick(x) is silu(1.702 x) / 1.702.
 static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op,
     struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
     if (op == GCUDA_UNARY_OP_SILU) {
@@ -22312,8 +22769,8 @@ static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, con
     return gcudai_mix(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
 }
 
-// What a plan depends on besides sizes: operations, edges, flags, who has memory already, and which sources have the
-// result's layout (those may have been taken over in place).
+// Hash of everything besides sizes that a plan depends on: operations, edges, flags, tensors with memory, and sources that have the
+// result's layout (those may be overwritten in place).
 static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const struct gcuda_cgraph * graph) {
     uint64_t h = gcudai_mix((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
     for (int i = 0; i < graph->n_leafs; ++i) {
@@ -22404,7 +22861,7 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
 }
 
 // The tensor whose lifetime a read of src extends. A view that is no node (gcuda_view_tensor, or not listed in the graph) has no
-// lifetime of its own: reading it reads its owner.
+// separate lifetime: reading it reads its owner.
 static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
     return src->view_src == NULL || is_node_view ? src : src->view_src;
@@ -22980,7 +23437,7 @@ static gcuda_status gcudai_place_context(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Takes memory away again from every tensor that lies in one of the buffers.
+// Removes the memory of every tensor that is placed in one of the buffers.
 static void gcudai_unplace_context(struct gcuda_context * ctx, const struct gcudai_buffer_list * list) {
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
         for (size_t i = 0; i < list->n; ++i) {
@@ -23266,7 +23723,7 @@ gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void *
     return buffer->iface.get_tensor(buffer, tensor, data, offset, size);
 }
 
-// Rows that lie apart, all inside the tensor and inside the address space.
+// Checks strided rows: all inside the tensor and inside the address space.
 static gcuda_status gcudai_check_rows(
     const struct gcuda_tensor * t, const void * data, const struct gcuda_rows_2d * r, const char * what) {
     size_t last = 0, last_data = 0, end = 0;
@@ -24096,8 +24553,8 @@ int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 //
 //   bits 63..32 number of the job | 31 open | 30..16 threads allowed | 15..0 workers inside
 //
-// A worker enters by a compare-exchange that needs the job open, so a late one cannot touch a job that has ended: its
-// caller first clears `open`, then waits until nobody is inside, and only then may the job's plain fields change.
+// A worker enters by a compare-exchange that requires `open`, so a late one cannot touch a job that has ended. The caller first clears
+// `open`, then waits until no worker is inside; only then may the job's plain fields change.
 #define GCUDAI_JOB_OPEN ((int64_t) 0x80000000)
 
 struct gcudai_pool_worker {
@@ -24121,7 +24578,7 @@ struct gcuda_threadpool {
     void (*fn)(void * user, int64_t chunk, int thread);
     void * user;
     int64_t n_chunks;
-    char pad0[64]; // the three below are on lines of their own: all threads write them
+    char pad0[64]; // the fields below have separate cache lines: all threads write them
     gcudai_atomic_i64 job;
     char pad1[64];
     gcudai_atomic_i64 next_chunk;
@@ -24296,6 +24753,62 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
     return is_complete;
 }
 
+// ---- the caller's job system in place of threads ----
+// Shared by the jobs of one call. It lives on the computing thread's stack, so that calls may be nested and concurrent.
+struct gcudai_pool_jobs {
+    void (*fn)(void * user, int64_t chunk, int thread);
+    void * user;
+    bool (*poll_abort)(void * user); // one call at a time, which is its own affair. NULL: never
+    void * abort_user;
+    int64_t n_chunks;
+    int n_jobs;
+    char pad0[64]; // members that all threads write have separate cache lines
+    gcudai_atomic_i64 next_chunk;
+    char pad1[64];
+    gcudai_atomic_i32 n_begun, n_ended, is_stopped;
+};
+
+static void gcudai_pool_job_chunks(struct gcudai_pool_jobs * jobs, int thread) {
+    while (gcudai_atomic_load_i32(&jobs->is_stopped) == 0) {
+        const int64_t chunk = gcudai_atomic_add_i64(&jobs->next_chunk, 1);
+        if (chunk >= jobs->n_chunks) { return; }
+        jobs->fn(jobs->user, chunk, thread);
+        if (jobs->poll_abort != NULL && jobs->poll_abort(jobs->abort_user)) { gcudai_atomic_store_i32(&jobs->is_stopped, 1); }
+    }
+}
+
+// A gcuda_job. Numbers are given by arrival and not by index: scratch memory of two threads differs whatever index they are called with.
+static void gcudai_pool_job(void * job_data, int index) {
+    struct gcudai_pool_jobs * jobs = (struct gcudai_pool_jobs *) job_data;
+    const int thread = gcudai_atomic_add_i32(&jobs->n_begun, 1);
+    (void) index;
+    if (thread < jobs->n_jobs) {
+        const gcudai_fp_env before = gcudai_fp_enter();
+        gcudai_pool_job_chunks(jobs, thread);
+        gcudai_fp_leave(before);
+    }
+    gcudai_atomic_add_i32(&jobs->n_ended, 1); // the last access: the caller may return
+}
+
+static bool gcudai_pool_has_jobs(const struct gcuda_threadpool * pool) { return pool != NULL && pool->params.parallel_for != NULL; }
+
+// As gcudai_pool_run with jobs of the caller's. The default floating-point environment is on; parallel_for is called in `outer`.
+// ABORTED without a message: poll_abort said to stop.
+static gcuda_status gcudai_pool_run_jobs(
+    struct gcuda_threadpool * pool, struct gcudai_pool_jobs * jobs, int n_threads, gcudai_fp_env outer) {
+    jobs->n_jobs = GCUDAI_MIN(n_threads, pool->params.n_threads);
+    if (jobs->n_jobs > jobs->n_chunks) { jobs->n_jobs = (int) jobs->n_chunks; }
+    gcudai_fp_leave(outer);
+    pool->params.parallel_for(pool->params.parallel_for_data, jobs->n_jobs, gcudai_pool_job, jobs);
+    (void) gcudai_fp_enter();
+    const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
+    while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); } // none, unless it returned too early
+    if (n_begun != jobs->n_jobs) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
+    }
+    return gcudai_atomic_load_i32(&jobs->is_stopped) != 0 ? GCUDA_STATUS_ABORTED : GCUDA_STATUS_SUCCESS;
+}
+
 void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
     if (p == NULL) {
         return;
@@ -24327,7 +24840,8 @@ bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, con
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
     const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
     return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
-           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+           p.paused == q.paused && p.on_start == q.on_start && p.on_start_data == q.on_start_data &&
+           p.parallel_for == q.parallel_for && p.parallel_for_data == q.parallel_for_data && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
 }
 
 static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
@@ -24344,7 +24858,7 @@ static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
 }
 
 static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
-    const int n_wanted = pool->params.n_threads - 1;
+    const int n_wanted = gcudai_pool_has_jobs(pool) ? 0 : pool->params.n_threads - 1;
     while (pool->n_workers < n_wanted) {
         struct gcudai_pool_worker * w = &pool->workers[pool->n_workers];
         w->pool = pool;
@@ -24361,6 +24875,12 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
                            GCUDA_MAX_N_THREADS);
         return NULL;
     }
+#if defined(GCUDA_NO_THREADS)
+    if (p.parallel_for != NULL) {
+        (void) gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
+        return NULL;
+    }
+#endif
     struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
     if (pool == NULL) { return NULL; }
     pool->workers = (struct gcudai_pool_worker *) gcudai_calloc((size_t) p.n_threads, sizeof(*pool->workers));
@@ -24377,7 +24897,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
     gcudai_pool_start_workers(pool);
 #if !defined(GCUDA_NO_THREADS)
-    if (pool->n_workers + 1 < p.n_threads) {
+    if (gcuda_threadpool_get_n_threads(pool) < p.n_threads) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1,
             p.n_threads);
     }
@@ -24403,7 +24923,8 @@ void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
 }
 
 int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
-    return pool != NULL && !gcudai_pool_is_inherited(pool) ? pool->n_workers + 1 : 1;
+    if (pool == NULL || gcudai_pool_is_inherited(pool)) { return 1; }
+    return gcudai_pool_has_jobs(pool) ? pool->params.n_threads : pool->n_workers + 1;
 }
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
@@ -24425,14 +24946,17 @@ struct gcudai_run {
     const struct gcuda_tensor * node; // being computed
     gcuda_abort_callback should_stop; // NULL: never
     void * stop_data;
+    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
+    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
     gcudai_atomic_i32 is_stopped; // the callback has said so
 };
 
-// The caller's thread only: callbacks come from nowhere else.
+// Asks the callback, one thread at a time; who comes meanwhile goes on.
 static bool gcudai_run_poll(void * user) {
     struct gcudai_run * run = (struct gcudai_run *) user;
-    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) {
-        gcudai_atomic_store_i32(&run->is_stopped, 1);
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
+        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
+        gcudai_atomic_store_i32(&run->is_asking, 0);
     }
     return gcudai_atomic_load_i32(&run->is_stopped) != 0;
 }
@@ -24441,7 +24965,7 @@ GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * sp
     *spent += cost;
     if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
-    return t->thread == 0 ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
 }
 
 GCUDAI_UNUSED static void gcudai_bad_index(
@@ -24466,6 +24990,7 @@ struct gcudai_cpu_setup {
     gcuda_abort_callback abort;
     void * abort_data;
     bool check_finite;
+    gcudai_fp_env outer; // the caller's floating-point environment
 };
 
 static bool gcudai_is_skipped(const struct gcuda_tensor * t) {
@@ -24564,15 +25089,30 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
 #define GCUDAI_CHUNK_MIN_COST 1.5e4
 #define GCUDAI_INLINE_COST 3e4
 
-static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
+static gcuda_status gcudai_cpu_chunks(struct gcudai_cpu_job * job, int n_threads, int64_t n_chunks, const struct gcudai_cpu_setup * s) {
+    bool (*poll_abort)(void *) = s->abort != NULL ? gcudai_run_poll : NULL;
+    if (!gcudai_pool_has_jobs(s->pool) || n_threads <= 1 || n_chunks <= 1) {
+        return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, poll_abort, job->run) ? GCUDA_STATUS_SUCCESS
+                                                                                                        : GCUDA_STATUS_ABORTED;
+    }
+    struct gcudai_pool_jobs jobs;
+    GCUDAI_ZERO(jobs);
+    jobs.fn = gcudai_cpu_chunk;
+    jobs.user = job;
+    jobs.poll_abort = poll_abort;
+    jobs.abort_user = job->run;
+    jobs.n_chunks = n_chunks;
+    return gcudai_pool_run_jobs(s->pool, &jobs, n_threads, s->outer);
+}
+
+static gcuda_status gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
     const double cost = GCUDAI_MAX(item_cost, 1.0), total = cost * (double) job->n_items;
     const int n_threads = total < GCUDAI_INLINE_COST ? 1 : s->n_threads;
     const double wanted = total / (4.0 * (double) n_threads);
     const double per_chunk = GCUDAI_MIN(GCUDAI_MAX(wanted, GCUDAI_CHUNK_MIN_COST), GCUDAI_CHUNK_MAX_COST) / cost;
     job->items_per_chunk = per_chunk < 1.0 ? 1 : per_chunk > (double) job->n_items ? job->n_items : (int64_t) per_chunk;
     const int64_t n_chunks = (job->n_items - 1) / job->items_per_chunk + 1;
-    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job,
-        s->abort != NULL ? gcudai_run_poll : NULL, job->run);
+    return gcudai_cpu_chunks(job, n_threads, n_chunks, s);
 }
 
 static gcuda_status gcudai_cpu_run_node(
@@ -24594,9 +25134,9 @@ static gcuda_status gcudai_cpu_run_node(
     run->node = y;
     for (job.phase = 0; job.phase < GCUDAI_MAX(w.n_phases, 1); ++job.phase) {
         job.n_items = w.n_items[job.phase];
-        if (job.n_items > 0 && !gcudai_cpu_phase(&job, w.item_cost[job.phase], s)) {
-            return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
-        }
+        const gcuda_status st = job.n_items > 0 ? gcudai_cpu_phase(&job, w.item_cost[job.phase], s) : GCUDA_STATUS_SUCCESS;
+        if (st == GCUDA_STATUS_ABORTED) { return gcudai_node_fail(st, y, "aborted by the callback"); }
+        GCUDAI_TRY(st);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -24636,10 +25176,12 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
     run.stop_data = s->abort_data;
+    run.is_asked_by_all = gcudai_pool_has_jobs(here.pool);
     if (!gcudai_mutex_init(&run.lock)) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     }
     const gcudai_fp_env before = gcudai_fp_enter();
+    here.outer = before;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
@@ -25143,7 +25685,7 @@ struct gcudai_cuda_device {
     struct gcuda_backend_buffer_type buft;
     int index;    // gcuda's
     int ordinal;  // CUDA's: several devices may be one
-    int cc, n_sm; // 100 * major + 10 * minor; multiprocessors
+    int cc, n_sm; // 100 * major + 10 * minor; SMs
     size_t total_bytes; // its share, when several are one
     bool is_integrated, can_cooperate;
     size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
@@ -25169,9 +25711,9 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
-    struct gcudai_cublas * parked;        // handles that nobody uses now
+    struct gcudai_cublas * parked;        // idle handles
     uint64_t n_settled;                   // counts the waits for all backends
-    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: nobody has asked for them
+    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: not queried yet
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
 static struct gcuda_cuda_device_params gcudai_cuda_device_params; // under the registry's lock
@@ -25230,7 +25772,7 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
         cudaGetErrorName(err), gcudai_cuda_advice(err, device, advice, sizeof(advice)));
 }
 
-// What the kernels could not learn of the device, for those who ask more of them than a launch. Forgets it.
+// Error of a failed device query in the kernel file, for callers other than a launch. Clears it.
 static cudaError_t gcudai_cuda_query_failed(void) {
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const cudaError_t err = (cudaError_t) series->failed_query;
@@ -25275,7 +25817,7 @@ static int gcudai_cuda_wanted_devices(void) {
     return (int) GCUDAI_MAX(GCUDAI_MIN(n, GCUDA_CUDA_MAX_DEVICES), 0);
 }
 
-// Further names for the devices there are, in turn; or fewer than there are.
+// Emulates more devices, round robin over the existing ones; or hides some.
 static void gcudai_cuda_deal_devices(struct gcudai_cuda_devices * found) {
     const int n = found->n, n_wanted = found->n_wanted;
     for (int i = n; i < n_wanted && n > 0; ++i) {
@@ -25754,7 +26296,7 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     }
 }
 
-// ---- contexts of the caller's: a device object of their own each, so that memory in one is not taken for another's ----
+// ---- contexts of the caller's: one device object each, so that memory of one is never taken for another's ----
 
 static void gcudai_cuda_contexts_free(void) { // the registry's lock is held
     while (gcudai_cuda_found.contexts != NULL) {
@@ -25837,9 +26379,9 @@ static gcuda_status gcudai_cuda_device_choose(
 // =====================================================================================================
 // >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
 // =====================================================================================================
-// Every byte is booked in a ledger before it is asked for, and in the ledger of the device above that: threads together
-// cannot exceed a budget, and a call that fails takes its booking back. Ledgers change under the registry's lock, which
-// is taken for real allocations only, never for what a pool hands out again.
+// Every byte is booked in a ledger, and in the ledger of its device, before it is allocated. So concurrent threads cannot exceed a
+// budget; a failed allocation cancels its booking. Ledgers change under the registry's lock, which is taken for real allocations
+// only, never for memory that a pool reuses.
 
 #define GCUDAI_CUDA_ALIGN 256 // bytes: what cudaMalloc gives
 
@@ -25847,7 +26389,7 @@ struct gcudai_cuda_ledger {
     struct gcudai_cuda_ledger * whole;    // of a backend's share on another device: the backend's
     struct gcudai_cuda_ledger * above;    // of a backend: the device's
     struct gcuda_cuda_memory_params from; // a backend's own allocators; alloc NULL: the process's
-    struct gcuda_cuda_stats stats;        // in_use is filled in when it is asked for
+    struct gcuda_cuda_stats stats;        // in_use is computed on request
 };
 
 // Memory, and whom it goes back to. Zero is a piece without memory.
@@ -25881,7 +26423,7 @@ static bool gcudai_cuda_switch(enum gcuda_cuda_switch choice, bool otherwise) {
     return choice == GCUDA_CUDA_AUTO ? otherwise : choice == GCUDA_CUDA_ON;
 }
 
-// What a ledger's memory comes from: its own choices where it has any, or else the process's, or else the environment's.
+// Allocators of a ledger: its own where it has any, otherwise the process's, otherwise the environment's.
 static struct gcuda_cuda_memory_params gcudai_cuda_memory_of(const struct gcudai_cuda_ledger * ledger) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcuda_cuda_memory_params p = gcudai_cuda_memory.params;
@@ -25949,7 +26491,7 @@ static gcuda_status gcudai_cuda_book(
                                (unsigned long long) full.reserved, gcudai_cuda_free_bytes());
 }
 
-// What was booked is there: only then it counts for the peaks.
+// The booked memory has been allocated: only then it counts for the peaks.
 static void gcudai_cuda_booked(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose) {
     struct gcudai_cuda_ledger * all[3];
     const int n = gcudai_cuda_ledgers(ledger, all);
@@ -26110,7 +26652,7 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What is reserved is in use, except for scratch, of which only the pools know.
+// Reserved memory is in use, except for scratch, which only the pools know.
 static struct gcuda_cuda_stats gcudai_cuda_ledger_stats(const struct gcudai_cuda_ledger * ledger, size_t scratch_idle) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcuda_cuda_stats s = ledger->stats;
@@ -26183,9 +26725,9 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ---- memory of the user's that is page-locked where it lies ----
+// ---- page-locked in place: memory of the caller's ----
 
-// Out of the list, if it is there: the link that leads to it.
+// Removes an entry from the list and returns it; NULL: none.
 static struct gcudai_cuda_registered * gcudai_cuda_registered_take(const void * ptr) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda_registered ** link = &gcudai_cuda_memory.registered;
@@ -26251,7 +26793,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
                               : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
 }
 
-// What is still registered at gcuda_shutdown.
+// Unregisters everything at gcuda_shutdown.
 static void gcudai_cuda_unregister_all(void) {
     struct gcudai_cuda_registered * r;
     while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
@@ -26263,21 +26805,20 @@ static void gcudai_cuda_unregister_all(void) {
 // =====================================================================================================
 // >>impl-cuda-pool   scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
 // =====================================================================================================
-// Memory is reused in stream order: what is given back may be handed out at once, because whoever had it is earlier on
-// the same stream. It may come back in any order. Blocks handed out in the same order, from a pool in the same state,
-// have the same addresses, and addresses do not change while the pool lives.
+// Memory is reused in stream order: a freed piece may be handed out at once, because its previous user is earlier on the same stream.
+// Pieces are freed in any order. A pool in the same state serves the same requests at the same addresses. An address does not change
+// while it is handed out.
 //
-// Ranges: addresses for as much as the device has memory are reserved at once, and physical memory is mapped right
-// behind what is mapped already when it is needed, so that a request that grows takes up what it had before. A request
-// gets the first hole that is large enough, lowest address first; what comes back joins the free space beside it, and
-// when it was the last, the end recedes over it. When a range is full, another is reserved. Where the driver refuses,
-// best fit over blocks takes over, and only then there is an error.
+// Ranges (first fit): virtual addresses for all of the device's memory are reserved at once. Physical memory is mapped on demand,
+// directly after the mapped part, so that a request that grows extends its previous piece. A request gets the hole with the lowest
+// address that is large enough. A freed piece merges with adjacent holes; the last one shrinks the range in use. A full range is
+// followed by another. If the driver fails to map, the pool falls back to blocks, and reports an error only if these fail too.
 //
-// Best fit: blocks of the allocator's, the smallest that is large enough. Those that lie idle and are all too small are
-// given back once they add up to the request: a request that grows in steps holds at most twice its size.
+// Blocks (best fit): allocations of the allocator; a request gets the smallest that is large enough. If all idle blocks are too small,
+// they are freed once their sum reaches the request. So a request that grows in steps holds at most twice its size.
 //
-// A captured graph remembers addresses. While n_holds is not 0 nothing goes back to the device, and generation changes
-// whenever something has: a graph captured under another generation has to be captured again.
+// A captured graph contains addresses. While n_holds is not 0, nothing is returned to the device. Each return changes `generation`:
+// a graph captured under another generation must be captured again.
 
 struct gcudai_cuda_block {
     struct gcudai_cuda_piece piece;
@@ -26291,8 +26832,8 @@ struct gcudai_cuda_segment { // of a range, in bytes from its base
 
 struct gcudai_cuda_range {
     gcudai_cu_ptr base;
-    size_t reserved, mapped;               // bytes; what is mapped lies at the front
-    size_t * chunks;                       // what was mapped in one go can only be unmapped so
+    size_t reserved, mapped;               // bytes; the mapped part is at the front
+    size_t * chunks;                       // sizes of the mappings: each is unmapped as a whole
     struct gcudai_cuda_segment * segments; // from 0 on without gaps, in order of address; the last one is used
     size_t n_chunks, cap_chunks, n_segments, cap_segments;
 };
@@ -26310,7 +26851,7 @@ struct gcudai_cuda_pool {
     uint64_t generation;
 };
 
-// Room for one more item behind the n that are there.
+// Grows an array that holds n items for one more.
 static gcuda_status gcudai_cuda_more(void * array, size_t * cap, size_t n, size_t item_size) {
     void * items = NULL; // array is the address of a pointer of any type
     if (n < *cap) {
@@ -26352,7 +26893,7 @@ static int gcudai_cuda_range_access(gcudai_cu_ptr ptr, size_t size, unsigned dev
     return gcudai_cuda_driver.cuMemSetAccess(ptr, size, access, n);
 }
 
-// Physical memory behind what is mapped. The handle goes at once: the mapping keeps the memory. Half-way failures are
+// Maps physical memory after the mapped part. The handle is released at once: the mapping keeps the memory. A failure half-way is
 // undone.
 static gcuda_status gcudai_cuda_range_map_now(
     const struct gcudai_cuda_pool * pool, const struct gcudai_cuda_range * r, size_t size, const char * what) {
@@ -26398,7 +26939,7 @@ static gcuda_status gcudai_cuda_range_map(
     return st;
 }
 
-// Gives back what is mapped wholly behind the end of what is used. The stream is idle.
+// Unmaps every mapping that is wholly past the end of the used part. The stream is idle.
 static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r) {
     while (r->n_chunks > 0 && r->mapped - r->chunks[r->n_chunks - 1] >= gcudai_cuda_range_end(r)) {
         const size_t size = r->chunks[--r->n_chunks];
@@ -26414,7 +26955,7 @@ static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai
     }
 }
 
-// Nothing is mapped any more.
+// Frees the addresses. Nothing is mapped any more.
 static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
     (void) gcudai_cuda_driver.cuMemAddressFree(r->base, r->reserved);
     gcudai_free(r->chunks);
@@ -26422,7 +26963,7 @@ static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
     GCUDAI_ZERO(*r);
 }
 
-// The first hole of at least size bytes, the space that is mapped behind the last segment included; false: none.
+// Finds the first hole of at least size bytes. The mapped space after the last segment counts as one. False: none.
 static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t size, size_t * segment) {
     for (*segment = 0; *segment < r->n_segments; ++*segment) {
         if (!r->segments[*segment].is_used && r->segments[*segment].size >= size) {
@@ -26432,7 +26973,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
     return size <= r->mapped - gcudai_cuda_range_end(r);
 }
 
-// Takes size bytes at the front of hole number i, or behind the last segment.
+// Takes size bytes at the front of hole i, or after the last segment.
 static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
     GCUDAI_TRY(gcudai_cuda_more(&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
@@ -26454,7 +26995,7 @@ static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Segment i is free: it joins the free ones beside it; the end of the range recedes over it.
+// Frees segment i: it merges with adjacent free ones. A free segment at the end is removed.
 static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
     struct gcudai_cuda_segment * s = r->segments;
     s[i].is_used = false;
@@ -26535,7 +27076,7 @@ static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool)
 
 // ---- the pool ----
 
-// Gives back to the device what nobody uses, unless a captured graph holds it. The stream is idle.
+// Returns unused memory to the device, unless a captured graph holds it. The stream is idle.
 static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     size_t n = 0;
     if (pool->n_holds > 0) {
@@ -26555,7 +27096,7 @@ static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_trim(pool, &pool->ranges[i]); }
 }
 
-// Memory that is there already.
+// Serves a request from memory that the pool holds; *ptr stays NULL if none is large enough.
 static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_t size, void ** ptr) {
     for (size_t i = 0; i < pool->n_ranges; ++i) {
         size_t segment = 0;
@@ -26574,7 +27115,7 @@ static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_
     return GCUDA_STATUS_SUCCESS;
 }
 
-// More memory: behind a range, or else a block of its own.
+// Serves a request from new memory: at the end of a range, or else as a separate block.
 static gcuda_status gcudai_cuda_pool_grow(
     struct gcudai_cuda_pool * pool, size_t size, size_t block_size, const char * what, void ** ptr) {
     if (pool->granularity > 0) {
@@ -26583,12 +27124,12 @@ static gcuda_status gcudai_cuda_pool_grow(
             pool->in_use += st == GCUDA_STATUS_SUCCESS ? size : 0;
             return st;
         }
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a block of its own", gcudai_message);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a separate block", gcudai_message);
     }
     return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
 }
 
-// The device is current. Blocks are made a little larger, so that a request that grows a little finds its old one.
+// The device is current. Blocks get 1/16 extra, so that a request that grows a little fits its previous block.
 static gcuda_status gcudai_cuda_pool_take(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
@@ -26616,11 +27157,11 @@ static gcuda_status gcudai_cuda_pool_take(
         return st;
     }
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-    gcudai_cuda_pool_release(pool); // it counts too: without it there may be room
+    gcudai_cuda_pool_release(pool); // idle memory counts against the device's: without it the request may fit
     return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
 }
 
-// In any order. NULL is taken too.
+// Frees a piece, in any order. NULL is allowed.
 static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
         if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
@@ -26631,7 +27172,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     }
     for (size_t i = 0; i < pool->n_ranges && ptr != NULL; ++i) {
         struct gcudai_cuda_range * r = &pool->ranges[i];
-        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for what lies before
+        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for lower addresses
         for (size_t k = r->n_segments; k-- > 0 && at < r->reserved;) {      // the last is the likeliest
             if (r->segments[k].at == at && r->segments[k].is_used) {
                 pool->in_use -= r->segments[k].size;
@@ -26645,7 +27186,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
     }
 }
 
-// Which kind a backend gets. ranges of its own need CUDA's memory, and managed memory cannot be mapped so.
+// Chooses ranges or blocks. Ranges need CUDA's own allocator, without managed memory.
 static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const struct gcudai_cuda_device * d,
     struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_pool kind, size_t reserve) {
     const struct gcuda_cuda_memory_params from = gcudai_cuda_memory_of(ledger);
@@ -26676,8 +27217,8 @@ static bool gcudai_cuda_pool_is_open_to(const struct gcudai_cuda_pool * pool, in
     return is_open;
 }
 
-// Lets another device's kernels and copies reach the pool's ranges, now and when they grow. Blocks are not concerned:
-// for those cudaDeviceEnablePeerAccess does it. On failure nothing has changed.
+// Lets another device's kernels and copies access the pool's ranges, also when they grow. Blocks need no call:
+// cudaDeviceEnablePeerAccess covers them. On failure nothing has changed.
 static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
     const unsigned bit = 1u << peer;
     int err = 0;
@@ -26699,7 +27240,7 @@ static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int p
     return gcudai_cuda_fail((cudaError_t) err, "cuMemSetAccess", pool->device, "scratch for CUDA%d", peer);
 }
 
-// Takes half-made pools too. The stream is idle and nothing is out that will be used.
+// Also frees pools whose construction failed half-way. The stream is idle and no piece is in use.
 static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
     pool->n_holds = 0;
     for (size_t i = 0; i < pool->n_blocks; ++i) { pool->blocks[i].is_used = false; }
@@ -26756,22 +27297,22 @@ struct gcudai_cublas {
 #undef X
 };
 
-// A stretch of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
+// A chunk of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
 enum { GCUDAI_CUDA_CHUNKS = 2 };
 struct gcudai_cuda_chunk {
     cudaEvent_t begin, end;
-    double us, op_us; // guessed: of all, and of the operation that has most of it
-    double factor;    // of that operation, when it was guessed
+    double us, op_us; // estimates: of the chunk, and of the operation with most of it
+    double factor;    // of that operation, at the time of the estimate
     enum gcuda_op op;
 };
 struct gcudai_cuda_cancel {
     gcuda_abort_callback callback; // NULL: graphs are not stopped, and not cut
     void * data;
     double chunk_us;
-    double factor[GCUDA_OP_COUNT]; // measured against guessed time; 0: not known yet
+    double factor[GCUDA_OP_COUNT]; // measured / estimated time; 0: not measured
     struct gcudai_cuda_chunk chunks[GCUDAI_CUDA_CHUNKS];
     unsigned first, n_open; // in flight: n_open chunks from the first on, modulo their number
-    bool is_filling;        // the chunk behind those has begun
+    bool is_filling;        // the next chunk has begun
 };
 
 struct gcudai_cuda_plan;
@@ -26813,7 +27354,7 @@ struct gcudai_cuda {
     bool may_have_bad_index;  // since the last synchronize
     bool is_captured;         // the graph that is being enqueued goes into a capture of the caller's
     bool has_captured;        // some graph has: its scratch stays
-    bool captures_indices;    // and some look up rows: the flag is asked for with every synchronize
+    bool captures_indices;    // a captured graph looks up rows: every synchronize reads the flag
     struct gcudai_cuda * next; // backend alive, in the registry
     uint64_t settled;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
@@ -26822,12 +27363,12 @@ struct gcudai_cuda {
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
-    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
+    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // on other devices, then lanes on this one
     cudaStream_t copies[2];   // of a side, made when first wanted: of operands to there, of results from there
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
-    struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
+    struct gcudai_cuda_profile * profile; // NULL: not requested
     struct gcudai_cuda_plans plans;
 };
 
@@ -26875,11 +27416,13 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: what a probe shows to work, else through the host
 // =====================================================================================================
-// The driver copies between any two devices: directly where peer access is on, else staged. Either can go wrong without
-// an error (an IOMMU that redirects transfers, bridges that drop writes), so neither is trusted before a pattern has
-// come through. What is left works everywhere: page-locked memory, filled from one device and read by the other.
+// Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
+// writes), so they are used only after a test pattern has arrived intact:
+//   DIRECT  the driver's copy with peer access
+//   DRIVER  the driver's copy without, which it stages
+//   HOST    page-locked memory, filled from one device and read by the other; works everywhere
 
-// Of an ordered pair, under the registry's lock. Both ways are probed at once and both have to work.
+// State of an ordered pair, under the registry's lock. Both directions are probed together and both must work.
 struct gcudai_cuda_pair {
     enum gcuda_cuda_route route;
     bool is_busy;     // a thread probes
@@ -26896,13 +27439,13 @@ struct gcudai_cuda_probe {
     int device[2];
     struct gcudai_cuda_piece memory[2]; // on each device
     cudaStream_t stream[2];             // of each device
-    struct gcudai_cuda_piece host;      // what is written, and behind it what is read back
+    struct gcudai_cuda_piece host;      // the pattern, then what was read back
     bool is_ours[2], is_possible[2], is_linked[2];
     int n_patterns;
     char reason[120];
 };
 
-// A failure here is a finding, and no later call shall report it.
+// A failure here is an answer: its error is cleared, so that no later call reports it.
 static bool gcudai_cuda_went_well(cudaError_t err) {
     if (err != cudaSuccess) {
         (void) cudaGetLastError();
@@ -26940,7 +27483,7 @@ static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cu
     return gcudai_cuda_went_well(err) && gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
 }
 
-// A pattern of its own from one device to the other, on a stream of either; each step is waited for.
+// Copies a fresh pattern from one device to the other, on a stream of either, and compares. Waits for each step.
 static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on) {
     const size_t size = GCUDAI_CUDA_PROBE_BYTES;
     const int to = 1 - from, salt = ++p->n_patterns;
@@ -26958,7 +27501,7 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
            memcmp(back, pattern, size) == 0;
 }
 
-// Pushed and pulled, both ways.
+// Copies on a stream of the source and of the destination, in both directions.
 static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
     for (int i = 0; i < 4; ++i) {
         const int from = i / 2, on = i % 2;
@@ -26973,7 +27516,7 @@ static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how
     return true;
 }
 
-// Two of gcuda's devices that are one of CUDA's.
+// Whether two of gcuda's devices are the same CUDA device.
 static bool gcudai_cuda_is_one(int device, int peer) {
     return gcudai_cuda_ordinal(device) == gcudai_cuda_ordinal(peer);
 }
@@ -26985,7 +27528,7 @@ static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
                : cudaDeviceCanAccessPeer(can, gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer));
 }
 
-// What tells NVLink from PCI Express: atomics of one device on the other's memory.
+// NVLink, unlike PCI Express, supports native atomics on the other device's memory.
 static bool gcudai_cuda_is_linked(int device, int peer) {
     int has_atomics = 0;
     return gcudai_cuda_is_one(device, peer) ||
@@ -26993,7 +27536,7 @@ static bool gcudai_cuda_is_linked(int device, int peer) {
                 gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer))) && has_atomics != 0);
 }
 
-// Both devices may access the other's memory: ours to take back where it was not so before.
+// Enables access in both directions. is_ours marks access that was not enabled before, for gcudai_cuda_probe_disable.
 static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2 && !gcudai_cuda_is_one(p->device[0], p->device[1]); ++i) {
         cudaError_t err = gcudai_cuda_select(p->device[i]);
@@ -27064,7 +27607,7 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
     if (gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]) == GCUDA_STATUS_SUCCESS) {
         route = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
-        scope.is_away = true; // whichever device is current now
+        scope.is_away = true; // another device may be current
         gcudai_cuda_leave(&scope);
     } else {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
@@ -27079,8 +27622,8 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
         is_direct ? "" : p.reason);
 }
 
-// How data goes from one device to another; finds out when nobody has yet. The lock is not held meanwhile: freeing
-// memory waits for the device, and what runs there may log.
+// The route between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
+// waits for the device, whose host callbacks may log.
 static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
     struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[from][to];
     for (;;) {
@@ -27109,7 +27652,7 @@ static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
     return route;
 }
 
-// The registry's lock is held, so nothing here may ask for it. The caller's context is current again after it.
+// The registry's lock is held: nothing here may take it. Restores the caller's context.
 static void gcudai_cuda_peers_forget(void) {
     const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
     struct CUctx_st * context = NULL;
@@ -27164,7 +27707,7 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_possible = pair.is_possible;
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
-    if (!info->is_probed) { // a question that needs no context, and makes none
+    if (!info->is_probed) { // creates no context
         GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
         info->is_possible = can != 0;
     }
@@ -27187,8 +27730,8 @@ static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
     return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
 }
 
-// CUDA refuses the calls that name both devices while a stream is captured; these want a stream whose device has access to
-// both places, ranges of virtual memory among them.
+// During a capture CUDA refuses the calls that name both devices. These need a stream whose device can access both addresses,
+// ranges of virtual memory included.
 static cudaError_t gcudai_cuda_move_captured(const struct gcudai_cuda_move * m, cudaStream_t stream) {
     return m->height == 1 ? cudaMemcpyAsync(m->dst, m->src, m->width, cudaMemcpyDefault, stream)
                           : cudaMemcpy2DAsync(m->dst, m->dst_pitch, m->src, m->src_pitch, m->width, m->height, cudaMemcpyDefault, stream);
@@ -27222,8 +27765,7 @@ static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Page-locked slots that are filled by one device and emptied by another, in turn. Events keep both sides in order; the
-// host waits for neither.
+// A ring of page-locked slots that one device fills and another empties. Events order both sides; the host does not wait.
 #define GCUDAI_CUDA_STAGE_SLOTS 4
 #define GCUDAI_CUDA_STAGE_BYTES ((size_t) 1 << 20) // of a slot
 
@@ -27234,7 +27776,7 @@ struct gcudai_cuda_stage {
     cudaEvent_t filled[GCUDAI_CUDA_STAGE_SLOTS], emptied[GCUDAI_CUDA_STAGE_SLOTS]; // of the source, of the destination
 };
 
-// Half-made ones too. Waits for what is on its way.
+// Waits for copies in flight. Also frees stages whose construction failed half-way.
 static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
     for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         if (s->filled[i] != NULL) {
@@ -27265,7 +27807,7 @@ static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ledger: whose memory it is; NULL: nobody's.
+// ledger: the memory is booked there; NULL: in none.
 static gcuda_status gcudai_cuda_stage_new(
     int from, int to, struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_stage ** stage) {
     struct gcudai_cuda_scope scope;
@@ -27296,7 +27838,7 @@ static cudaError_t gcudai_cuda_copy_rows(void * dst, size_t dst_pitch, const voi
                        : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, kind, stream);
 }
 
-// A piece that fits a slot. Changes the current device.
+// Copies a piece that fits a slot. Changes the current device.
 static gcuda_status gcudai_cuda_stage_piece(
     struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
     const int k = s->next;
@@ -27318,7 +27860,7 @@ static gcuda_status gcudai_cuda_stage_piece(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Out on the source's stream, in on the destination's. Changes the current device.
+// Copies to the slots on the source's stream and from them on the destination's. Changes the current device.
 static gcuda_status gcudai_cuda_move_staged(
     struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
     struct gcudai_cuda_move piece = *m;
@@ -27335,11 +27877,10 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// While the backend's stream is captured, nothing may be allocated or waited for.
+// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
 static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
 
-// The route of copies from the backend's device to another, as its parameters allow; UNKNOWN: it would have to be
-// probed during a capture.
+// The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
 static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
     if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
         return gcudai_cuda_route_known(cu->device->index, to);
@@ -27351,7 +27892,7 @@ static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) 
     return cu->routes[to];
 }
 
-// Columns up to which a product's copies go directly where they can.
+// Columns up to which a product's copies use the direct route.
 static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
     const int64_t chosen = cu->params.peer_max_batch;
     if (cu->peer_max[to] == 0) { // asked once
@@ -27370,7 +27911,7 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
-    // The driver's own staging is refused in a capture. Slots are handed on by events, and those of work before cannot be waited for.
+    // A capture forbids the driver's staging. The ring of slots needs events of work before the capture, which cannot be waited for.
     if (route == GCUDA_CUDA_ROUTE_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
             route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
@@ -27384,8 +27925,8 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     return gcudai_cuda_move_staged(*stage, m, from->stream, to->stream);
 }
 
-// From a backend's memory to another's, on different devices: on the given stream, which is one of theirs; or, where
-// copies are staged, out on the source's stream and in on the destination's. Callers order both cases.
+// Copies from a backend's memory to another's, on different devices. Runs on the given stream, which is one of theirs. Staged copies
+// run on both streams: to host memory on the source's, from it on the destination's. Callers order both cases.
 static gcuda_status gcudai_cuda_send(
     struct gcudai_cuda * from, struct gcudai_cuda * to, struct gcudai_cuda_move m, cudaStream_t stream) {
     struct gcudai_cuda_scope scope;
@@ -27410,14 +27951,14 @@ static gcuda_status gcudai_cuda_send(
     return st;
 }
 
-// The status of a copy; what failed says of which tensor it was.
+// The status of a copy; adds the tensor's name to the message of a failure.
 static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
     return st == GCUDA_STATUS_SUCCESS
                ? st
                : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
-// The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
+// As gcudai_cuda_send for buffers, which have no backend: waits for the copy, and does not probe, so enables no peer access.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
     const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
@@ -27434,7 +27975,7 @@ static gcuda_status gcudai_cuda_copy_across(
                  ? gcudai_cuda_move_staged(stage, &m, cudaStreamPerThread, cudaStreamPerThread)
                  : st;
     }
-    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, whatever went wrong
+    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, also after a failure
         const int device = i == 0 ? from : to;
         cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
@@ -27452,7 +27993,7 @@ static gcuda_status gcudai_cuda_copy_across(
 // >>impl-cuda-buffer   device buffers, page-locked host buffers
 // =====================================================================================================
 // Blocking access goes through the per-thread default stream and waits for it: it does not wait for backends, whose
-// streams do not block. Whoever has work queued on a tensor synchronizes that backend first.
+// streams do not block. A caller with work queued on a tensor synchronizes that backend first.
 
 struct gcudai_cuda_buffer {
     void * ptr;
@@ -27491,7 +28032,7 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
     return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
 }
 
-// What access to a tensor's bytes does, as one function, so that the device is entered, waited for and left in one place.
+// Kinds of access to a tensor's bytes. One function serves all, so that the device is entered, synchronized and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
 
 static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcudai_cuda_access access, void * on_device,
@@ -27615,7 +28156,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want blocks side by side",
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want adjacent blocks",
             gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
             (unsigned long long) tensor->nb[0]);
     }
@@ -27771,7 +28312,7 @@ static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
 
-// Its kernels take sources in page-locked memory as they lie there.
+// Whether the device's kernels read sources in page-locked memory in place.
 static bool gcudai_cuda_reads_host(const struct gcudai_cuda_device * d) {
     return d->is_integrated && gcudai_cuda_devices_choice().host_sources == GCUDA_CUDA_ON;
 }
@@ -28703,6 +29244,7 @@ static gcuda_status gcudai_cuda_multiply(
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
     struct gcuda_mul_mat_args p = args->mul_mat;
+    if (gcuda_hadamard_takes(&p)) { return gcuda_launch_hadamard(&p, cu->stream); }
     const enum gcudai_cuda_product product = gcudai_cuda_refined(cu, gcudai_cuda_product_of(cu, &p), &p);
     return gcudai_cuda_multiply(cu, product, p);
 }
@@ -28844,7 +29386,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
         const float share = shares[i];
         if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
             return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 behind the last of %d devices", i,
+                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
                 (double) share, t->n);
         }
         sum += (double) share;
@@ -29846,7 +30388,7 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
     }
 }
 
-// The same for operations.
+// The switch that left out an operation; NULL: it is compiled in.
 #define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
 static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
     switch (op) {
@@ -29894,8 +30436,8 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, what it refuses of a well-formed
-// node, and whether it needs scratch: then there is a gcuda_<name>_scratch_bytes, and the member has a `scratch`.
+// Operations with a kernel: the launcher gcuda_launch_<name>, the member <args>, the function that says which well-formed nodes are
+// refused, and whether scratch is needed. Then gcuda_<name>_scratch_bytes exists and the member has a `scratch`.
 // clang-format off
 #define GCUDAI_CUDA_OPS(X)                                               \
     /* id                      launcher                 args                refuses   scratch */ \
@@ -30009,8 +30551,8 @@ struct gcudai_cuda_op {
 };
 #define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
 #define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
-// The caller's kernels. An error that CUDA has to say is reported rather than what the callback makes of it; one that was
-// pending before, of a call of the caller's, is no business of this node.
+// Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
+// before the callback does not belong to this node.
 static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
     const struct gcuda_custom_args * p = &args->custom;
     const cudaError_t before = cudaPeekAtLastError();
@@ -30145,7 +30687,7 @@ static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
         has_promise ? "a row of the mask of flash_attn_ext had more entries than its n_kv_max" : "");
 }
 
-// A launcher with the scratch it asks for. The block goes back at once: whoever gets it next is later on the stream.
+// Runs a launcher with its scratch. The scratch is freed at once, because its next user is later on the stream.
 static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_args * args, const struct gcuda_tensor * y) {
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     size_t n_bytes = 0;
@@ -30247,8 +30789,8 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
 static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index);
 
-// A graph that goes into a capture of the caller's is only enqueued: in one piece, and the scratch that it remembers
-// stays where it is until the backend is freed. Scratch that is missing is allocated, which captures allow.
+// A graph in the caller's capture is only enqueued, in one piece. The scratch that it contains keeps its address until the backend is
+// freed. Missing scratch is allocated, which captures allow.
 static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
     cu->is_captured = gcudai_cuda_is_captured(cu);
     if (cu->is_captured && !cu->has_captured) {
@@ -30272,41 +30814,44 @@ static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct 
 // =====================================================================================================
 // >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
 // =====================================================================================================
-// With an abort callback a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight;
-// the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
-// operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
-// where that is independent along some dimension; the table says where. A slice may take another kernel than the
-// whole would, so that the last bits of products, convolutions, norms and sums differ from those without a callback. Attention and
-// recurrences go through positions or tokens in turn: what blocks wait for is how many there are, however few heads or
-// queries a slice has. So these are cut first, and a slice goes on from what the one before has left in memory: the bits are
-// those of the whole, but for SSM_SCAN where tokens are in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
+// With an abort callback, a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight. The callback
+// is called before each. A node's time is estimated from its bytes and multiply-adds; the measured time of an operation's chunks
+// corrects its later estimates.
+//
+// A node that takes longer than a chunk is cut into slices of its result, along the dimensions that the table allows. A slice may use
+// another kernel than the whole node. So the last bits of products, convolutions, norms and sums may differ from those without a
+// callback.
+//
+// Attention and recurrences process positions or tokens sequentially: their time depends on that number, however few heads or queries
+// a slice has. So positions or tokens are cut first, and a slice continues from the state that the previous one left in memory. The
+// bits are those of the whole node, except for SSM_SCAN with tokens in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
 
 enum {
     GCUDAI_CUDA_CUT_ARRAYS = 9,
-    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // behind the dimensions of the result: positions or tokens
+    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // the index after the result's dimensions: positions or tokens
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
-    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave multiprocessors without work and take as long
-    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: fewer have no kernel on tensor cores
-    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights, for fewer that takes longer than they do
-    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
+    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave SMs idle and take as long
+    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: for fewer no tensor-core kernel exists
+    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights; with fewer, reading takes longer than computing
+    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: the kernels' step
 };
 
-// How an array goes along when the result is cut. Two letters for each dimension of the result, and two more where there are
-// positions or tokens: the array's own dimension, and a rule.
-//   ..  the whole array belongs to every slice
-//   n=  the same size, cut the same way
-//   n#  as =, and where sizes differ nothing further inside may be cut either (elements are in logical order)
-//   n%  smaller arrays repeat: index modulo their size
-//   n/  smaller arrays are shared by neighbours: index divided
-//   n>  at least as large, begins where the slice does
+// How an array is sliced when the result is cut. Two letters for each dimension of the result, and two more for positions or
+// tokens: the array's dimension, and a rule.
+//   ..  every slice gets the whole array
+//   n=  the same size, cut in the same way
+//   n#  as =, but if sizes differ, no inner dimension may be cut either (elements are in logical order)
+//   n%  a smaller array repeats: index modulo its size
+//   n/  consecutive indices share an element of a smaller array: index divided
+//   n>  at least as large; starts at the slice's start
 //   !!  the result cannot be cut along this dimension
 struct gcudai_cuda_cut_array {
-    size_t offset; // of the struct gcuda_array inside the operation's args; the first is the one that is cut
+    size_t offset; // of the struct gcuda_array inside the operation's args; the first array is the result
     const char * rule;
 };
 struct gcudai_cuda_cut {
     enum gcuda_op op;
-    struct { int d, n; } least; // slices along d are no shorter than n, but for the last
+    struct { int d, n; } least; // slices along d have at least n elements, except the last
     struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
 };
 
@@ -30332,9 +30877,13 @@ struct gcudai_cuda_cut {
 #define GCUDAI_CUT_LINEAR(args) \
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
-// Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
-// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), FLASH_ATTN_EXT_BACK (its results are one
-// row), IM2COL_BACK, IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
+// Never cut, so not in the table:
+//   SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative   one sum over all elements
+//   SET, ACC                                                  a region inside a copy
+//   ARANGE, ROLL, REPEAT_BACK                                 elements depend on their index
+//   FLASH_ATTN_EXT_BACK                                       its results are one row
+//   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
+//   CUSTOM, and products with weights split over devices
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
@@ -30395,12 +30944,12 @@ static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_ar
     return (struct gcuda_array *) (void *) ((char *) args + c->offset);
 }
 
-// An array's rule along dimension d. Most operations have nothing that is gone through in turn.
+// An array's rule along dimension d. Most operations process nothing sequentially: their rules end before CUT_TURN.
 static const char * gcudai_cuda_cut_rule(const struct gcudai_cuda_cut_array * c, int d) {
     return d == GCUDAI_CUDA_CUT_TURN && c->rule[2 * GCUDA_MAX_DIMS] == 0 ? "!!" : c->rule + 2 * d;
 }
 
-// What there is to cut: elements of the result along d; positions or tokens.
+// Size along d: elements of the result, or the number of positions or tokens.
 static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL && d == GCUDAI_CUDA_CUT_TURN; ++k) {
         const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
@@ -30410,9 +30959,9 @@ static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gc
     return d == GCUDAI_CUDA_CUT_TURN ? 0 : gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
 }
 
-// Where kernels keep what the next slice goes on from.
+// Whether the kernels can save the state from which the next slice continues.
 static bool gcudai_cuda_can_turn(const struct gcudai_cuda_cut * cut, const union gcudai_args * args) {
-    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // a state that is aligned differently would take another kernel
+    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // another alignment would select another kernel
     return cut->op == GCUDA_OP_FLASH_ATTN_EXT ? args->flash_attn_ext.running.data != NULL
            : cut->op == GCUDA_OP_SSM_SCAN     ? (uintptr_t) p->s.data % 16 == (uintptr_t) p->last.data % 16
                                               : true;
@@ -30433,7 +30982,7 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_ar
     return own == 0 && gcuda_blck_size(a->type) > 1 ? GCUDAI_CUDA_CUT_NO : GCUDAI_CUDA_CUT_YES;
 }
 
-// Whether the result may be cut along dimension d, or nowhere from there on.
+// Whether the result may be cut along dimension d. STOP: neither along d nor along an inner dimension.
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30449,9 +30998,10 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     return can;
 }
 
-// How much of [at, at + want) one slice can take: a repeated array as a whole, any number of times, or no further than
-// where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %. Of
-// positions and tokens what is left in the end is no slice of its own, so that all take the kernel of the whole.
+// How much of [at, at + want) one slice can take. Rules with % precede those with /.
+//   %  whole repetitions of the array, or a part of one
+//   /  whole groups that share an element, or a part of one
+// A short rest of positions or tokens joins the last slice, so that all slices use the kernel of the whole node.
 static int64_t gcudai_cuda_cut_step(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30482,7 +31032,7 @@ static void gcudai_cuda_cut_turn(enum gcuda_op op, union gcudai_args * args, boo
     }
 }
 
-// args become those of the slice [at, at + step) of dimension d.
+// Changes args to those of the slice [at, at + step) of dimension d.
 static void gcudai_cuda_cut_slice(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
@@ -30494,7 +31044,7 @@ static void gcudai_cuda_cut_slice(
             continue;
         }
         const int64_t ne = a->ne[own], group = rule[1] == '/' ? n / ne : 1;
-        if (rule[1] == '%' && step >= ne) { continue; } // at its beginning
+        if (rule[1] == '%' && step >= ne) { continue; } // the slice starts with a repetition
         const int64_t from = rule[1] == '%' ? at % ne : at / group;
         a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
         a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
@@ -30502,12 +31052,12 @@ static void gcudai_cuda_cut_slice(
     if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->op, args, at > 0, at + step < n); }
 }
 
-// Results and inputs of a recurrence with the tokens of a sequence after those of another as [Z, H, T / S, S], the states apart.
+// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
 static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
     struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
     const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
-    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, those of a sequence lie after those of another
+    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
     state->ne[2] = state->ne[3] = 1;
     state->nb[0] = sizeof(float);
     state->nb[1] = state->nb[0] * (size_t) state->ne[0];
@@ -30536,7 +31086,7 @@ static void gcudai_cuda_cut_ssm_scan(struct gcuda_ssm_scan_args * p) {
     p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
 }
 
-// Several results in one, as arrays of their own.
+// Describes each of several results in one tensor as a separate array.
 static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     if (cut->op == GCUDA_OP_SSM_SCAN) { gcudai_cuda_cut_ssm_scan(&args->ssm_scan); }
     if (cut->op == GCUDA_OP_RWKV_WKV6 || cut->op == GCUDA_OP_RWKV_WKV7 || cut->op == GCUDA_OP_GATED_LINEAR_ATTN) {
@@ -30546,7 +31096,7 @@ static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gc
 
 // ---- what a node costs ----
 
-// Multiply-adds of a product or a convolution; 0 for what memory bounds.
+// Multiply-adds of a product or a convolution; 0 for memory-bound operations.
 static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     const double n = (double) gcuda_nelements(y);
     switch (y->op) {
@@ -30557,7 +31107,7 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
         case GCUDA_OP_CONV_2D:
         case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
-        case GCUDA_OP_CONV_TRANSPOSE_1D: // of the kernel what lands on an element
+        case GCUDA_OP_CONV_TRANSPOSE_1D: // the part of the kernel that contributes to an element
             return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
         case GCUDA_OP_CONV_TRANSPOSE_2D:
             return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) / pow((double) gcudai_param_i32(y, 0), 2.0);
@@ -30565,7 +31115,7 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     }
 }
 
-// Microseconds that positions or tokens take after each other, however little else there is to do: about half more than on Hopper.
+// Microseconds of the sequential steps over positions or tokens, a lower bound for any slice: about 1.5 times those on Hopper.
 static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
     switch (y->op) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
@@ -30577,8 +31127,8 @@ static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
     }
 }
 
-// Microseconds on a multiprocessor-for-multiprocessor slow device, until the operation has been measured: 5 GB/s and 4
-// billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper.
+// Estimated microseconds until the operation has been measured. Assumes a slow device: per SM 5 GB/s and 4 billion multiply-adds
+// per second, about a sixth of what plain kernels reach on Hopper.
 static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     double n_bytes = (double) gcuda_nbytes(y);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -30593,7 +31143,7 @@ static double gcudai_cuda_factor(const struct gcudai_cuda * cu, enum gcuda_op op
     return cu->cancel.factor[op] > 0.0 ? cu->cancel.factor[op] : 1.0;
 }
 
-// Microseconds of a slice, by what is known of the operation now.
+// Estimated microseconds of a slice, with the operation's current correction.
 static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y, double guess) {
     return 2.0 + guess * gcudai_cuda_factor(cu, y->op);
 }
@@ -30609,7 +31159,7 @@ static cudaError_t gcudai_cuda_wait_event(struct gcudai_cuda * cu, cudaEvent_t e
     return err;
 }
 
-// Waits for the oldest chunk, and learns from what it took.
+// Waits for the oldest chunk and corrects the estimate of its operation.
 static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     struct gcudai_cuda_chunk * k = &c->chunks[c->first % GCUDAI_CUDA_CHUNKS];
@@ -30620,7 +31170,7 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
         gcudai_op_lower(k->op));
     GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index, "timing a chunk of a graph, most of it %s",
         gcudai_op_lower(k->op));
-    // a chunk of one operation, or nearly: its guess moves towards what was measured, at most fourfold at a time
+    // only if one operation has over 3/4 of the estimate: its factor moves to the measured time, by at most 4 times per chunk
     if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
         const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
         c->factor[k->op] = GCUDAI_MIN(GCUDAI_MAX(k->factor * ratio, 1e-4), 1e4);
@@ -30640,7 +31190,7 @@ static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Asks the callback, and makes room: at most one chunk is in flight beside the one that begins.
+// Waits until fewer than GCUDAI_CUDA_CHUNKS chunks are in flight, calls the callback and begins a chunk.
 static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
@@ -30675,8 +31225,8 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// Tokens of attention that a slice has at least: whole blocks of rows, and as many as the device runs at once, for a block takes as
-// long alone. 32: the tokens of a class of the mask.
+// Minimum tokens of an attention slice: whole blocks of rows, and as many as the device runs at once, because fewer take as long.
+// 32: the tokens of a class of the mask.
 static int64_t gcudai_cuda_attention_tokens(const struct gcudai_cuda * cu, const struct gcuda_flash_attn_ext_args * p) {
     const int64_t group = gcudai_gcd(p->q.ne[2] / p->k.ne[2], p->q.ne[2] / p->v.ne[2]), n_groups = p->q.ne[2] / group * p->q.ne[3];
     const int64_t block = GCUDAI_MAX(p->plan.block_rows / gcudai_gcd(p->plan.block_rows, group), 32); // both are powers of 2
@@ -30691,7 +31241,7 @@ static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct
     return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }
 
-// args in slices of at most a chunk each: along d, the outermost first, and those below. While they run the guess becomes better.
+// Runs args in slices of at most a chunk each, along d and then inner dimensions. The estimate improves while slices run.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess, int d) {
     for (; cut != NULL && d >= 0 && gcudai_cuda_cost(cu, y, guess) > cu->cancel.chunk_us; --d) {
@@ -30714,7 +31264,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_chunk_add(cu, y, args, guess);
 }
 
-// Attention on the plain path, with memory for the maxima and sums that go from slice to slice.
+// Runs attention on the plain path in slices of positions. Scratch memory carries the running maxima and sums from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
@@ -30729,7 +31279,7 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     return st;
 }
 
-// Chooses how attention is computed before it is cut into slices, which all take that plan. Only the plain path cuts positions.
+// Chooses the attention plan before cutting; all slices use it. Only the plain path cuts positions.
 static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * is_plain) {
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
@@ -30742,7 +31292,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * 
 #endif
 }
 
-// A node of a graph that may be stopped.
+// Runs a node of a graph that may be stopped.
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
@@ -30757,7 +31307,7 @@ static gcuda_status gcudai_cuda_run_chunked(
                                     : gcudai_cuda_run_sliced(cu, y, cut, args, guess, is_plain ? GCUDAI_CUDA_CUT_TURN : 3);
 }
 
-// The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.
+// Ends such a graph. If it was stopped or failed, waits until none of its work runs.
 static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st) {
     gcuda_status end = gcudai_cuda_chunk_end(cu);
     while (st != GCUDA_STATUS_SUCCESS && cu->cancel.n_open > 0) {
@@ -31097,13 +31647,14 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
 // its memory is its own. What is written overlaps nothing that the group reads, because the allocator's promise holds
 // for one node at a time; except where every element, or every row, is read by the threads that then overwrite it.
 
-enum { GCUDAI_CUDA_WINDOW = GCUDA_CHAIN_MAX };
+enum { GCUDAI_CUDA_WINDOW = 16 }; // nodes: biases, norms, rope, rotation and cache writes of queries, keys and values are 14
 
 struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
     bool is_strict; // the same bits as node by node
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
+    int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
 
@@ -31282,79 +31833,278 @@ static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w,
     return 2;
 }
 
-// ---- rope + set_rows: keys that go straight into their cache, with the rope of queries beside it or not ----
+// ---- attention's inputs: queries, keys and values on their way from products to where attention reads them ----
+// Each goes through some of: bias, rms_norm and its weights, rope, Hadamard transform, set_rows into a cache; with reshapes in between.
+// Keys have rope and a cache, queries rope alone, values a cache alone. The nodes of the three come in any order.
 
-// y overlaps no source of a node; but it may be the first one, element for element.
-static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcuda_tensor * node, bool in_place) {
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const struct gcuda_tensor * src = node->src[k];
-        if (src == NULL) { continue; }
-        const bool is_same = in_place && k == 0 && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
-        if (!is_same && gcudai_cuda_overlap(src, y)) { return false; }
+enum gcudai_cuda_heads_stage {
+    GCUDAI_CUDA_HEADS_BIAS, GCUDAI_CUDA_HEADS_NORM, GCUDAI_CUDA_HEADS_WEIGHTS, GCUDAI_CUDA_HEADS_ROPE, GCUDAI_CUDA_HEADS_HADAMARD,
+    GCUDAI_CUDA_HEADS_SET, GCUDAI_CUDA_HEADS_STAGES
+};
+
+struct gcudai_cuda_heads {
+    const struct gcuda_tensor * x; // that the first node reads
+    const struct gcuda_tensor * node[GCUDAI_CUDA_HEADS_STAGES]; // of each stage; NULL: left out
+    enum gcudai_cuda_heads_stage stage;  // the last one
+    int first, last;               // nodes of the window
+};
+
+struct gcudai_cuda_inputs {
+    struct gcudai_cuda_heads heads[3];
+    int n, n_nodes; // nodes of the window that are theirs
+    const struct gcudai_cuda_heads * keys, * queries, * values; // of those that are taken; NULL: none
+};
+
+static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
+    union gcudai_args op;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
+    gcudai_mul_mat_args(t, &op);
+    return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
+}
+
+// The stage that a node may be of; STAGES: of none.
+static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tensor * t) {
+    switch (t->op) {
+        case GCUDA_OP_ADD: return GCUDAI_CUDA_HEADS_BIAS;
+        case GCUDA_OP_RMS_NORM: return GCUDAI_CUDA_HEADS_NORM;
+        case GCUDA_OP_MUL: return GCUDAI_CUDA_HEADS_WEIGHTS;
+        case GCUDA_OP_ROPE: return GCUDAI_CUDA_HEADS_ROPE;
+        case GCUDA_OP_SET_ROWS: return GCUDAI_CUDA_HEADS_SET;
+        default: return gcudai_cuda_is_hadamard(t) ? GCUDAI_CUDA_HEADS_HADAMARD : GCUDAI_CUDA_HEADS_STAGES;
     }
+}
+
+// F32 values for each element of a row, the same for all rows.
+static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
+    return t != NULL && t->type == GCUDA_TYPE_F32 && gcuda_is_contiguous(t) && t->ne[0] == y->ne[0] && gcuda_nelements(t) == t->ne[0];
+}
+
+// Source k of the window's node i is node `value`, or a packed view of all of it; nobody else reads either.
+static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
+    const struct gcudai_cuda_look * look = w->look;
+    const struct gcuda_tensor * v = w->node[value];
+    int at = look->seen[w->at[i]].shape.src[k];
+    bool is_so = gcudai_cuda_is_inner(w, value);
+    while (is_so && at >= 0 && at != w->at[value]) {
+        const struct gcuda_tensor * t = look->seen[at].tensor;
+        is_so = gcudai_cuda_is_inner_at(look, at) && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+                gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
+        at = look->seen[at].shape.src[0];
+    }
+    return is_so && at >= 0;
+}
+
+// The window's node i is the next one of these heads.
+static bool gcudai_cuda_heads_extend(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
+    const struct gcuda_tensor * t = w->node[i], * value = w->node[h->last];
+    const enum gcudai_cuda_heads_stage stage = gcudai_cuda_stage_of(t);
+    if (stage == GCUDAI_CUDA_HEADS_WEIGHTS) {
+        const bool fits = h->stage == GCUDAI_CUDA_HEADS_NORM && gcudai_cuda_is_inner(w, h->last) && gcuda_are_same_shape(t, value) &&
+                          gcudai_cuda_is_one_row(gcudai_cuda_other(t, value), t);
+        if (!fits) { return false; }
+    } else if (h->stage == GCUDAI_CUDA_HEADS_NORM || stage <= h->stage || stage == GCUDAI_CUDA_HEADS_STAGES ||
+               !gcudai_cuda_is_only_from(w, i, stage == GCUDAI_CUDA_HEADS_HADAMARD ? 1 : 0, h->last)) {
+        return false;
+    }
+    h->node[stage] = t;
+    h->stage = stage;
+    h->last = i;
     return true;
 }
 
-// The rope at node k goes into the cache with set_rows at node `set`.
-static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, int set, struct gcuda_rope_set_args * p) {
-    if (!gcudai_cuda_is_op(w, k, GCUDA_OP_ROPE) || !gcudai_cuda_is_op(w, set, GCUDA_OP_SET_ROWS) || !gcudai_cuda_is_inner(w, k)) {
-        return false;
+static bool gcudai_cuda_heads_begin(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
+    const struct gcuda_tensor * t = w->node[i];
+    GCUDAI_ZERO(*h);
+    h->stage = gcudai_cuda_stage_of(t);
+    h->first = h->last = i;
+    h->x = h->stage == GCUDAI_CUDA_HEADS_HADAMARD ? t->src[1] : t->src[0];
+    if (h->stage == GCUDAI_CUDA_HEADS_STAGES || h->stage == GCUDAI_CUDA_HEADS_WEIGHTS) { return false; }
+    h->node[h->stage] = t;
+    return h->stage != GCUDAI_CUDA_HEADS_BIAS ||
+           (gcudai_cuda_is_one_row(t->src[1], t) && gcuda_are_same_shape(t, t->src[0]) && gcuda_nrows(t) == t->ne[1]);
+}
+
+// As many nodes as belong to heads.
+static void gcudai_cuda_inputs_parse(const struct gcudai_cuda_window * w, struct gcudai_cuda_inputs * s) {
+    bool is_theirs = true;
+    GCUDAI_ZERO(*s);
+    while (s->n_nodes < w->n && is_theirs) {
+        is_theirs = false;
+        for (int k = 0; k < s->n && !is_theirs; ++k) { is_theirs = gcudai_cuda_heads_extend(w, s->n_nodes, &s->heads[k]); }
+        if (!is_theirs && s->n < 3 && gcudai_cuda_heads_begin(w, s->n_nodes, &s->heads[s->n])) {
+            is_theirs = true;
+            s->n++;
+        }
+        s->n_nodes += is_theirs;
     }
-    const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
-    const int view = w->look->seen[w->at[set]].shape.src[0];
-    if (gcudai_param_i32(rope, 1) == 0) { return false; } // n_dims 0 rotates nothing
-    if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
-        return false;
+}
+
+// Who the heads among the first n nodes are. False: some are cut, or are none of the three.
+static bool gcudai_cuda_inputs_roles(struct gcudai_cuda_inputs * s, int n) {
+    bool fits = true;
+    s->keys = s->queries = s->values = NULL;
+    for (int k = 0; k < s->n && fits; ++k) {
+        const struct gcudai_cuda_heads * h = &s->heads[k];
+        const bool has_rope = h->node[GCUDAI_CUDA_HEADS_ROPE] != NULL, has_set = h->node[GCUDAI_CUDA_HEADS_SET] != NULL;
+        const struct gcudai_cuda_heads ** role = has_rope && has_set ? &s->keys : has_rope ? &s->queries : &s->values;
+        if (h->first >= n) { continue; }
+        fits = h->last < n && (has_rope || has_set) && *role == NULL;
+        *role = h;
     }
-    // the rows are the rope's result with the heads joined, seen by nobody else
-    if (rows->view_src != rope || rows->src[0] != rope || rows->view_offs != 0 || !gcuda_is_contiguous(rows) ||
-        rows->ne[0] != rope->ne[0] * rope->ne[1] || rows->ne[1] != rope->ne[2] || gcuda_nelements(rows) != gcuda_nelements(rope) ||
-        !gcudai_cuda_is_inner_at(w->look, view) || gcudai_cuda_overlap(y, y->src[1]) || !gcudai_cuda_is_clear_of(y, rope, false)) {
-        return false;
+    return fits && s->keys != NULL;
+}
+
+// Tensor t, whatever its dimensions, as n_heads heads of ne0 elements of n_tokens tokens.
+static bool gcudai_cuda_as_heads(const struct gcuda_tensor * t, int64_t ne0, int64_t n_heads, int64_t n_tokens, struct gcuda_array * a) {
+    *a = gcudai_array(t);
+    if (t->type != GCUDA_TYPE_F32) { return false; }
+    if (t->ne[0] == ne0 && t->ne[1] == n_heads && t->ne[2] == n_tokens && t->ne[3] == 1) { return true; }
+    const bool is_flat = t->ne[0] == ne0 * n_heads && t->ne[1] == n_tokens && gcuda_nrows(t) == n_tokens && t->nb[0] == sizeof(float);
+    const bool is_packed = gcuda_is_contiguous(t) && gcuda_nelements(t) == ne0 * n_heads * n_tokens;
+    a->ne[0] = ne0, a->ne[1] = n_heads, a->ne[2] = n_tokens, a->ne[3] = 1;
+    a->nb[0] = sizeof(float);
+    a->nb[1] = (size_t) ne0 * sizeof(float);
+    a->nb[2] = is_flat ? t->nb[1] : (size_t) n_heads * a->nb[1];
+    a->nb[3] = (size_t) n_tokens * a->nb[2];
+    return is_flat || is_packed;
+}
+
+// What comes before and after rope.
+static bool gcudai_cuda_heads_steps(const struct gcudai_cuda_heads * h, int64_t ne0, int64_t n_heads, struct gcuda_rope_set_steps * p) {
+    const struct gcuda_tensor * bias = h->node[GCUDAI_CUDA_HEADS_BIAS], * norm = h->node[GCUDAI_CUDA_HEADS_NORM];
+    const struct gcuda_tensor * weights = h->node[GCUDAI_CUDA_HEADS_WEIGHTS], * hadamard = h->node[GCUDAI_CUDA_HEADS_HADAMARD];
+    bool fits = (norm != NULL) == (weights != NULL);
+    if (bias != NULL) {
+        fits = fits && bias->type == GCUDA_TYPE_F32 && bias->ne[0] == ne0 * n_heads;
+        p->bias = bias->src[1]->data;
     }
+    if (fits && norm != NULL) { // sums have the order of aligned rows
+        fits = norm->type == GCUDA_TYPE_F32 && weights->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 &&
+               norm->ne[1] == n_heads && gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
+        p->norm = gcudai_cuda_other(weights, norm)->data;
+        p->eps = gcudai_param_f32(norm, 0);
+    }
+    p->n_hadamard = hadamard != NULL ? (int) hadamard->src[0]->ne[0] : 0;
+    return fits;
+}
+
+// Rows that set_rows puts into a cache: of two dimensions, n elements for each token.
+static bool gcudai_cuda_is_cache_write(const struct gcuda_tensor * y, int64_t n_tokens) {
+    const struct gcuda_tensor * rows = y->src[0];
+    return rows->type == GCUDA_TYPE_F32 && gcuda_nrows(rows) == n_tokens && rows->ne[1] == n_tokens && y->nb[0] == gcuda_type_size(y->type) &&
+           y->src[1]->ne[0] == n_tokens && gcuda_nelements(rows) > 0;
+}
+
+static bool gcudai_cuda_inputs_keys(const struct gcudai_cuda_window * w, const struct gcudai_cuda_heads * h, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * rope = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[GCUDAI_CUDA_HEADS_SET];
     union gcudai_args op;
+    if (gcudai_param_i32(rope, 1) == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; } // n_dims 0 rotates nothing
     gcudai_rope_args(rope, &op);
     p->rope = op.rope;
     p->ids = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
     p->bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_SET_ROWS);
-    return gcuda_rope_set_takes(p);
+    return gcudai_cuda_is_cache_write(y, rope->ne[2]) && y->ne[0] == rope->ne[0] * rope->ne[1] &&
+           gcudai_cuda_as_heads(h->x, rope->ne[0], rope->ne[1], rope->ne[2], &p->rope.x) &&
+           gcudai_cuda_heads_steps(h, rope->ne[0], rope->ne[1], &p->k_steps);
 }
 
-// The rope at node i turns queries as that at node k turns keys, and neither it nor the cache is written over what the group reads.
-static bool gcudai_cuda_is_rope_beside(const struct gcudai_cuda_window * w, int i, int k, int set) {
-    const struct gcuda_tensor * q = w->node[i], * rope = w->node[k], * y = w->node[set];
-    return gcudai_cuda_is_op(w, i, GCUDA_OP_ROPE) && q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] &&
-           q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
-           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 && gcudai_cuda_is_clear_of(q, q, true) &&
-           gcudai_cuda_is_clear_of(q, rope, false) && gcudai_cuda_is_clear_of(y, q, false) && !gcudai_cuda_overlap(q, y) &&
-           !gcudai_cuda_overlap(q, y->src[1]);
+// Queries turn as keys do.
+static bool gcudai_cuda_inputs_queries(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * q = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[h->stage];
+    return q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] && q->ne[3] == 1 &&
+           gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
+           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 &&
+           gcudai_cuda_as_heads(h->x, q->ne[0], q->ne[1], q->ne[2], &p->q) && gcudai_cuda_as_heads(y, q->ne[0], q->ne[1], q->ne[2], &p->q_y) &&
+           gcudai_cuda_heads_steps(h, q->ne[0], q->ne[1], &p->q_steps);
 }
 
-static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_is_rope_set(w, 0, 1, &args->rope_set) ? 2 : 0;
+static bool gcudai_cuda_inputs_values(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * y = h->node[GCUDAI_CUDA_HEADS_SET];
+    const int64_t n_heads = y->ne[0] / rope->ne[0];
+    p->v_ids = gcudai_array(y->src[1]);
+    p->v_y = gcudai_array(y);
+    return gcudai_cuda_is_cache_write(y, rope->ne[2]) && y->ne[0] % rope->ne[0] == 0 && gcuda_nelements(y->src[0]) <= GCUDA_ROPE_SET_QUERIES &&
+           gcudai_cuda_as_heads(h->x, rope->ne[0], n_heads, rope->ne[2], &p->v) && gcudai_cuda_heads_steps(h, rope->ne[0], n_heads, &p->v_steps);
 }
 
-// The queries' rope comes before that of the keys, behind it, or behind the write; there it may be that of other keys.
-static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    static const int places[3][3] = { { 0, 1, 2 }, { 1, 0, 2 }, { 2, 0, 1 } }; // queries, keys, write
-    struct gcuda_rope_set_args others;
-    GCUDAI_ZERO(others);
-    for (int i = 0; i < 3 && w->n >= 3; ++i) {
-        const int q = places[i][0], k = places[i][1], set = places[i][2];
-        if (!gcudai_cuda_is_rope_set(w, k, set, &args->rope_set) || !gcudai_cuda_is_rope_beside(w, q, k, set) ||
-            (q == 2 && gcudai_cuda_is_rope_set(w, 2, 3, &others))) {
-            continue;
+// y, which heads h leave, overlaps nothing that heads r read; but queries may lie where they were, element for element.
+static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
+    const struct gcuda_tensor * x = r->x;
+    const bool is_packed = gcuda_is_contiguous(x) && gcuda_is_contiguous(y) && gcuda_nbytes(x) == gcuda_nbytes(y);
+    const bool is_in_place = h == r && x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
+    bool is_so = is_in_place || !gcudai_cuda_overlap(x, y);
+    for (int i = 0; i < GCUDAI_CUDA_HEADS_STAGES && is_so; ++i) {
+        const struct gcuda_tensor * t = r->node[i];
+        const bool has_others = t != NULL && i != GCUDAI_CUDA_HEADS_NORM && i != GCUDAI_CUDA_HEADS_HADAMARD;
+        const struct gcuda_tensor * one = !has_others ? NULL : i == GCUDAI_CUDA_HEADS_WEIGHTS ? gcudai_cuda_other(t, r->node[i - 1]) : t->src[1];
+        const struct gcuda_tensor * two = i == GCUDAI_CUDA_HEADS_ROPE && t != NULL ? t->src[2] : NULL;
+        is_so = (one == NULL || !gcudai_cuda_overlap(one, y)) && (two == NULL || !gcudai_cuda_overlap(two, y));
+    }
+    return is_so;
+}
+
+// Nothing is written over what the group reads or writes.
+static bool gcudai_cuda_inputs_are_apart(const struct gcudai_cuda_inputs * s) {
+    const struct gcudai_cuda_heads * all[3] = { s->keys, s->queries, s->values };
+    bool is_so = true;
+    for (int i = 0; i < 3; ++i) {
+        const struct gcuda_tensor * y = all[i] != NULL ? all[i]->node[all[i]->stage] : NULL;
+        for (int k = 0; k < 3 && is_so && y != NULL; ++k) {
+            is_so = all[k] == NULL || (gcudai_cuda_is_clear_of(y, all[i], all[k]) &&
+                                          (k >= i || !gcudai_cuda_overlap(y, all[k]->node[all[k]->stage])));
         }
-        args->rope_set.q = gcudai_array(w->node[q]->src[0]);
-        args->rope_set.q_y = gcudai_array(w->node[q]);
-        return 3;
+    }
+    return is_so;
+}
+
+static bool gcudai_cuda_inputs_args(const struct gcudai_cuda_window * w, const struct gcudai_cuda_inputs * s, struct gcuda_rope_set_args * p) {
+    const struct gcuda_tensor * rope = s->keys->node[GCUDAI_CUDA_HEADS_ROPE];
+    GCUDAI_ZERO(*p);
+    return gcudai_cuda_inputs_keys(w, s->keys, p) && (s->queries == NULL || gcudai_cuda_inputs_queries(s->queries, rope, p)) &&
+           (s->values == NULL || gcudai_cuda_inputs_values(s->values, rope, p)) && gcudai_cuda_inputs_are_apart(s) && gcuda_rope_set_takes(p);
+}
+
+// As many nodes as fit, with queries and values or without.
+static int gcudai_cuda_match_inputs(
+    const struct gcudai_cuda_window * w, bool has_queries, bool has_values, struct gcuda_rope_set_args * p) {
+    struct gcudai_cuda_inputs s;
+    gcudai_cuda_inputs_parse(w, &s);
+    for (int n = s.n_nodes; n >= 2; --n) {
+        if (gcudai_cuda_inputs_roles(&s, n) && gcudai_cuda_inputs_args(w, &s, p)) {
+            return (s.queries != NULL) == has_queries && (s.values != NULL) == has_values ? n : 0;
+        }
     }
     return 0;
 }
 
+static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, false, false, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, true, false, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, false, true, &args->rope_set);
+}
+static int gcudai_cuda_match_rope_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_match_inputs(w, true, true, &args->rope_set);
+}
+
 static gcuda_status gcudai_cuda_run_rope_set(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_rope_set(&args->rope_set, stream);
+}
+
+// ---- a product that is a Hadamard transform: no product for the patterns of products ----
+
+static int gcudai_cuda_match_hadamard(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    if (!gcudai_cuda_is_hadamard(w->node[0])) { return 0; }
+    gcudai_mul_mat_args(w->node[0], &args->op);
+    return 1;
+}
+
+static gcuda_status gcudai_cuda_run_hadamard(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_hadamard(&args->op.mul_mat, stream);
 }
 
 // ---- element-wise operations in a row: sums, products, gates, caps, squares of activations ----
@@ -31504,11 +32254,11 @@ static bool gcudai_cuda_route_norm(struct gcudai_cuda_routing * s, struct gcuda_
     bool fits = gcudai_cuda_is_all_of(w, first, 0, s->chosen, &n_sum) && gcudai_cuda_is_all_of(w, last, 0, s->chosen, &n_div) &&
                 (chosen == divided ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1) &&
                 sum->src[0]->ne[0] == s->chosen->ne[1] && sum->src[0]->ne[1] == s->chosen->ne[2] && gcudai_cuda_is_inner(w, first) &&
-                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner(w, last - 1) && y->type == GCUDA_TYPE_F32 &&
+                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner_at(w->look, w->at[last - 1]) && y->type == GCUDA_TYPE_F32 &&
                 gcuda_is_contiguous(y) && y->view_src == NULL && gcuda_are_same_shape(y, sum->src[0]);
     if (has_least) {
         const struct gcuda_tensor * clamp = w->node[first + 1];
-        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && clamp->view_src == NULL;
+        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && (clamp->view_src == NULL || clamp->view_src == sum);
         p->least = gcudai_param_f32(clamp, 0);
     }
     if (!fits) { return false; }
@@ -31706,7 +32456,8 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     const struct gcuda_tensor * a = w->node[0], * b = second < w->n ? w->node[second] : NULL;
     if (!gcudai_cuda_is_product(w, 0) || !gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] ||
         b->src[2] != a->src[2] || b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) ||
-        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0)) {
+        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0) ||
+        (a->op == GCUDA_OP_MUL_MAT && gcudai_param_i32(b, 1) != gcudai_param_i32(a, 1))) {
         return false;
     }
     const struct gcuda_tensor * second_bias = bias != NULL ? gcudai_cuda_bias(w, second + 1) : NULL;
@@ -31795,6 +32546,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     rest.n = w->n - first;
     for (int i = 0; i < rest.n; ++i) {
         rest.at[i] = w->at[first + i];
+        rest.place[i] = w->place[first + i];
         rest.node[i] = w->node[first + i];
     }
     return rest;
@@ -31919,7 +32671,8 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
-           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
+           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0) && // the precision
+           gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1);                                          // the hint
 }
 
 // What follows product i may be a step of it; a gate would have been its and the product's before.
@@ -32111,6 +32864,11 @@ static void ** gcudai_cuda_scratch_tile_group(union gcudai_cuda_fused * args, si
 
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
+    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL },
+    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL },
+    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL },
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
     { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
@@ -32118,8 +32876,6 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
-    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
@@ -32129,14 +32885,16 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 
-// The nodes from one on that something runs for.
-static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_window * w) {
+// The nodes from place `first` of the order on that something runs for.
+static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
     w->look = look;
     w->n = 0;
     for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
-        if (!gcudai_is_skipped(look->seen[i].tensor)) {
-            w->at[w->n] = i;
-            w->node[w->n++] = look->seen[i].tensor;
+        const struct gcuda_tensor * t = look->seen[order[i]].tensor;
+        if (!gcudai_is_skipped(t)) {
+            w->at[w->n] = order[i];
+            w->place[w->n] = i;
+            w->node[w->n++] = t;
         }
     }
 }
@@ -32153,6 +32911,95 @@ static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
     return NULL;
 }
 
+// ---- the order in which a plan runs its nodes ----
+// That of the graph, but for products of the same activations: queries, keys and values. Programs put rope and cache writes between
+// them; a product moves up to the one before it where no node in between touches what it writes, or writes what it reads.
+
+enum {
+    GCUDAI_CUDA_AHEAD = 24,    // nodes after a product, views included, that are searched
+    GCUDAI_CUDA_FEW_TOKENS = 8 // up to which biases of queries, keys and values are no steps of their products
+};
+
+// x and y, neighbours in the order, may be run the other way round.
+static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
+    bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
+    for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
+        may = (y->src[k] == NULL || !gcudai_cuda_overlap(y->src[k], x)) && (x->src[k] == NULL || !gcudai_cuda_overlap(x->src[k], y));
+        for (int j = 0; j < GCUDA_MAX_SRC && may && gcudai_writes_source(x, k); ++j) {
+            may = y->src[j] == NULL || !gcudai_cuda_overlap(x->src[k], y->src[j]);
+        }
+    }
+    return may;
+}
+
+// The first node after node `at` that reads it, or a view of it; -1: none that is near.
+static int gcudai_cuda_reader_of(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    for (int i = at + 1; i < look->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
+        const struct gcuda_tensor * y = look->seen[i].tensor;
+        for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_skipped(y); ++k) {
+            if (y->src[k] != NULL && (y->src[k] == t || y->src[k]->view_src == t)) { return i; }
+        }
+    }
+    return -1;
+}
+
+static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
+    return op == GCUDA_OP_ROPE || op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_SET_ROWS;
+}
+
+// A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
+static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t) || gcudai_cuda_split_of(gcudai_buffer_of(t->src[0])) != NULL) { return false; }
+    int reader = gcudai_cuda_reader_of(look, at);
+    enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
+    if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
+        reader = gcudai_cuda_reader_of(look, reader);
+        return reader >= 0 && gcudai_cuda_is_attention_input(look->seen[reader].tensor->op);
+    }
+    return gcudai_cuda_is_attention_input(op) || op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_CPY || op == GCUDA_OP_CONT ||
+           op == GCUDA_OP_FLASH_ATTN_EXT;
+}
+
+// The node at place `from` moves to place `to` before it, if it may.
+static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * order, int from, int to) {
+    const int32_t node = order[from];
+    bool may = true;
+    for (int i = to; i < from && may; ++i) {
+        const struct gcuda_tensor * x = look->seen[order[i]].tensor;
+        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, look->seen[node].tensor);
+    }
+    if (!may) { return false; }
+    memmove(order + to + 1, order + to, (size_t) (from - to) * sizeof(*order));
+    order[to] = node;
+    return true;
+}
+
+// Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after them all.
+static int gcudai_cuda_gather_products(const struct gcudai_cuda_look * look, int32_t * order, int first) {
+    const struct gcuda_tensor * a = look->seen[order[first]].tensor;
+    int to = first + 1;
+    for (int is_other = 0; is_other < 2; ++is_other) {
+        for (int i = to; i < look->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
+            const struct gcuda_tensor * b = look->seen[order[i]].tensor;
+            if (b->op != GCUDA_OP_MUL_MAT || b->src[1] != a->src[1] || (b->src[0]->type != a->src[0]->type) != (is_other != 0) ||
+                !gcudai_cuda_is_movable(look, order[i])) {
+                continue;
+            }
+            to += i == to || gcudai_cuda_move_up(look, order, i, to);
+        }
+    }
+    return to;
+}
+
+static void gcudai_cuda_order_of(const struct gcudai_cuda_look * look, bool may_move, int32_t * order) {
+    for (int i = 0; i < look->n_nodes; ++i) { order[i] = i; }
+    for (int i = 0; i < look->n_nodes && may_move; ++i) {
+        if (gcudai_cuda_is_movable(look, order[i])) { i = gcudai_cuda_gather_products(look, order, i) - 1; }
+    }
+}
+
 // =====================================================================================================
 // >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
 // =====================================================================================================
@@ -32163,7 +33010,7 @@ struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
     const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
-    int first, n;                      // nodes that it stands for, those that nothing runs for included
+    int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
     int lane;        // the stream that it runs on
@@ -32182,6 +33029,7 @@ enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUD
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
     struct gcudai_cuda_look look;
+    int32_t * order, * next_order; // of the nodes, as they are run; the other one is scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
     size_t n_bytes;     // of host memory
@@ -32213,21 +33061,37 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
 
-// The step that begins with a node: what a pattern takes, or the node alone.
+// The node at a place of the plan's order.
+static struct gcudai_cuda_seen * gcudai_cuda_nth(const struct gcudai_cuda_plan * plan, int place) {
+    return &plan->look.seen[plan->order[place]];
+}
+
+// The node whose result a step leaves, by its index in the graph.
+static int gcudai_cuda_last_of(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
+    return plan->order[s->first + s->n - 1];
+}
+
+static bool gcudai_cuda_has_node(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int32_t node) {
+    bool has = false;
+    for (int i = s->first; i < s->first + s->n; ++i) { has = has || plan->order[i] == node; }
+    return has;
+}
+
+// The step that begins at a place of the order: what a pattern takes, or the node alone.
 static void gcudai_cuda_step_make(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_step * s) {
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, int first, struct gcudai_cuda_step * s) {
     struct gcudai_cuda_window w;
     int n_taken = 1;
     GCUDAI_ZERO(*s);
     GCUDAI_ZERO(w);
     w.cu = cu;
     w.is_strict = cu->params.strict;
-    if (cu->plans.use_fusion && !look->no_fusion) {
-        gcudai_cuda_window_at(look, first, &w);
+    if (cu->plans.use_fusion && !plan->look.no_fusion) {
+        gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
-    const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
-    s->node = look->seen[last].tensor;
+    const int last = s->pattern != NULL ? w.place[n_taken - 1] : first;
+    s->node = gcudai_cuda_nth(plan, last)->tensor;
     s->first = first;
     s->n = last - first + 1;
     if (s->pattern == NULL) {
@@ -32305,21 +33169,22 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 }
 
 // How often the step's products read node `at` as their columns.
-static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
+static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        n += look->seen[i].shape.kind.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
+        const struct gcudai_cuda_shape * shape = &gcudai_cuda_nth(plan, i)->shape;
+        n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
     }
     return n;
 }
 
 // The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
 static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
     int n_reads = 0, form = 0;
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
         struct gcudai_cuda_step * s = &plan->steps[++*last];
-        const int reads = gcudai_cuda_column_reads(&plan->look, s, at);
+        const int reads = gcudai_cuda_column_reads(plan, s, at);
         const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
         if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
         form = reads > 0 ? wanted : form;
@@ -32338,10 +33203,10 @@ static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const
     const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
     bool is_apart = of_many <= gcuda_nbytes(y);
     for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
-        const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
+        const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = seen->shape.src[k];
-            const bool is_inner = source < 0 || (source >= s->first && source < s->first + s->n);
+            const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
     }
@@ -32361,8 +33226,8 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
-            const int at = s->first + s->n - 1;
-            if (gcudai_cuda_column_reads(&plan->look, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+            const int at = gcudai_cuda_last_of(plan, s);
+            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
         }
     }
     for (int i = 0; i < plan->n_steps; ++i) {
@@ -32405,11 +33270,11 @@ static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct g
 
 // What step number r->n of the region reads and writes.
 static bool gcudai_cuda_region_uses(
-    struct gcudai_cuda_region * r, const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s) {
+    struct gcudai_cuda_region * r, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
     bool is_ok = true;
     r->bytes[r->n] = 0.0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcuda_tensor * t = look->seen[i].tensor;
+        const struct gcuda_tensor * t = gcudai_cuda_nth(plan, i)->tensor;
         if (gcudai_is_skipped(t)) { continue; }
         is_ok = is_ok && gcudai_cuda_region_use(r, t, true);
         for (int k = 0; k < GCUDA_MAX_SRC && is_ok; ++k) {
@@ -32522,7 +33387,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
-        is_ok = gcudai_cuda_region_uses(&r, &plan->look, &plan->steps[i]);
+        is_ok = gcudai_cuda_region_uses(&r, plan, &plan->steps[i]);
         uint64_t before = 0;
         for (int j = 0; j < r.n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(&r, j, r.n) << j; }
         r.before[r.n++] = before;
@@ -32656,7 +33521,7 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
         for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
-            const struct gcuda_tensor * t = plan->look.seen[k].tensor, * weight = gcudai_cuda_early_weight(s, t);
+            const struct gcuda_tensor * t = gcudai_cuda_nth(plan, k)->tensor, * weight = gcudai_cuda_early_weight(s, t);
             is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
         const enum gcuda_overlap overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
@@ -32691,18 +33556,23 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
+}
+
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcudai_cuda_look * look = &plan->look;
     plan->n_steps = 0;
     gcudai_cuda_plan_note(plan);
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->order);
     for (int i = 0; i < look->n_nodes;) {
-        if (gcudai_is_skipped(look->seen[i].tensor)) {
+        if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
             ++i;
             continue;
         }
         struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
-        gcudai_cuda_step_make(cu, look, i, s);
+        gcudai_cuda_step_make(cu, plan, i, s);
         i = s->first + s->n;
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
@@ -32729,7 +33599,7 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
     for (int i = plan->n_steps - 1; i >= 0; --i) {
         if (plan->steps[i].scratch_bytes == SIZE_MAX) {
             first = plan->steps[i].node;
-            plan->look.seen[plan->steps[i].first].has_changed = true;
+            gcudai_cuda_nth(plan, plan->steps[i].first)->has_changed = true;
         }
     }
     if (first == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -32739,10 +33609,10 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 }
 
 // The step anew, but for its place in the plan's CUDA graph.
-static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, struct gcudai_cuda_step * s) {
+static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
     const enum gcuda_overlap overlap = s->overlap;
-    gcudai_cuda_step_make(cu, look, s->first, s);
+    gcudai_cuda_step_make(cu, plan, s->first, s);
     s->is_new = true;
     s->last[GCUDAI_CUDA_NOTE_ALL] = last;
     s->overlap = overlap;
@@ -32755,16 +33625,27 @@ static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const 
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Whether the nodes would still be run in the plan's order. That is looked at where one that has moved, or one that it has passed, has
+// changed.
+static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const struct gcudai_cuda_look * look = &plan->look;
+    bool is_stale = false;
+    for (int i = 0; i < look->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(look, plan->order[i]); }
+    if (!is_stale) { return true; }
+    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
+    return memcmp(plan->order, plan->next_order, (size_t) look->n_nodes * sizeof(*plan->order)) == 0;
+}
+
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
-    bool is_as_before = true; // what was fused may have to be taken apart, because things overlap now
+    bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         const int n = s->n;
         bool is_stale = false;
-        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, k); }
-        if (is_stale) { gcudai_cuda_step_again(cu, look, s); }
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, plan->order[k]); }
+        if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
     if (is_as_before) {
@@ -32798,6 +33679,7 @@ static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_drop_exec(plan);
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     gcudai_free(plan);
 }
 
@@ -32820,11 +33702,14 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->look = *look;
     plan->cap_steps = n;
     plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
-    if (plan->steps == NULL) {
+    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_nodes, 1), 2 * sizeof(*plan->order));
+    if (plan->steps == NULL || plan->order == NULL) {
         gcudai_cuda_plan_release(plan);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
+    plan->next_order = plan->order + look->n_nodes;
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
     if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -33119,7 +34004,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
     }
     gcudai_cuda_look_free(&plan->look);
     plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
     return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -33130,6 +34015,7 @@ static gcuda_status gcudai_cuda_plan_remake(
     GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
+    gcudai_free(plan->order);
     fresh->exec = plan->exec;
     fresh->graph = plan->graph;
     fresh->is_patchable = plan->is_patchable;
@@ -33400,7 +34286,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
     return ((struct gcudai_cuda *) backend)->device->name;
 }
 
-// What a failed call on the backend's stream becomes.
+// The status of a call on the backend's stream.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
@@ -33419,7 +34305,7 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
     return err;
 }
 
-// Kernels that met an index out of range have said so in a flag, which travels behind them.
+// Waits for the stream. Kernels that found an index out of range have set a flag, whose copy to the host is queued after them.
 static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -33520,8 +34406,8 @@ static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct 
     return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
 }
 
-// On the source's stream; the destination's stream waits for it. What the destination has queued before is not waited
-// for: whoever overwrites a tensor that is still being read orders that.
+// Copies on the source's stream; the destination's stream waits for it. The copy does not wait for work queued on the destination: a
+// caller that overwrites a tensor still being read orders that.
 static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) {
@@ -33588,7 +34474,7 @@ static void gcudai_cuda_unlist(struct gcudai_cuda * cu) {
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
-// Takes half-made backends too. Errors have nobody left to go to.
+// Also frees backends whose construction failed half-way. Errors are dropped.
 static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -34028,7 +34914,7 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
     return &gcudai_cuda_found.items[index].device;
 }
 
-// Kept in the registry, which is there from the first question for devices on.
+// Kept in the registry, which exists since the first device query.
 static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
     const struct gcuda_backend_feature all[] = {
         { "ARCHS", gcuda_kernels_archs() },
@@ -34170,13 +35056,12 @@ static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
 // =====================================================================================================
-// Jobs are cut into pieces of at most a mebibyte; a slot holds as many as fit, of one direction. Upload: threads copy
-// the pieces into the slot (FILL), whoever copies the last one hands the slot to the stream (BUSY), whoever finds
-// nothing to copy waits for the oldest slot on the stream. Download: BUSY, then DRAIN. Slots are a ring and are handed
-// over in its order, so that jobs end in theirs. All state is under one lock, which is not held while bytes are copied
-// or waited for.
+// Jobs are cut into pieces of at most 1 MiB; a slot holds as many as fit, of one direction. Upload: threads copy pieces into the slot
+// (FILL), and the thread with the last piece submits the slot to the stream (BUSY). A thread without a piece waits for the oldest
+// slot on the stream. Download: BUSY, then DRAIN. Slots form a ring and are submitted in its order, so that jobs end in order. One
+// lock protects all state; it is not held during copies and waits.
 
 enum gcudai_slot_state { GCUDAI_SLOT_FILL, GCUDAI_SLOT_BUSY, GCUDAI_SLOT_DRAIN, GCUDAI_SLOT_DONE };
 enum {
@@ -34301,7 +35186,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
     return true;
 }
 
-// ---- slots on their way: the lock is held ----
+// ---- submitted slots: the lock is held ----
 
 static gcuda_status gcudai_piece_enqueue(
     struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s, const struct gcudai_upload_piece * p, size_t size) {
@@ -34514,7 +35399,7 @@ static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
                           : gcudai_fail(job->status, "the copy of %s failed", gcudai_quoted(job->name));
 }
 
-// Of a ticket that is done; 0: the first failure that has not been reported.
+// Result of a finished ticket; 0: the first failure that has not been reported.
 static gcuda_status gcudai_ticket_result(struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket) {
     if (ticket != 0) { return gcudai_job_result(gcudai_uploader_find(up->failed, ticket)); }
     const struct gcudai_upload_job * job = up->unreported;
@@ -34783,9 +35668,9 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
 // =====================================================================================================
 // >>impl-cuda-profile   callbacks and timing around nodes, traces
 // =====================================================================================================
-// Each recorded node has two events of a pool as large as the largest graph. They are read, and free again, when the
-// next graph starts or somebody asks. Event times are floats of milliseconds, too coarse after some seconds: so a graph
-// has an event of its own at its start, nodes are timed against that, and those distances are summed in double.
+// Each recorded node has two events of a pool as large as the largest graph. They are read and released when the next graph starts
+// or the caller queries. Event times are floats of milliseconds, too coarse after some seconds. So each graph records a start event,
+// nodes are timed against that, and the distances between graphs are summed in double.
 
 struct gcudai_cuda_profile {
     gcuda_cuda_node_callback callback;
@@ -36018,10 +36903,11 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
 // =====================================================================================================
 // >>impl-sched   scheduler: items, assignment, splits, placing, runs
 // =====================================================================================================
-// An item is a tensor of the caller's graph. Backends and the allocator see a description of the scheduler's own for each
-// (item.t), so that sources can be turned to copies; its place is written back into the caller's when all is placed.
-// Items that must be on one backend form a group, named by a representative: views and their owner, and what one
-// operation writes. Decisions are about groups.
+// An item is a tensor of the caller's graph. Backends and the allocator see a copy of its descriptor that the scheduler owns (item.t),
+// so that sources can be replaced by copies. After allocation the address is written back into the caller's tensor.
+//
+// Items that must be on one backend form a group, named by a representative: views with their owner, and tensors that one operation
+// writes. Backends are assigned to groups.
 
 enum gcudai_sched_why {
     GCUDAI_SCHED_NOBODY,
@@ -36037,14 +36923,14 @@ enum gcudai_sched_why {
     GCUDAI_SCHED_READER,
     GCUDAI_SCHED_REST
 };
-enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // of backends; outside: in memory that none of them reads
+enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // values of a backend; OUTSIDE: in memory that no backend reads
 
 // Snapshot of an item's original and its memory, from when the graph was allocated.
 struct gcudai_sched_key {
     struct gcudai_node_key node;
     gcuda_backend_buffer_type_t placed_in;
     int32_t usage;
-    bool has_changed; // a value that is followed differs
+    bool has_changed; // a value differs that may change without a new allocation
 };
 
 struct gcudai_sched_kept { // contents of a leaf, saved while the graph is allocated again; read only if the new graph names it
@@ -36054,53 +36940,53 @@ struct gcudai_sched_kept { // contents of a leaf, saved while the graph is alloc
 
 struct gcudai_sched_item {
     struct gcuda_tensor * original, * t;
-    int32_t root, rep;                 // owner of the memory; next on the way to the representative
+    int32_t root, rep;                 // owner of the memory; parent in the union-find tree of the group
     int32_t backend;                   // at the representative
     int32_t first_member, next_member; // computed nodes of a group; -1: none
     bool is_member, is_computed;
     int32_t first_copy;
-    int32_t n_writes; // of nodes that work in place, into an owner, so far in the order of the graph
-    int32_t why_item; // the weight that decided
+    int32_t n_writes; // of an owner: in-place writes by the nodes divided so far
+    int32_t why_item; // the weight that decided the backend
     uint8_t why;
-    bool is_placed, is_node, is_written; // written: an owner, by some node that works in place
-    int32_t node;                        // of a node, its place in the graph
+    bool is_placed, is_node, is_written; // is_written: an owner that some node writes in place
+    int32_t node;                        // of a node: its index in the graph
     gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
 };
 
-struct gcudai_sched_copy { // of an item, on a backend that cannot read it where it is
+struct gcudai_sched_copy { // of an item, for a backend that cannot read the item's memory
     int32_t item, backend, n_writes, next; // next of the same item
-    bool is_weight;                        // constant: one place serves all runs
-    bool is_uploaded;                      // from host memory to a GPU, by threads and a stream of the scheduler's
+    bool is_weight;                        // constant: one copy serves all runs
+    bool is_uploaded;                      // from host memory to a GPU, by the backend's uploader
     bool is_staged;                        // from host memory, through the backend's stage
-    int32_t ids;                           // experts that its only reader, a mul_mat_id, names; -1: all are copied
+    int32_t ids;                           // ids of its only reader, a mul_mat_id: only these experts are copied; -1: all
     gcuda_cuda_ticket ticket;
-    struct gcuda_tensor * places;          // one for each run that may be under way
+    struct gcuda_tensor * places;          // one for each run that may be in flight
 };
 
 struct gcudai_sched_split {
     int32_t backend, first, end; // nodes of the graph that is computed
     int32_t first_copy, end_copy;
-    int32_t first_foreign, end_foreign; // views of other backends' tensors that came between its nodes
-    int32_t next;                       // on the same backend; -1: none
-    bool has_before, has_uploads;       // one before it on the same backend
-    bool is_uploading;                  // in this run
+    int32_t first_foreign, end_foreign; // views of other backends' tensors between its nodes
+    int32_t next;                       // next split on the same backend; -1: none
+    bool has_before, has_uploads;       // has_before: a previous split is on the same backend
+    bool is_uploading;                  // its uploads have been submitted in this run
 };
 
-struct gcudai_sched_patch { // this source reads that copy
+struct gcudai_sched_patch { // a source replaced by a copy
     struct gcuda_tensor * node;
     int32_t k, copy;
 };
 
-struct gcudai_sched_staged { // bytes [first, end) of a stage, until the event is over
+struct gcudai_sched_staged { // bytes [first, end) of a stage are in use until the event completes
     size_t first, end;
     gcuda_backend_event_t event;
 };
 
-// What the host copies to a backend goes through here, so that it need not wait for the backend: a ring of bytes, and one of
-// what is in them, the oldest first.
+// Page-locked buffer through which the host copies to a backend without waiting for it: a ring of bytes, and a ring of the pieces
+// in use, oldest first.
 struct gcudai_sched_stage {
-    gcuda_backend_buffer_t buffer; // page-locked where the device has that; NULL: none, or none to be had
-    size_t size, at;               // size: as was asked for; at: the next byte
+    gcuda_backend_buffer_t buffer; // page-locked if the device supports it; NULL: none requested, or the allocation failed
+    size_t size, at;               // size: requested; at: the next byte
     struct gcudai_sched_staged * all;
     size_t n_all, n_wanted, first, n;
 };
@@ -36110,62 +36996,62 @@ struct gcudai_sched_backend {
     struct gcudai_sched_stage stage;
     gcuda_backend_buffer_type_t buft;
     bool is_async;
-    gcuda_backend_event_t done; // recorded when somebody has to wait; NULL: the device has no events
-    uint64_t given, recorded, seen; // pieces of work: queued, before the last record of done, known to be over
-    uint64_t given_before;          // when the run began
-    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or
-    bool has_no_uploader;                  // there was none to be had
-    int32_t last_split;                    // while splits are linked
+    gcuda_backend_event_t done; // recorded when another backend has to wait; NULL: the device has no events
+    uint64_t given, recorded, seen; // numbers of work items: queued, before the last record of done, known to be complete
+    uint64_t given_before;          // `given` at the start of the run
+    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or its creation failed
+    bool has_no_uploader;                  // its creation failed
+    int32_t last_split;                    // used while splits are linked
 };
 
 struct gcuda_backend_sched {
     int n_backends, n_copies;
     int debug, debug_realloc; // 1 and more: see struct gcuda_backend_sched_params
-    bool no_offload, was_reserved; // was_reserved: buffers have a size that was asked for
+    bool no_offload, was_reserved; // was_reserved: a reserve has set the buffers' size
     struct gcudai_sched_backend * backends;
-    bool * reads;                      // [a][b]: a reads what b computes where it is
-    uint64_t * waited;                 // [a][b]: of the work of b, what a has been made to wait for
-    gcuda_backend_event_t * run_ends;  // [backend][copy]: of the last run with these copies
+    bool * reads;                      // [a][b]: a reads results of b without a copy
+    uint64_t * waited;                 // [a][b]: the number of b's work items that a waits for
+    gcuda_backend_event_t * run_ends;  // [backend][copy]: end of the last run with these copies
     bool * run_end_is_set;
-    int run, slot;    // copies that the next run uses; places of the allocated graph's inputs
-    int * slot_run;   // [copy] the run that used the input places last; -1: none
+    int run, slot;    // run: copies that the next run uses; slot: the input copies of the allocated graph
+    int * slot_run;   // [copy] the run that used these input copies last; -1: none
     gcuda_gallocr_t galloc;
     gcuda_backend_sched_eval_callback callback;
     void * callback_data;
-    struct gcudai_map said; // by the caller: tensor to backend
+    struct gcudai_map said; // the caller's assignments: tensor to backend
     int32_t * said_backends;
     size_t cap_said;
     // the last graph
-    struct gcuda_context * arena; // own descriptions
+    struct gcuda_context * arena; // the scheduler's descriptors
     struct gcudai_map map;
     struct gcudai_sched_item * items;
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
-    uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    uint8_t * can;              // [group][backend]: 0 unknown, 1 yes, 2 no
     uint64_t readers;           // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
     int32_t * foreign;
-    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // what the allocator is given
+    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // the allocator's graph
     int * node_ids, * leaf_ids, * old_ids;
     size_t cap_items, cap_keys, cap_nodes, cap_leaf_items, cap_sources, cap_can, cap_copies, cap_splits, cap_patches, cap_foreign;
     size_t cap_alloc_nodes, cap_alloc_leafs, cap_node_ids, cap_leaf_ids, cap_old_ids, cap_stage;
-    char * stage; // between backends that have no way but the host
+    char * stage; // host memory for copies between backends without a direct route
     int n_nodes, n_leafs, n_items, n_copied, n_splits, n_patches, n_foreign;
     int n_alloc_nodes, n_alloc_leafs, n_old_nodes, n_old_leafs;
-    struct gcuda_tensor * own;   // descriptions of all items
-    struct gcuda_cgraph * graph; // what backends compute
+    struct gcuda_tensor * own;   // descriptors of all items
+    struct gcuda_cgraph * graph; // the graph that backends compute
     bool is_allocated;
-    struct gcudai_sched_kept * kept; // until an allocation succeeds: what was in leafs of the graph before
+    struct gcudai_sched_kept * kept; // contents of the previous graph's leafs, until an allocation succeeds
     char * kept_bytes;
     int n_kept;
-    int last_run; // whose copies the patches name
-    gcuda_status bad_data; // indices out of range, found while the run goes on
+    int last_run; // the run whose copies the patches name
+    gcuda_status bad_data; // an index out of range, found during the run
     char bad_data_message[GCUDAI_MESSAGE_BYTES];
 };
 
-// Room for n elements behind a pointer to them, whose contents stay.
+// Grows an array to at least n elements and keeps its contents. `pointer` is the address of a pointer of any type.
 static gcuda_status gcudai_room(void * pointer, size_t * cap, size_t n, size_t size) {
     void * old = NULL;
     if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
@@ -36347,7 +37233,7 @@ static gcuda_backend_buffer_type_t gcudai_sched_placed_in(const struct gcuda_ten
     return t->buffer ? t->buffer->buft : gcuda_backend_cpu_buffer_type(); // memory of a context is the host's
 }
 
-// Memory that this scheduler gave, in an earlier graph, is none.
+// Whether a tensor has memory. Memory that this scheduler assigned in an earlier graph does not count.
 static bool gcudai_sched_has_memory(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
     return (t->data != NULL || t->buffer != NULL) && !gcudai_gallocr_owns(s->galloc, t->buffer);
 }
@@ -36403,17 +37289,18 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Forgets the descriptions of the last graph. What they took in several blocks will next time be in one that stays.
+// Frees the descriptors of the last graph. If they took several blocks, the arena gets one block of that size for the next.
 static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
     const size_t used = gcuda_used_mem(s->arena);
     gcuda_reset(s->arena);
     if (used > gcuda_get_mem_size(s->arena)) {
-        (void) gcuda_new_buffer(s->arena, used); // failing, it grows as before
+        (void) gcuda_new_buffer(s->arena, used); // on failure it grows block by block again
         gcuda_reset(s->arena);
     }
 }
 
-// Own descriptions. A leaf that has memory needs none, unless its owner has one; what it was is kept for gcuda_backend_sched_to_text.
+// Makes the scheduler's descriptors. A leaf with memory uses the caller's, unless its owner has a new one. s->own keeps a copy of
+// every tensor for gcuda_backend_sched_to_text.
 static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
     gcudai_sched_reset_arena(s);
     s->own = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1) * sizeof(*s->own));
@@ -36457,7 +37344,7 @@ static int32_t gcudai_sched_backend_of(gcuda_backend_sched_t s, int32_t i) {
 
 static bool gcudai_sched_is_work(gcuda_backend_sched_t s, int32_t i) { return !gcudai_is_skipped(s->items[i].t); }
 
-// In the order of the graph, so that the first computed member names the place in messages.
+// Members are in the order of the graph, so that messages name the first one.
 static void gcudai_sched_group(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_nodes; ++i) {
         struct gcudai_sched_item * item = &s->items[s->nodes[i]];
@@ -36472,7 +37359,7 @@ static void gcudai_sched_group(gcuda_backend_sched_t s) {
     }
     for (int i = s->n_nodes; i-- > 0;) {
         const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
-        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // listed twice, it is one member
+        if (gcudai_sched_is_work(s, node) && !s->items[node].is_member) { // a node listed twice is one member
             s->items[node].is_member = true;
             s->items[node].next_member = s->items[rep].first_member;
             s->items[rep].first_member = node;
@@ -36489,7 +37376,7 @@ static bool gcudai_sched_reads(gcuda_backend_sched_t s, int b, int32_t i) {
     return of >= 0 && s->reads[b * s->n_backends + of];
 }
 
-// Whether a backend computes a node when sources in memory that it cannot read are copied for it.
+// Whether a backend can compute a node, if sources in memory that it cannot read are copied.
 static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     struct gcuda_tensor node = *s->items[i].t, copies[GCUDA_MAX_SRC];
     gcuda_backend_t backend = s->backends[b].backend;
@@ -36516,7 +37403,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     return gcuda_backend_supports_op(backend, &node);
 }
 
-// The rule for a whole group: all that is computed there, and memory that there is already. Asked once.
+// Whether a backend can compute all members of a group, and use the memory that they already have. The answer is cached.
 static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
     uint8_t * known = &s->can[(size_t) rep * (size_t) s->n_backends + (size_t) b];
     if (*known == 0) {
@@ -36538,7 +37425,7 @@ static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcu
     rep->why = (uint8_t) why;
 }
 
-// Why no backend, or not the one that was asked for (b >= 0), takes the group of an item.
+// Fails with the reason why no backend, or not backend b (b >= 0), takes the group of an item.
 static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int b, const char * what) {
     char text[GCUDAI_MESSAGE_BYTES / 2];
     struct gcudai_text out = { text, sizeof(text), 0 };
@@ -36588,7 +37475,7 @@ static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
            root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
-// Where its weight is; the last backend gives it away when another says that copying the weight pays.
+// Assigns a node to the backend that reads its weight. If that is the last one, a backend whose offload_op accepts the node takes it.
 static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcuda_tensor * t = s->items[node].original;
@@ -36650,7 +37537,7 @@ static gcuda_status gcudai_sched_fix(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Neighbours take over the backend of the last node before them; the last backend does not spread in the first two sweeps.
+// Unassigned nodes get the backend of the previous node in the sweep's direction. The last backend spreads only with with_last.
 static void gcudai_sched_sweep(gcuda_backend_sched_t s, bool is_up, bool with_last) {
     int running = GCUDAI_SCHED_UNKNOWN;
     for (int j = 0; j < s->n_nodes; ++j) {
@@ -36683,7 +37570,7 @@ static void gcudai_sched_join_sources(gcuda_backend_sched_t s, int i) {
     if (best >= 0) { gcudai_sched_set(s, s->nodes[i], best, GCUDAI_SCHED_SOURCES); }
 }
 
-// To a backend of higher preference that uses the same memory.
+// Moves a node to a backend of higher preference that uses the same memory.
 static void gcudai_sched_prefer(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcudai_sched_item * group = &s->items[rep];
@@ -36740,7 +37627,7 @@ static void gcudai_sched_name_copy(gcuda_backend_sched_t s, int b, const struct 
     gcuda_format_name(t, "%s#%s#%d", gcuda_backend_name(s->backends[b].backend), of->name, c);
 }
 
-// n tensors of one layout, for one each run that may be under way.
+// Makes n tensors with the layout of `of`: one for each run that may be in flight.
 static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, const struct gcuda_tensor * of, int b, int n) {
     struct gcuda_tensor * t = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) n * sizeof(*t));
     for (int c = 0; t != NULL && c < n; ++c) {
@@ -36749,13 +37636,13 @@ static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, co
         memcpy(t[c].ne, of->ne, sizeof(t[c].ne));
         memcpy(t[c].nb, of->nb, sizeof(t[c].nb));
         t[c].flags = of->flags & GCUDA_TENSOR_FLAG_DYNAMIC;
-        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // never given to another tensor
+        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // the memory is never reused
         gcudai_sched_name_copy(s, b, of, c, &t[c]);
     }
     return t;
 }
 
-// The newest come first, so that those made before the last write end the search: a tensor may be written many times.
+// Newest first: a copy made before the last write ends the search, because a tensor may be written many times.
 static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b) {
     int32_t c = s->items[i].first_copy;
     const int32_t n_writes = s->items[s->items[i].root].n_writes;
@@ -36793,8 +37680,8 @@ static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A weight that is copied begins a split, so that what was copied before can make room for it. One of experts always does:
-// which of them are used has been computed then.
+// A weight to copy begins a split if the current one has copies, so that its memory can be that of an earlier copy. A weight of
+// experts always does: at its begin the ids have been computed.
 static bool gcudai_sched_wants_split(gcuda_backend_sched_t s, int i, int b) {
     const struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
     if (split == NULL || split->backend != b) { return true; }
@@ -36842,7 +37729,7 @@ static void gcudai_sched_count_writes(gcuda_backend_sched_t s, int i) {
     }
 }
 
-// Views are no work: those of the split's own tensors stay among its nodes for backends that look at them, others do not.
+// Views need no computation. Those on the split's backend stay among its nodes, because backends may look at them; others do not.
 static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, struct gcuda_cgraph * g) {
     const int32_t node = s->nodes[i], b = gcudai_sched_backend_of(s, node);
     struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
@@ -36865,7 +37752,7 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Of a slice of the caller's graph: hash of the uses of its tensors by later nodes, as these are now. g: counts them there too; NULL: does not.
+// For a slice of the caller's graph: hash of the uses of its tensors by later nodes. If g is not NULL, also counts them there.
 static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + graph->n_after; ++i) {
@@ -36892,8 +37779,8 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     }
     gcudai_graph_index(g);
     s->readers = gcudai_sched_readers(s, graph, g);
-    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
-    for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
+    for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); } // a copy is a use
+    for (int i = 0; i < s->n_foreign; ++i) { // so is a view in no split: it or its source is copied
                 for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
@@ -36904,7 +37791,7 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Weights for a split are uploaded while the one before it on the same backend computes.
+// Links the splits of each backend: weights for a split are uploaded while the previous split on the same backend computes.
 static void gcudai_sched_link(gcuda_backend_sched_t s) {
     for (int b = 0; b < s->n_backends; ++b) { s->backends[b].last_split = -1; }
     for (int32_t i = 0; i < s->n_splits; ++i) {
@@ -36919,14 +37806,14 @@ static void gcudai_sched_link(gcuda_backend_sched_t s) {
     }
 }
 
-// ---- placing: the allocator's graph has the copies in it ----
+// ---- placing: the allocator's graph includes the copies ----
 
 static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_nodes + 1;
     GCUDAI_TRY(gcudai_room(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
     GCUDAI_TRY(gcudai_room(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
     s->alloc_nodes[s->n_alloc_nodes] = t;
-    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // placed outside: not the allocator's
+    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // OUTSIDE: the allocator skips it
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36939,7 +37826,7 @@ static gcuda_status gcudai_sched_alloc_leaf(gcuda_backend_sched_t s, struct gcud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// An input with a place for each run that may be under way, always in the same order: its own is the slot-th of them.
+// Places an input once for each run that may be in flight, always in the same order. The item itself is number `slot`.
 static gcuda_status gcudai_sched_alloc_input(gcuda_backend_sched_t s, int32_t i) {
     struct gcudai_sched_item * item = &s->items[i];
     const int32_t b = gcudai_sched_backend_of(s, i);
@@ -36968,7 +37855,7 @@ static gcuda_status gcudai_sched_alloc_leafs(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A mark that keeps what is copied until then, and the copy's own place from there on.
+// Adds a marker node that reads the original, so that it stays alive until the copy, and then the copy as a node.
 static gcuda_status gcudai_sched_alloc_copy(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c) {
     const struct gcudai_sched_item * item = &s->items[c->item];
     if (!item->is_placed) {
@@ -36992,7 +37879,7 @@ static gcuda_status gcudai_sched_alloc_foreign(gcuda_backend_sched_t s, int firs
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Those of the split when it begins, or those that are uploaded before that.
+// Places the copies of a split: at its begin, or (is_ahead) those uploaded during the previous split.
 static gcuda_status gcudai_sched_alloc_copies(
     gcuda_backend_sched_t s, const struct gcudai_sched_split * split, bool is_ahead) {
     for (int c = split->first_copy; c < split->end_copy; ++c) {
@@ -37045,7 +37932,7 @@ static gcuda_status gcudai_sched_check_contents(gcuda_backend_sched_t s, const s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// From a graph to what is to be done; nothing is placed.
+// Plans a graph: items, backends, splits, the allocator's lists. Allocates no tensor memory.
 static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
     s->is_allocated = false;
     s->n_splits = s->n_items = 0;
@@ -37087,11 +37974,11 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// For those who look for graphs larger than what they reserved.
+// Reports graphs larger than the reserved one, for GCUDA_SCHED_DEBUG_REALLOC: 1 warns, 2 fails.
 static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
     if (s->debug_realloc <= 0 || !s->was_reserved) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
-    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is another one now
+    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is overwritten
     GCUDAI_TRY(gcudai_gallocr_plan(s->galloc, &g, s->node_ids, s->leaf_ids));
     for (int b = 0; b < s->n_backends; ++b) {
         const size_t need = s->galloc->owner[b] == b ? s->galloc->dyns[b].max_size : 0;
@@ -37109,7 +37996,7 @@ static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Page-locked memory that cannot be had is no failure: weights are then copied by the backend, more slowly.
+// Without page-locked memory the backend copies the weights, more slowly: not an error.
 static void gcudai_sched_make_uploaders(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits; ++i) {
         struct gcudai_sched_backend * b = &s->backends[s->splits[i].backend];
@@ -37133,8 +38020,7 @@ static size_t gcudai_sched_staged_bytes(gcuda_backend_sched_t s, const struct gc
 
 static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b);
 
-// What is there and large enough stays. Page-locked memory that cannot be had is no failure: the host then waits for the
-// backend before it copies.
+// Makes or enlarges a stage. Without its memory the host waits for the backend before it copies: not an error.
 static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size_t size, size_t n) {
     struct gcudai_sched_stage * stage = &s->backends[b].stage;
     gcuda_backend_buffer_type_t buft = gcuda_backend_dev_host_buffer_type(gcuda_backend_get_device(s->backends[b].backend));
@@ -37160,8 +38046,8 @@ static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Which copies the host makes, of what may change, to a backend that works while the host goes on; and room for those of as
-// many runs as may be under way and one more, up to 64 MiB or the largest of them.
+// Marks the copies that go through a stage: from host memory, not weights, to an asynchronous backend. A stage holds those of
+// n_copies + 1 runs, limited to 64 MiB or the largest copy.
 static gcuda_status gcudai_sched_make_stages(gcuda_backend_sched_t s) {
     const size_t n_runs = (size_t) s->n_copies + 1;
     for (int b = 0; b < s->n_backends; ++b) {
@@ -37195,7 +38081,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
         GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
     }
-    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // its failures are the backend's: not a reason to reserve
+    GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // a failure here is the backend's and must not cause a reserve
     for (int i = 0; i < s->n_items; ++i) {
         struct gcuda_tensor * to = s->items[i].original;
         if (s->items[i].t != to) {
@@ -37238,7 +38124,7 @@ gcuda_status gcuda_backend_sched_reserve_size(
 
 // ---- order between backends ----
 
-// What an index out of range gives while the run goes on is kept for its end.
+// Keeps the first INVALID_DATA (an index out of range) for the end of the run and lets it continue.
 static gcuda_status gcudai_sched_keep_bad_data(gcuda_backend_sched_t s, gcuda_status st) {
     if (st != GCUDA_STATUS_INVALID_DATA) { return st; }
     if (s->bad_data == GCUDA_STATUS_SUCCESS) {
@@ -37267,7 +38153,7 @@ static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Makes backend a wait for all that b has been given.
+// Makes backend a wait for all work queued on b.
 static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
     struct gcudai_sched_backend * of = &s->backends[b];
     uint64_t * waited = &s->waited[a * s->n_backends + b];
@@ -37281,7 +38167,7 @@ static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
     }
     GCUDAI_TRY(gcuda_backend_event_wait(s->backends[a].backend, of->done));
     *waited = of->given;
-    s->backends[a].given++; // whoever waits for a from now on waits for b too
+    s->backends[a].given++; // a later wait for a includes this wait for b
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37297,7 +38183,7 @@ static gcuda_status gcudai_sched_wait_run(gcuda_backend_sched_t s, int a, int b,
     return gcuda_backend_event_synchronize(s->run_ends[at]);
 }
 
-// Waits for all, also after a failure of one.
+// Waits for all backends, also after a failure of one.
 static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
     char first[GCUDAI_MESSAGE_BYTES];
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -37312,7 +38198,7 @@ static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
         }
     }
     if (st != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(st, first); }
-    s->run = 0; // nothing is under way: copies begin anew, so that single runs always use the same places
+    s->run = 0; // nothing is in flight: single runs always use the first copies
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -37382,7 +38268,7 @@ void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
 
 // ---- runs ----
 
-// As gcuda_backend_tensor_copy, with memory in between that stays.
+// Copies like gcuda_backend_tensor_copy, but through host memory that is kept (s->stage).
 static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(dst);
     const size_t size = gcuda_nbytes(src);
@@ -37396,7 +38282,7 @@ static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct 
     return gcuda_backend_tensor_set(dst, s->stage, 0, size);
 }
 
-// Waits for what was staged first.
+// Waits for the oldest staged piece and removes it.
 static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
     GCUDAI_TRY(gcuda_backend_event_synchronize(stage->all[stage->first].event));
     stage->first = (stage->first + 1) % stage->n_all;
@@ -37404,7 +38290,7 @@ static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Makes [at, at + size) free. What was staged lies behind `at` in the order of its age, up to the end, then from the start.
+// Frees [at, at + size), or [0, size) if the rest is too short. Pieces are ordered by age from `at` to the end, then from the start.
 static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, size_t size) {
     if (stage->at > stage->size - size) {
         while (stage->n > 0 && stage->all[stage->first].first >= stage->at) { GCUDAI_TRY(gcudai_sched_stage_pop(stage)); }
@@ -37417,7 +38303,7 @@ static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The source may change as soon as this returns. Behind the last readers of the copy, since they are on the same stream.
+// Copies through the stage: the source may change when this returns. The last readers of the copy precede it on the same stream.
 static gcuda_status gcudai_sched_copy_staged(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     struct gcudai_sched_backend * to = &s->backends[c->backend];
@@ -37436,7 +38322,7 @@ static gcuda_status gcudai_sched_copy_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Where the host can read the source, the copy is queued; else it is made now.
+// Queues the copy if the host can read the source; otherwise copies synchronously.
 static gcuda_status gcudai_sched_copy_by_host(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t to = s->backends[c->backend].backend;
@@ -37451,7 +38337,7 @@ static gcuda_status gcudai_sched_copy_by_host(
     return gcudai_sched_copy_now(s, src, dst);
 }
 
-// Queued behind the source's computation, and behind the last readers of the copy.
+// Queues the copy after the source's computation and after the last readers of the copy.
 static gcuda_status gcudai_sched_copy_queued(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t from = s->backends[of].backend, to = s->backends[c->backend].backend;
@@ -37471,7 +38357,7 @@ static gcuda_status gcudai_sched_run_copy(gcuda_backend_sched_t s, const struct 
     return st == GCUDA_STATUS_UNSUPPORTED ? gcudai_sched_copy_by_host(s, c, of, src, dst) : st;
 }
 
-// Up to each node whose result is wanted, waiting for it.
+// Computes a split up to each node that the callback wants, and waits for it.
 static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struct gcudai_sched_split * split) {
     gcuda_backend_t backend = s->backends[split->backend].backend;
     for (int first = split->first, end = first; first < split->end; first = end) {
@@ -37492,7 +38378,7 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Behind all that the backend has been given so far: what used the memory before.
+// Submits a split's uploads. They start after all queued work of the backend, which includes earlier users of the memory.
 static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     const struct gcudai_sched_backend * b = &s->backends[split->backend];
     if (!split->has_uploads || split->is_uploading || b->uploader == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -37508,7 +38394,7 @@ static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Which experts the ids name: a byte each, behind the ids.
+// Reads the ids to the host. *used: a byte per expert, 1 if an id names it, stored after the ids.
 static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int64_t n, uint8_t ** used) {
     const struct gcuda_tensor * ids = s->items[c->ids].t;
     const size_t size = gcuda_nbytes(ids);
@@ -37528,8 +38414,8 @@ static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const str
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Experts that lie side by side at once, and 512 bytes more, for kernels that read rows padded. The backend waits for the last:
-// uploads end in order.
+// Uploads the used experts, adjacent ones together, and 512 bytes more for kernels that read padded rows. The backend waits for the
+// last upload only, because uploads end in order.
 static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct gcudai_sched_copy * c) {
     struct gcudai_sched_backend * b = &s->backends[c->backend];
     const struct gcuda_tensor * src = s->items[c->item].t;
@@ -37550,8 +38436,8 @@ static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct 
     return is_any ? gcuda_cuda_upload_event_wait(b->uploader, c->ticket, b->backend) : GCUDA_STATUS_SUCCESS;
 }
 
-// The next split's weights come when this one's are all in the uploader's stream: that waits there for what the backend is at, and
-// what has not been handed over by then would wait as well.
+// Submits the next split's uploads after this one's: they make the uploader's stream wait for the backend's current work, and an
+// upload submitted later would wait too.
 static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
     GCUDAI_TRY(gcudai_sched_upload(s, split));
@@ -37573,7 +38459,7 @@ static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcud
 
 static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
-    for (int a = 0; a < s->n_backends; ++a) { // whose memory it shares
+    for (int a = 0; a < s->n_backends; ++a) { // backends whose memory it shares
         if (s->reads[split->backend * s->n_backends + a] || s->reads[a * s->n_backends + split->backend]) {
             GCUDAI_TRY(gcudai_sched_wait(s, split->backend, a));
         }
@@ -37585,7 +38471,7 @@ static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcuda
     return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
 }
 
-// Nobody waits for the end of a run that has copies of its own, until they are used again.
+// Records the end of a run. Only a later run that uses the same copies waits for it.
 static gcuda_status gcudai_sched_end_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_backends && s->n_copies > 1; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
@@ -37611,9 +38497,9 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_sched_run_split(s, &s->splits[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_sched_end_run(s) : st;
     if (st == GCUDA_STATUS_SUCCESS) { return gcudai_sched_take_bad_data(s); }
-    char text[GCUDAI_MESSAGE_BYTES]; // of the failure, not of what waiting says then
+    char text[GCUDAI_MESSAGE_BYTES]; // the failure's message; the waits below may replace it
     memcpy(text, gcudai_message, sizeof(text));
-    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not come
+    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not run
         if (s->backends[i].uploader != NULL) {
             while (gcuda_cuda_upload_wait(s->backends[i].uploader, 0) != GCUDA_STATUS_SUCCESS) {}
         }
@@ -37740,7 +38626,7 @@ static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcud
     return n;
 }
 
-// From where the leafs are to the host. A failure leaves all as it was.
+// Copies the contents of the leafs to the host. On failure nothing has changed.
 static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     size_t n_bytes = 0;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -37780,7 +38666,7 @@ static void gcudai_sched_unplace(gcuda_backend_sched_t s, struct gcuda_tensor * 
     }
 }
 
-// What an allocation that failed has kept is put back by the first that succeeds.
+// Allocates again and restores the leafs' contents. If the allocation fails, the next one that succeeds restores them.
 static gcuda_status gcudai_sched_alloc_again(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     if (s->is_allocated) { GCUDAI_TRY(gcudai_sched_keep_leafs(s, graph)); }
     gcuda_status st = gcudai_sched_alloc(s, graph);
@@ -37802,7 +38688,7 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
     if (graph == NULL) { return gcudai_null_fail("sched_graph_compute", "graph"); }
     if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcudai_sched_alloc_again(s, graph)); }
     s->graph->no_fusion = graph->no_fusion;
-    // What the caller may have enqueued since the last run (a result that is fetched) is work that others have to wait for, too.
+    // The caller may have queued work since the last run (fetching a result), for which other backends must wait too.
     for (int i = 0; i < s->n_backends; ++i) { s->backends[i].given += s->backends[i].is_async; }
     return gcudai_sched_run(s);
 }
@@ -37871,8 +38757,8 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
-        "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
+    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
+        "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
@@ -38073,7 +38959,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
     GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
-                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' is there twice (pair %llu)", label,
+                            : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
                                   g->kv[twice].key, (unsigned long long) twice);
 }
 
@@ -38081,7 +38967,7 @@ static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, cons
     GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
-                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' is there twice (tensor %llu)", label,
+                                 : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
                                        g->tensors[twice].name, (unsigned long long) twice);
 }
 
@@ -38340,7 +39226,7 @@ static bool gcudai_gguf_pad_u64(uint64_t v, uint64_t align, uint64_t * out) { //
     return v <= UINT64_MAX - (align - 1);
 }
 
-// Each tensor starts where the one before ends, at the alignment. *end: where the last one ends.
+// Each tensor starts at the end of the previous one, aligned. *end: end of the last one.
 static gcuda_status gcudai_gguf_check_offset(
     const struct gcudai_gguf_reader * r, const struct gcudai_gguf_tensor * t, size_t alignment, uint64_t * end) {
     uint64_t start = 0;
@@ -38349,7 +39235,7 @@ static gcuda_status gcudai_gguf_check_offset(
             (unsigned long long) t->size);
     }
     if (t->offset != start) {
-        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, behind the tensor before it at an alignment of %llu", t->name,
+        return gcudai_gguf_bad(r, "tensor '%s' at offset %llu %s; want %llu, after the previous tensor at an alignment of %llu", t->name,
             (unsigned long long) t->offset, t->offset < *end ? "overlaps the tensor before it" : "leaves a gap or is not aligned",
             (unsigned long long) start, (unsigned long long) alignment);
     }
@@ -39100,7 +39986,7 @@ size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, in
 
 #define GCUDAI_GGUF_PIECE ((size_t) 64 * 1024 * 1024) // from memory: bytes between two calls of the progress callback
 #define GCUDAI_GGUF_STAGE ((size_t) 16 * 1024 * 1024) // from a FILE or callback: of each of two stages
-#define GCUDAI_GGUF_PENDING 64                        // uploads under way
+#define GCUDAI_GGUF_PENDING 64                        // uploads in flight
 #define GCUDAI_GGUF_PENDING_BYTES (2 * GCUDAI_GGUF_PIECE)
 
 struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
@@ -39109,7 +39995,7 @@ struct gcudai_gguf_item { // of a tensor of the file; t NULL: not wanted
     int32_t group; // tensors of a group are on one backend; -1: chosen by the caller
     bool is_placed;
 };
-struct gcudai_gguf_upload { // under way
+struct gcudai_gguf_upload { // in flight
     struct gcuda_cuda_uploader * uploader;
     gcuda_cuda_ticket ticket;
     size_t size;
@@ -39365,7 +40251,7 @@ static gcuda_status gcudai_gguf_wait_oldest(struct gcudai_gguf_loading * l) {
     return gcudai_gguf_progress(l, u.size);
 }
 
-// Waits until at most n uploads of at most n_bytes are under way.
+// Waits until at most n uploads of at most n_bytes are in flight.
 static gcuda_status gcudai_gguf_wait_until(struct gcudai_gguf_loading * l, size_t n, size_t n_bytes) {
     while (l->n_pending > 0 && (l->n_pending > n || l->pending_bytes > n_bytes)) { GCUDAI_TRY(gcudai_gguf_wait_oldest(l)); }
     return GCUDA_STATUS_SUCCESS;
@@ -39410,7 +40296,7 @@ static gcuda_status gcudai_gguf_fill_upload(struct gcudai_gguf_loading * l, cons
     for (size_t at = 0; at < info->size; at += piece) {
         const size_t size = GCUDAI_MIN(piece, info->size - at);
         const char * data = NULL;
-        // of two stages, the one that is filled next is free when at most one upload is under way
+        // of two stages, the next one to fill is free when at most one upload is in flight
         GCUDAI_TRY(gcudai_gguf_wait_until(l, is_staged ? 1 : GCUDAI_GGUF_PENDING - 1, GCUDAI_GGUF_PENDING_BYTES));
         GCUDAI_TRY(gcudai_gguf_stage(l, info, at, size, &data));
         struct gcudai_gguf_upload * u = &l->pending[(l->first_pending + l->n_pending) % GCUDAI_GGUF_PENDING];

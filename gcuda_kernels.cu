@@ -28,11 +28,10 @@
 // They need at most 48 KiB of shared memory or have a variant that does (launch_shared). Launchers only enqueue: they
 // never allocate, synchronize or change the device.
 //
-// The comment above a kernel is its contract:
-//   grid     what a block, a warp or a thread computes
-//   shared   shared memory in bytes or elements, and pipeline stages
+// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes; rows say the rest:
+//   shared   shared memory in bytes or elements, and pipeline stages. Absent: none
 //   floor    bytes or operations that no implementation can avoid
-//   needs    preconditions: alignment, strides, aliasing; the launcher checks them. Absent: none
+//   needs    preconditions: alignment, strides, aliasing. Absent: none
 //   arch     compute capability. Absent: every one that CUDA compiles for
 // y is the destination, x the source; ne are elements, nb strides in bytes, T the element type.
 #include <cuda_runtime.h> // first: the shared part of gcuda.h is compiled for the device here
@@ -178,7 +177,7 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
 }
 
 // PDL launch where the caller allows it (struct gcuda_launch_series): blocks start while the previous kernel ends. Every
-// thread of the kernel calls d_wait_before before it touches memory that an earlier kernel may read or write.
+// thread of the kernel calls d_pdl_wait before it touches memory that an earlier kernel may read or write.
 template <typename... P, typename... A>
 static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -190,13 +189,13 @@ static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, di
 // Whether the next kernel may read its weights, and only them, before its PDL wait. The launcher passes the answer to the
 // kernel. Harmless in an ordinary launch: no earlier kernel is still running.
 static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
-// Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_start_next).
+// Like reads_weights_early, for a launch after another one of the same launcher that triggers at once (d_pdl_trigger).
 // Where other kernels do not overlap, everything before that launch has finished.
-static inline bool reads_weights_behind() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
+static inline bool reads_weights_dependent() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
 
 // PDL wait: afterwards all writes of earlier grids are visible. Every thread that touches memory an earlier grid may
 // write or read calls it. At least one thread of every launch calls it, or this grid could finish before earlier ones.
-static inline __device__ void d_wait_before() {
+static inline __device__ void d_pdl_wait() {
 #if defined(GCUDAI_SIM)
     sim_wait_before();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -205,7 +204,7 @@ static inline __device__ void d_wait_before() {
 }
 
 // PDL trigger: the next kernel may occupy SMs that this grid leaves once all of its blocks have called it.
-static inline __device__ void d_start_next() {
+static inline __device__ void d_pdl_trigger() {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -214,8 +213,8 @@ static inline __device__ void d_start_next() {
 // First call of a kernel for launch_in_turn: PDL wait, then trigger. In this order earlier grids have finished when blocks
 // of the next kernel start. A launcher's second kernel depends on it (launch_behind).
 static inline __device__ void d_take_turn() {
-    d_wait_before();
-    d_start_next();
+    d_pdl_wait();
+    d_pdl_trigger();
 }
 
 template <typename... P, typename... A>
@@ -228,8 +227,8 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
-// Dependent launch after another one of the same launcher whose blocks call d_start_next. Where PDL exists, everything
-// before that launch has finished when these blocks start; d_wait_before waits for that launch only.
+// Dependent launch after another one of the same launcher whose blocks call d_pdl_trigger. Where PDL exists, everything
+// before that launch has finished when these blocks start; d_pdl_wait waits for that launch only.
 template <typename... P, typename... A>
 static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
@@ -799,7 +798,7 @@ template <int N> static inline __device__ void d_copies_wait() {
 #endif
 }
 
-// Prefetches n_bytes into L2; address and size are multiples of 16. It has no visible effect on memory.
+// Prefetches n_bytes into L2; address and size are multiples of 16. Safe while an earlier kernel still writes them.
 static inline __device__ void d_prefetch_l2(const char * p, int n_bytes) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n_bytes) : "memory");
@@ -1006,7 +1005,7 @@ static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
     }
 #endif
 }
-static inline __device__ void d_matrices(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
+static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
 // ldmatrix.x4.trans: each matrix transposed.
 static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
 #if defined(GCUDAI_SIM)
@@ -1503,13 +1502,13 @@ static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
     q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
 }
-static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
+static inline __device__ void d_codes8_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
 // Digits 0 1 2 become 0 8 16; with 4 added, those plus 2 (the shift up, see d_put_iq1).
 static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
     q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
     q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
 }
-static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
     d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
 }
 
@@ -1698,7 +1697,8 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane,
 
 // ---- activations packed for wgmma (packed B) ----
 // Written by k_wg_columns for quantized weights: BF16 as [tile][step of 64 elements of k][column][128 bytes], zero-padded to
-// whole tiles. The layout number is the columns per tile: even, unlike every int8 layout. k is a multiple of 256.
+// whole tiles. A step is a copy of the shared-memory layout of B, with its swizzle. The layout number is the columns per tile: even,
+// unlike every int8 layout. k is a multiple of 256.
 #define WG_K 64 // elements of k per step: 128 bytes of a column, the width of the swizzle
 // Columns and their pieces of 2048 elements are counted in 31 bits.
 static inline bool is_wg_form(int form, int64_t k, int64_t n) {
@@ -2402,7 +2402,7 @@ template <typename X, typename Y> static inline __device__ void d_convert_unit(c
 // Strided copy with conversion X to Y. A thread moves four units, all loaded before the first store.
 //   floor   x read once, y written once
 //   needs   both sides aligned to a unit; x and y do not overlap
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_walk(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_walk w) {
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         X v[4];
         char * to[4];
@@ -2521,7 +2521,7 @@ template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
 // Transposing copy where x is dense along dimension 1. A block moves tiles of 32 x 32 elements through shared memory.
 //   shared  32 * 33 * sizeof(Y) bytes
 //   floor   x read once, y written once
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_tile(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_walk w) {
     __shared__ Y tile[32][33];
     const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
     const int i = (int) threadIdx.x % 32, j = (int) threadIdx.x / 32;
@@ -2547,7 +2547,7 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
 }
 
 // Transposes a square of 4 / SIZE by 4 / SIZE elements of SIZE bytes in registers.
-template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
+template <int SIZE> static inline __device__ void d_transpose_square(uint32_t * w) {
     if (SIZE == 2) {
         const uint32_t lo = __byte_perm(w[0], w[1], 0x5410), hi = __byte_perm(w[0], w[1], 0x7632);
         w[0] = lo;
@@ -2562,7 +2562,7 @@ template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
     }
 }
 
-template <int SIZE> struct d_turned {
+template <int SIZE> struct d_transpose_tile {
     static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // elements per word; words per tile row; elements per side
 };
 
@@ -2570,9 +2570,9 @@ template <int SIZE> struct d_turned {
 // 64 for 4-byte elements, whose rows would otherwise be short.
 //   shared  SIDE * (WORDS + 1) words, at most 17 KiB
 //   floor   x read once, y written once
-//   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_turn)
-template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(const d_walk w) {
-    typedef d_turned<SIZE> T;
+//   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_transpose_words)
+template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_walk w) {
+    typedef d_transpose_tile<SIZE> T;
     const int ROWS = 256 / T::WORDS; // per pass
     __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
     const int64_t t0 = (w.ne[0] + T::SIDE - 1) / T::SIDE, t1 = (w.ne[1] + T::SIDE - 1) / T::SIDE;
@@ -2595,7 +2595,7 @@ template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(con
         UNROLL for (int k = 0; k < T::WORDS; k += ROWS) { // squares of column j + k
             uint32_t v[T::PER];
             UNROLL for (int r = 0; r < T::PER; ++r) { v[r] = tile[i * T::PER + r][j + k]; }
-            d_turn<SIZE>(v);
+            d_transpose_square<SIZE>(v);
             UNROLL for (int r = 0; r < T::PER; ++r) {
                 if ((j + k) * T::PER < n1 && i * T::PER < n0) { *(uint32_t *) (y + (k * T::PER + r) * w.ys[1]) = v[r]; }
             }
@@ -2698,8 +2698,8 @@ static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
     return (int64_t) (all & (~all + 1));
 }
 
-template <typename X, typename Y> static gcuda_status cpy_walk(const d_walk & w, gcuda_stream stream) {
-    return launch(k_cpy_walk<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
+template <typename X, typename Y> static gcuda_status cpy_strided(const d_walk & w, gcuda_stream stream) {
+    return launch(k_cpy_strided<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
 }
 
 // Rows dense on both sides, equal types: the largest words that alignment allows.
@@ -2709,46 +2709,46 @@ static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
     w.ne[0] = w.ne[0] * size / word;
     w.xs[0] = w.ys[0] = word;
     switch (word) {
-        case 1: return cpy_walk<uint8_t, uint8_t>(w, stream);
-        case 2: return cpy_walk<uint16_t, uint16_t>(w, stream);
-        case 4: return cpy_walk<uint32_t, uint32_t>(w, stream);
-        case 8: return cpy_walk<uint2, uint2>(w, stream);
-        default: return cpy_walk<uint4, uint4>(w, stream);
+        case 1: return cpy_strided<uint8_t, uint8_t>(w, stream);
+        case 2: return cpy_strided<uint16_t, uint16_t>(w, stream);
+        case 4: return cpy_strided<uint32_t, uint32_t>(w, stream);
+        case 8: return cpy_strided<uint2, uint2>(w, stream);
+        default: return cpy_strided<uint4, uint4>(w, stream);
     }
 }
 
-template <typename X, typename Y> static gcuda_status cpy_tile(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 1) {
         walk_swap(w, 1, dense);
     }
-    return launch(k_cpy_tile<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
+    return launch(k_cpy_transpose<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
 }
 
 // Whether both sides are dense along one of the first two dimensions, in whole words.
-template <int SIZE> static bool can_turn(const d_walk & w) {
+template <int SIZE> static bool can_transpose_words(const d_walk & w) {
     uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
     for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return all % 4 == 0 && w.ys[0] == SIZE && w.xs[1] == SIZE && w.ne[0] % (4 / SIZE) == 0 && w.ne[1] % (4 / SIZE) == 0;
 }
 
-template <int SIZE, typename T> static gcuda_status cpy_turn(d_walk w, int dense, gcuda_stream stream) {
-    const int64_t side = d_turned<SIZE>::SIDE;
+template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w, int dense, gcuda_stream stream) {
+    const int64_t side = d_transpose_tile<SIZE>::SIDE;
     d_walk v = w;
     if (dense > 1) {
         walk_swap(v, 1, dense);
     }
-    if (!can_turn<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
-        return cpy_tile<T, T>(w, dense, stream);
+    if (!can_transpose_words<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
+        return cpy_transpose<T, T>(w, dense, stream);
     }
-    return launch(k_cpy_turn<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
+    return launch(k_cpy_transpose_words<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
 }
 
-static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
     switch (size) {
-        case 1: return cpy_turn<1, uint8_t>(w, dense, stream);
-        case 2: return cpy_turn<2, uint16_t>(w, dense, stream);
-        case 4: return cpy_turn<4, uint32_t>(w, dense, stream);
-        default: return cpy_tile<uint64_t, uint64_t>(w, dense, stream);
+        case 1: return cpy_transpose_words<1, uint8_t>(w, dense, stream);
+        case 2: return cpy_transpose_words<2, uint16_t>(w, dense, stream);
+        case 4: return cpy_transpose_words<4, uint32_t>(w, dense, stream);
+        default: return cpy_transpose<uint64_t, uint64_t>(w, dense, stream);
     }
 }
 
@@ -2771,9 +2771,9 @@ static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
 // Float conversions; rows dense, or the source transposed.
 template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 0) {
-        return cpy_tile<X, Y>(w, dense, stream);
+        return cpy_transpose<X, Y>(w, dense, stream);
     }
-    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_walk<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
+    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_strided<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 template <typename STAGE> static gcuda_status cpy_numbers(d_walk w, const gcuda_cpy_args & p, gcuda_stream stream) {
@@ -2790,7 +2790,7 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
         for (int d = 3; d >= 0; --d) { dense = w.xs[d] == xs && (w.ne[d] > 1 || d == 0) ? d : dense; }
         if (p.x.type == p.y.type) {
             st = dense == 0 && w.ne[0] > 1 ? cpy_dense(w, xs, stream)
-                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_tile_same(w, dense, xs, stream) : st;
+                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_transpose_same(w, dense, xs, stream) : st;
         } else if (is_float(p.x.type) && is_float(p.y.type) && dense >= 0) {
             st = with_float(p.x.type, [&](auto tx) {
                 return with_float(p.y.type, [&](auto ty) { return cpy_floats<decltype(tx), decltype(ty)>(w, dense, stream); });
@@ -4807,14 +4807,14 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 
 // Gather by a map: every element of y comes from the address that map m gives, or is m.value where m gives NULL. m.row(i) is
 // computed once per row, m.at(row, i0) gives the source of an element. Types are sizes: 1, 2, 4 or 8 bytes, 16 for vectors.
-template <typename T> struct d_placed { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
+template <typename T> struct d_gather_parts { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
 // Gather of elements of sizeof(T) bytes. A thread has PARTS elements, all loads in flight before the first store.
 //   floor   y written, its sources read once
 //   needs   y and sources aligned to T; y does not overlap x
 template <typename T, typename MAP>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
-    const int PARTS = d_placed<T>::PARTS;
+static __global__ void __launch_bounds__(TILE_BLOCK) k_gather_elements(const gcuda_array y, const MAP m, const tiles t) {
+    const int PARTS = d_gather_parts<T>::PARTS;
     T other;
     memcpy(&other, &m.value, sizeof(T));
     FOR_TILES(tile, t) {
@@ -4836,7 +4836,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y
 
 // Gather of elements of any size (quantized blocks), byte by byte. A thread has one element.
 //   floor   y written, its sources read once
-template <typename MAP> static __global__ void k_place_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
+template <typename MAP> static __global__ void k_gather_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, y.ne, tile, 1, 1);
         const char * from = i.i0 < y.ne[0] ? m.at(m.row(i), i.i0) : nullptr;
@@ -4883,35 +4883,35 @@ static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & ro
     return before != nullptr && behind - before == (int64_t) (count + 2 * n - 1) * size ? before + 16 : nullptr;
 }
 
-#define PLACE_PARTS 4 // vectors per thread
+#define GATHER_WIDE_PARTS 4 // vectors per thread
 // Gather of long rows of dense elements in 16-byte stores, from sources at any alignment. Where the sources and as many bytes on
 // either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one. A warp has a tile.
 //   floor   y written, its sources read once
 //   needs   element size 1, 2, 4 or 8, dense along dimension 0 in x and y
 template <typename MAP>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
+static __global__ void __launch_bounds__(TILE_BLOCK) k_gather_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
     const int n = 16 / size;
     const uint2 other = make_uint2(m.value.x, m.value.y);
     FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, y.ne, tile, n, PLACE_PARTS);
+        const d_index i = d_tile_at(t, y.ne, tile, n, GATHER_WIDE_PARTS);
         const auto row = m.row(i);
         char * to = d_at(y, 0, i.i1, i.i2, i.i3);
         const int64_t first = i.i0 - (int64_t) ((uintptr_t) to % 16) / size, step = d_tile_step(t, n);
         const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // first element of the warp, whose part of the row may be contiguous
-        const char * from[PLACE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * PLACE_PARTS * n, n, size, y.ne[0]);
-        d_straddled v[PLACE_PARTS] = {};
+        const char * from[GATHER_WIDE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * GATHER_WIDE_PARTS * n, n, size, y.ne[0]);
+        d_straddled v[GATHER_WIDE_PARTS] = {};
         if (whole != nullptr) {
-            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
                 from[k] = whole + (first + k * step - tile0) * size;
                 v[k] = d_load_straddled(from[k]);
             }
         } else {
-            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
                 from[k] = d_stretch_of(m, row, first + k * step, n, n, size, y.ne[0]);
                 if (from[k] != nullptr) { v[k] = d_load_straddled(from[k]); }
             }
         }
-        UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+        UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
             const int64_t at = first + k * step;
             if (from[k] != nullptr) {
                 *(uint4 *) (to + at * size) = d_straddled_at(v[k], (uintptr_t) from[k]);
@@ -4933,34 +4933,34 @@ static bool are_adjacent(const d_filled &, size_t) { return false; } // no sourc
 template <int DIM> struct d_joined;
 template <int DIM> static bool are_adjacent(const d_joined<DIM> & m, size_t size) { return m.a.nb[0] == size && m.b.nb[0] == size; }
 
-template <typename MAP> static gcuda_status place_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
+template <typename MAP> static gcuda_status gather_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
     gcuda_array like = y;
     like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows start anywhere between multiples of 16 bytes
-    tiles t = tiles_of(like, 16 / size, PLACE_PARTS);
-    const int64_t per_warp = 32 * PLACE_PARTS * (16 / size);
+    tiles t = tiles_of(like, 16 / size, GATHER_WIDE_PARTS);
+    const int64_t per_warp = 32 * GATHER_WIDE_PARTS * (16 / size);
     t.shift = 5; // one tile per warp
     t.per_row = (like.ne[0] + per_warp - 1) / per_warp;
     t.n = t.per_row * t.n_rows;
-    return launch_tiles(k_place_wide<MAP>, t, stream, y, m, size);
+    return launch_tiles(k_gather_wide<MAP>, t, stream, y, m, size);
 }
 
-template <typename T, typename MAP> static gcuda_status place_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
-    return launch_tiles(k_place<T, MAP>, tiles_of(y, 1, d_placed<T>::PARTS), stream, y, m);
+template <typename T, typename MAP> static gcuda_status gather_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
+    return launch_tiles(k_gather_elements<T, MAP>, tiles_of(y, 1, d_gather_parts<T>::PARTS), stream, y, m);
 }
 
 template <typename MAP>
 static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcuda_stream stream) {
     const bool is_power = size == 1 || size == 2 || size == 4 || size == 8;
     if (is_power && are_adjacent(m, size) && y.nb[0] == size && y.ne[0] * (int64_t) size >= enough(1024)) {
-        return place_wide(y, m, (int) size, stream);
+        return gather_wide(y, m, (int) size, stream);
     }
     switch (size) {
-        case 1: return place_as<uint8_t>(y, m, stream);
-        case 2: return place_as<uint16_t>(y, m, stream);
-        case 4: return place_as<uint32_t>(y, m, stream);
-        case 8: return place_as<uint2>(y, m, stream);
-        case 16: return place_as<uint4>(y, m, stream);
-        default: return launch_tiles(k_place_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
+        case 1: return gather_as<uint8_t>(y, m, stream);
+        case 2: return gather_as<uint16_t>(y, m, stream);
+        case 4: return gather_as<uint32_t>(y, m, stream);
+        case 8: return gather_as<uint2>(y, m, stream);
+        case 16: return gather_as<uint4>(y, m, stream);
+        default: return launch_tiles(k_gather_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
     }
 }
 
@@ -5050,7 +5050,7 @@ static inline __device__ int64_t d_copy_at(const d_copies & c, int64_t i) {
 //   needs   x and y aligned to T; y does not overlap x
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_repeat(
     const gcuda_array x, const gcuda_array y, const gcuda_array like, const d_copies c, int64_t each, const tiles t) {
-    const int PARTS = d_placed<T>::PARTS;
+    const int PARTS = d_gather_parts<T>::PARTS;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, like.ne, tile, 1, PARTS);
         const int64_t x3 = i.i3 / x.ne[2], x2 = i.i3 - x3 * x.ne[2], n = x.ne[0] - i.i0, step = d_tile_step(t, 1);
@@ -5077,7 +5077,7 @@ template <typename T> static gcuda_status repeat_as(const gcuda_array & x, const
     like.ne[1] = (c.total + each - 1) / each;
     like.ne[2] = x.ne[1];
     like.ne[3] = x.ne[2] * x.ne[3];
-    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_placed<T>::PARTS), stream, x, y, like, c, each);
+    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_gather_parts<T>::PARTS), stream, x, y, like, c, each);
 }
 
 gcuda_status gcuda_launch_repeat(const gcuda_pad_args * args, gcuda_stream stream) {
@@ -5772,24 +5772,24 @@ static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gc
 
 // ---- rows too long for registers: two passes over parts, with partial results in scratch ----
 #define PART_BYTES 16384
-#define TURNS_FROM_BYTES ((int64_t) 48 << 20)
-#define TURNS_CACHED_BYTES ((int64_t) 24 << 20)
+#define INTERLEAVE_FROM_BYTES ((int64_t) 48 << 20)
+#define INTERLEAVE_CACHED_BYTES ((int64_t) 24 << 20)
 template <typename T, bool WIDE> struct part_of {
     typedef held<PART_BYTES / 16 / (WIDE ? 4 : (int) sizeof(T)), WIDE ? 4 : 16, WIDE> type;
 };
 
-// Scratch of a two-pass kernel: one 8-byte result per part. Interleaved passes (k_turns) add the number of parts left
+// Scratch of a two-pass kernel: one 8-byte result per part. Interleaved passes (k_interleaved) add the number of parts left
 // unfinished and a list of them.
-struct d_turns {
+struct d_interleaved {
     int64_t n, first; // parts [0, first) are reduced by an earlier launch
     unsigned long long * found;
     unsigned * n_left, * left; // NULL: passes are not interleaved
 };
-static size_t turns_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
+static size_t interleaved_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
 
 // Interleaves the passes where L2 holds some of the rows but not all. n_bytes: bytes per part; at_once: blocks per SM.
-static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
-    d_turns q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
+static d_interleaved interleaved_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
+    d_interleaved q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
 #if defined(GCUDAI_SIM)
     (void) at_once;
     const int64_t under_way = -per_row / 2; // blocks run sequentially there: half of the parts are tried too early
@@ -5797,9 +5797,9 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
     const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks reduce, and some are slower
 #endif
     const int64_t first = per_row + under_way;
-    const bool is_much = n * n_bytes > enough(TURNS_FROM_BYTES) && 2 * n >= 3 * first;
+    const bool is_much = n * n_bytes > enough(INTERLEAVE_FROM_BYTES) && 2 * n >= 3 * first;
     const int64_t half_cache = device_attribute(cudaDevAttrL2CacheSize) / 2;
-    const int64_t cached = half_cache < TURNS_CACHED_BYTES ? half_cache : TURNS_CACHED_BYTES;
+    const int64_t cached = half_cache < INTERLEAVE_CACHED_BYTES ? half_cache : INTERLEAVE_CACHED_BYTES;
     if (is_much && n <= (int64_t) 1 << 30 && first * n_bytes <= cached) {
         q.first = first;
         q.n_left = (unsigned *) (q.found + n);
@@ -5809,18 +5809,18 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
 }
 
 // Sentinel for a result that is not written yet. No result equals it: NaN are stored as others.
-#define NOT_FOUND (~0ull)
+#define RESULT_MISSING (~0ull)
 template <typename F> static inline __device__ void d_leave_found(void * scratch, int64_t b, F found) {
     static_assert(sizeof(F) == sizeof(unsigned long long), "one store, which is seen as a whole");
     unsigned long long bits;
     memcpy(&bits, &found, sizeof(bits));
-    ((unsigned long long *) scratch)[b] = bits != NOT_FOUND ? bits : bits ^ 1;
+    ((unsigned long long *) scratch)[b] = bits != RESULT_MISSING ? bits : bits ^ 1;
 }
 template <typename F> static inline __device__ F d_found(const unsigned long long * at, bool * is_missing) {
     const unsigned long long bits = __ldcg(at);
     F found;
     memcpy(&found, &bits, sizeof(bits));
-    *is_missing = *is_missing || bits == NOT_FOUND;
+    *is_missing = *is_missing || bits == RESULT_MISSING;
     return found;
 }
 
@@ -5828,7 +5828,7 @@ static int64_t n_parts(const gcuda_array & x) {
     const int64_t n = PART_BYTES / (int64_t) gcuda_type_size(x.type);
     return (x.ne[0] + n - 1) / n;
 }
-static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : turns_bytes(n_parts(x) * n_rows(x)); }
+static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : interleaved_bytes(n_parts(x) * n_rows(x)); }
 
 // Part b: row, start and length. 32 bits suffice for the part number, and 32-bit division is cheaper.
 struct d_part {
@@ -5855,8 +5855,8 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 //   floor   x read twice, y written once; finish<true> returns false on all threads if a result is missing
 // The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
-    if (!IS_LAST) { d_start_next(); }
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_two_pass(const P p, int64_t n_blocks) {
+    if (!IS_LAST) { d_pdl_trigger(); }
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
             (void) OP::template finish<false>(p, n_blocks - 1 - turn); // the last parts read are still in L2
@@ -5869,17 +5869,17 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(cons
 // First launch of interleaved passes: reduces parts [0, first), marks the other results missing and clears n_left.
 //   floor   parts read once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved_begin(const P p, const d_interleaved q) {
     FOR_ROWS(b, q.first) { OP::find(p, b); }
-    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = NOT_FOUND; }
+    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = RESULT_MISSING; }
     if (blockIdx.x == 0 && threadIdx.x == 0) { *q.n_left = 0; }
 }
 
 // Interleaved passes: even turns reduce a part, odd turns finish one that is `first` parts earlier, while L2 holds its row.
-// No block waits: if a result of the row is missing, the part goes to the list for k_behind_turns. The result is the same.
+// No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end. The result is the same.
 //   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved(const P p, const d_interleaved q) {
     const unsigned n_find = (unsigned) (q.n - q.first);
     for (unsigned turn = blockIdx.x; turn < (unsigned) q.n + n_find; turn += gridDim.x) {
         const bool is_both = turn < 2 * n_find;
@@ -5892,10 +5892,10 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(con
     }
 }
 
-// Last launch of interleaved passes: finishes the parts that k_turns left.
+// Last launch of interleaved passes: finishes the parts that k_interleaved left.
 //   floor   listed parts read and written once
 template <typename OP, typename P>
-static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_behind_turns(const P p, const d_turns q) {
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved_end(const P p, const d_interleaved q) {
     FOR_ROWS(i, (int64_t) *q.n_left) { (void) OP::template finish<false>(p, (int64_t) q.left[i]); }
 }
 
@@ -5904,16 +5904,16 @@ template <typename OP, typename P>
 static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t n_bytes, void * scratch, gcuda_stream stream) {
     const int threads = OP::H::BLOCK;
     gcuda_status st;
-    if constexpr (OP::TAKES_TURNS) {
-        const d_turns q = turns_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
+    if constexpr (OP::MAY_INTERLEAVE) {
+        const d_interleaved q = interleaved_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
         if (q.n_left != nullptr) {
-            st = launch(k_before_turns<OP, P>, q.first, threads, stream, p, q);
-            st = st == GCUDA_STATUS_SUCCESS ? launch(k_turns<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
-            return st == GCUDA_STATUS_SUCCESS ? launch(k_behind_turns<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
+            st = launch(k_interleaved_begin<OP, P>, q.first, threads, stream, p, q);
+            st = st == GCUDA_STATUS_SUCCESS ? launch(k_interleaved<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
+            return st == GCUDA_STATUS_SUCCESS ? launch(k_interleaved_end<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
         }
     }
-    st = launch(k_pass<OP, false, P>, n, threads, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
+    st = launch(k_two_pass<OP, false, P>, n, threads, stream, p, n);
+    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_two_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
     return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART_BYTES, p.scratch, stream);
@@ -5992,7 +5992,7 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
 //   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, ne0 a multiple of a vector. y may be x
 template <int KIND, typename T, typename H>
-static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const gcuda_norm_args p) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
@@ -6041,7 +6041,7 @@ static inline __device__ d_norm_found d_norm_found_of(const float2 & part, doubl
 
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is NORM_MEAN
+    static const bool MAY_INTERLEAVE = KIND == NORM_MEAN && H::WIDE; // group_norm is NORM_MEAN
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -6065,7 +6065,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
-        if (!MAY_MISS) { d_wait_before(); }
+        if (!MAY_MISS) { d_pdl_wait(); }
         bool is_missing = false;
         const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
@@ -6111,7 +6111,7 @@ template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_st
                         : two_passes<d_norm_parts<KIND, T, typename part_of<T, false>::type>>(p, stream);
         }
         return with_held<T>(n, wide, [&](auto h) {
-            return launch_held(k_norm_held<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            return launch_held(k_norm_regs<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -6219,11 +6219,11 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     const int n = (int) p.x.ne[0];
     const bool has_b = p.b.data != nullptr;
     row x, w, b;
-    d_start_next();
-    if (!is_early) { d_wait_before(); }
+    d_pdl_trigger();
+    if (!is_early) { d_pdl_wait(); }
     w.load((const char *) p.w.data, n);
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
     if (p.add.data != nullptr) {
         row add;
@@ -6308,7 +6308,7 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
 //   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
@@ -6376,7 +6376,7 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
     }
     return with_float(p.x.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
-            return launch_held(k_rms_norm_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
+            return launch_held(k_rms_norm_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
@@ -6538,7 +6538,7 @@ template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_
 //   floor   x read, y written: 2 * n * sizeof(T) bytes; the mask once per group of heads
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, mask to a vector. y may be x
 template <typename T, typename H>
-static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(const gcuda_soft_max_args p) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
         typename H::template row<T> x;
@@ -6561,7 +6561,7 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(con
 // Long rows: online softmax. Each part stores its maximum and sum of exponentials; finish combines them.
 template <typename T, typename HELD> struct d_soft_max_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = false;
+    static const bool MAY_INTERLEAVE = false;
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
@@ -6583,7 +6583,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
-        d_wait_before();
+        d_pdl_wait();
         float max = row.sink, sum = 0.0f; // computed by each warp separately
         for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { max = fmaxf(max, found[i].x); }
         max = d_warp_reduce<d_max_op>(max);
@@ -6624,11 +6624,11 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
         if constexpr (sizeof(T) == 4) { // with 512 threads a fifth would be idle in such rows, and all wait at the barrier
             typedef held<384, 9, true> H;
             if (wide && n > 512 * 4 * d_wide<T>::N && n <= H::THREADS * 9 * d_wide<T>::N) {
-                return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
+                return launch_held(k_soft_max_regs<T, H>, H::THREADS, n_rows(p.y), stream, p);
             }
         }
         return with_held<T, 32>(n, wide, [&](auto h) {
-            return launch_held(k_soft_max_held<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            return launch_held(k_soft_max_regs<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -6771,7 +6771,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 //   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
@@ -6816,7 +6816,7 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
     }
     return with_float(p.y.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
-            return launch_held(k_soft_max_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
+            return launch_held(k_soft_max_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
@@ -6879,7 +6879,7 @@ template <typename T, bool WIDE> struct d_stretch { // segment of SCAN_THREADS t
     }
 };
 
-// Rows as n_parts parts of `part` elements, whole segments except the last, for k_pass and k_turns.
+// Rows as n_parts parts of `part` elements, whole segments except the last, for k_two_pass and k_interleaved.
 struct d_scan {
     gcuda_reduce_args p;
     int64_t n_parts, part;
@@ -6888,7 +6888,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     struct H {
         static const int BLOCK = SCAN_THREADS, LEAST = 4;
     };
-    static const bool TAKES_TURNS = IS_WIDE && sizeof(T) == 4;
+    static const bool MAY_INTERLEAVE = IS_WIDE && sizeof(T) == 4;
     typedef d_stretch<T, IS_WIDE> stretch;
 
     static inline __device__ int64_t end_of(const d_scan & q, int64_t i0) { return i0 + q.part < q.p.x.ne[0] ? i0 + q.part : q.p.x.ne[0]; }
@@ -6959,7 +6959,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             float scan[4], lost = 0.0f;
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
-                if (!MAY_MISS) { d_wait_before(); }
+                if (!MAY_MISS) { d_pdl_wait(); }
                 bool is_missing = false; // includes this part, which is overwritten if y is x
                 const int64_t begin = row * q.n_parts;
                 const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
@@ -7010,7 +7010,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every segment, or the whole row
     const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
-    const bool may_take_turns = n * (int64_t) sizeof(float) > TURNS_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
+    const bool may_take_turns = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
     const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
     return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
@@ -7018,7 +7018,7 @@ static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x
 
 size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
     const int64_t n = scan_parts(args->x);
-    return n > 1 ? turns_bytes(n * n_rows(args->x)) : 0;
+    return n > 1 ? interleaved_bytes(n * n_rows(args->x)) : 0;
 }
 
 template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
@@ -7028,7 +7028,7 @@ template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcu
         typedef decltype(v) T;
         typedef d_cumsum_parts<T, WIDE> OP;
         return q.n_parts > 1 ? two_passes<OP>(q, n, q.n_parts, q.part * (int64_t) sizeof(T), p.scratch, stream)
-                             : launch(k_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
+                             : launch(k_two_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
     });
 }
 
@@ -7276,23 +7276,74 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
     return gcuda_launch_rope(args, stream);
 }
-// ---- fused rope and set_rows of keys, in the cache's type, with rope of queries in the same launch ----
+// ---- Hadamard transform of rows, in place of a product with the matrix ----
+// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k. Stages 1, 2, 4 ... give the sums of d_hadamard.
+//   floor   x read, y written
+//   needs   packed rows
+template <typename T, int PARTS> static __global__ void __launch_bounds__(256) k_hadamard(const gcuda_array x, const gcuda_array y, const float factor) {
+    const int lane = (int) threadIdx.x % 32;
+    const int64_t n_rows = d_rows(y), n_warps = gridDim.x * (int64_t) 8;
+    d_take_turn();
+    for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < n_rows; r += n_warps) {
+        const T * from = (const T *) d_row(x, r);
+        float * to = (float *) d_row(y, r), v[PARTS];
+        UNROLL for (int k = 0; k < PARTS; ++k) { v[k] = d_f32(from[lane + 32 * k]); }
+        UNROLL for (int step = 1; step < 32; step *= 2) {
+            UNROLL for (int k = 0; k < PARTS; ++k) {
+                const float other = __shfl_xor_sync(0xffffffffu, v[k], step);
+                v[k] = (lane & step) != 0 ? other - v[k] : v[k] + other;
+            }
+        }
+        UNROLL for (int step = 1; step < PARTS; step *= 2) {
+            UNROLL for (int k = 0; k < PARTS; ++k) {
+                if ((k & step) == 0) {
+                    const float a = v[k], b = v[k + step];
+                    v[k] = a + b;
+                    v[k + step] = a - b;
+                }
+            }
+        }
+        UNROLL for (int k = 0; k < PARTS; ++k) { to[lane + 32 * k] = v[k] * factor; }
+    }
+}
+
+bool gcuda_hadamard_takes(const gcuda_mul_mat_args * args) {
+    const gcuda_array & a = args->a, & x = args->b, & y = args->y;
+    const int64_t n = a.ne[0];
+    return args->hint == GCUDA_HINT_SRC0_IS_HADAMARD && (n == 64 || n == 128 || n == 256 || n == 512) && a.ne[1] == n &&
+           a.ne[2] * a.ne[3] == 1 && x.ne[0] == n && y.ne[0] == n && (x.type == GCUDA_TYPE_F32 || x.type == GCUDA_TYPE_F16) &&
+           y.type == GCUDA_TYPE_F32 && x.nb[0] == gcuda_type_size(x.type) && y.nb[0] == sizeof(float) && !args->is_rounded;
+}
+
+template <typename T> static gcuda_status hadamard(const gcuda_mul_mat_args & p, gcuda_stream stream) {
+    const int64_t n = p.a.ne[0], n_blocks = (n_rows(p.y) + 7) / 8;
+    const auto kernel = n == 64 ? k_hadamard<T, 2> : n == 128 ? k_hadamard<T, 4> : n == 256 ? k_hadamard<T, 8> : k_hadamard<T, 16>;
+    return launch_in_turn(kernel, n_blocks, dim3(256), stream, p.b, p.y, 1.0f / sqrtf((float) n));
+}
+
+gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream stream) {
+    if (!gcuda_hadamard_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    if (n_elements(args->y) == 0) { return GCUDA_STATUS_SUCCESS; }
+    return args->b.type == GCUDA_TYPE_F16 ? hadamard<__half>(*args, stream) : hadamard<float>(*args, stream);
+}
+
+// ---- inputs of attention: rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in the same launch ----
 // A single kernel serves all cache types: the quantizers are most of its code.
 #define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
 
 // Destination row of a token, -1 to skip. The last of equal indices wins: each block scans the later ones.
-static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t token) {
-    const char * at = (const char *) p.ids.data;
-    const bool is_long = p.ids.type == GCUDA_TYPE_I64;
-    const int64_t step = (int64_t) p.ids.nb[0];
+static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, bool is_key, int64_t token) {
+    const char * at = (const char *) (is_key ? p.ids.data : p.v_ids.data);
+    const bool is_long = (is_key ? p.ids.type : p.v_ids.type) == GCUDA_TYPE_I64;
+    const int64_t step = (int64_t) (is_key ? p.ids.nb[0] : p.v_ids.nb[0]), n_ids = is_key ? p.ids.ne[0] : p.v_ids.ne[0];
     const int64_t to = is_long ? *(const int64_t *) (at + token * step) : *(const int32_t *) (at + token * step);
     int is_later = 0;
-    NO_UNROLL for (int64_t i = token + 1 + threadIdx.x; i < p.ids.ne[0]; i += ROPE_SET_THREADS) {
+    NO_UNROLL for (int64_t i = token + 1 + threadIdx.x; i < n_ids; i += ROPE_SET_THREADS) {
         is_later |= to == (is_long ? *(const int64_t *) (at + i * step) : *(const int32_t *) (at + i * step));
     }
     is_later = __syncthreads_or(is_later);
-    if (to < 0 || to >= p.y.ne[1]) {
+    if (to < 0 || to >= (is_key ? p.y.ne[1] : p.v_y.ne[1])) {
         if (threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         return -1;
     }
@@ -7325,8 +7376,8 @@ static inline __device__ void d_quantize_as(gcuda_type type, const float * x, vo
 struct d_rope_share {
     int n_once; // heads processed at once: whole quantized blocks
     int n_each; // heads per thread block; more of them amortize the rotations
-    int unit; // elements per quantized block of y; 1: y is not quantized
-    int64_t n_keys, n_groups; // groups of n_each heads per token: of keys; of keys and queries
+    int unit;   // elements per quantized block of y; 1: y is not quantized
+    int64_t n_keys, n_queries, n_groups; // groups of n_each heads per token: of keys, of queries, of all including values
 };
 
 // Heads [0, n) of a token: source x, destination y.
@@ -7358,14 +7409,52 @@ static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x
     NO_UNROLL for (int i = tid; i < n / 32 * size / 2; i += ROPE_SET_THREADS) { ((uint16_t *) to)[i] = ((const uint16_t *) blocks)[i]; }
 }
 
-// RoPE of keys, stored in rows `ids` of the cache y, and of queries. A block has a token and n_each heads of keys or queries.
-// Its threads compute the rotations of all pairs once, while the first elements are in flight.
+typedef float d_rope_elements[ROPE_SET_PIECE / 32][36];
+static inline __device__ float & d_rope_element(d_rope_elements & x, int e) { return x[e / 32][e % 32]; }
+
+// Steps before rope, into shared memory: x + bias, then the norm times its weights. Sums have the order of k_norm_regs for rows
+// of this length and alignment. All threads take part.
+template <int LANES>
+static inline __device__ void d_rope_norm(const d_rope_heads & heads, int first, int ne0, const gcuda_rope_set_steps & steps, d_rope_elements & out) {
+    const int own = (int) threadIdx.x / LANES;
+    NO_UNROLL for (int h0 = 0; h0 < heads.n; h0 += ROPE_SET_THREADS / LANES) { // whole warps
+        const int h = h0 + own, n = h < heads.n ? ne0 : 0, at = n > 0 ? h : 0;
+        const float * bias = (const float *) steps.bias + (int64_t) (first + at) * ne0, * w = (const float *) steps.norm;
+        d_held<float, LANES, 4, true> x;
+        x.load(heads.x + at * heads.x_nb1, n);
+        if (steps.bias != nullptr) { x.each(n, [&](float & v, int i) { v = d_add_rn(v, bias[i]); }); }
+        float mean;
+        const float scale = d_norm_find<NORM_RMS, LANES>(x, n, ne0, steps.eps, &mean);
+        x.each(n, [&](float & v, int i) { d_rope_element(out, at * ne0 + i) = d_mul_rn(d_mul_rn(v, scale), w[i]); });
+    }
+}
+
+// Hadamard transform of each n of n_all elements in shared memory. All threads take part; it begins and ends with a barrier.
+static inline __device__ void d_hadamard(d_rope_elements & x, int n_all, int n) {
+    const int tid = (int) threadIdx.x;
+    __syncthreads();
+    NO_UNROLL for (int step = 1; step < n; step *= 2) {
+        NO_UNROLL for (int i = tid; i < n_all / 2; i += ROPE_SET_THREADS) {
+            const int e = (i & ~(step - 1)) * 2 + (i & (step - 1));
+            const float a = d_rope_element(x, e), b = d_rope_element(x, e + step);
+            d_rope_element(x, e) = a + b;
+            d_rope_element(x, e + step) = a - b;
+        }
+        __syncthreads();
+    }
+    const float factor = 1.0f / sqrtf((float) n);
+    NO_UNROLL for (int i = tid; i < n_all; i += ROPE_SET_THREADS) { d_rope_element(x, i) *= factor; }
+    __syncthreads();
+}
+
+// A block has a token and n_each heads of keys, queries or values: bias, norm, RoPE, Hadamard transform. Keys go to rows `ids` of the
+// cache y, values to rows `v_ids` of v_y. Its threads compute the rotations once, while the first elements are in flight.
 //   shared  10 KiB
-//   floor   x and q read, rows of y and q_y written
+//   floor   x, q and v read, rows of y, q_y and v_y written
 //   needs   F32 inputs, one position plane, at most ROPE_SET_PIECE elements per head. q_y may be q
 static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan, const d_rope_share share) {
-    alignas(16) __shared__ float elements[ROPE_SET_PIECE / 32][36];
-    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // Q8_0 is the largest
+    alignas(16) __shared__ d_rope_elements elements;
+    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // the largest
     __shared__ float2 turns[ROPE_SET_PIECE / 2];
     const bool is_adjacent = p.rope.mode == GCUDA_ROPE_TYPE_NORMAL;
     gcuda_rope_args one_plane = p.rope;
@@ -7376,32 +7465,53 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
     if (p.y.type == GCUDA_TYPE_IQ4_NL) { d_quantize_begin<GCUDA_TYPE_IQ4_NL>(); }
     FOR_ROWS(b, share.n_groups * p.rope.x.ne[2]) {
         const int64_t token = b / share.n_groups, group = b - token * share.n_groups;
-        const bool is_key = group < share.n_keys, is_staged = is_key && share.unit > 1;
-        const int64_t first = (is_key ? group : group - share.n_keys) * share.n_each, row = is_key ? d_rope_row(p, token) : 0;
+        const bool is_key = group < share.n_keys, is_query = !is_key && group < share.n_keys + share.n_queries, is_value = !is_key && !is_query;
+        const gcuda_rope_set_steps steps = is_key ? p.k_steps : is_query ? p.q_steps : p.v_steps;
+        const bool has_norm = steps.norm != nullptr, has_bias = steps.bias != nullptr && !has_norm;
+        const bool is_blocks = !is_query && share.unit > 1, is_staged = is_blocks || steps.n_hadamard > 0;
+        const int64_t first = (is_key ? group : is_query ? group - share.n_keys : group - share.n_keys - share.n_queries) * share.n_each;
+        const int64_t row = is_query ? 0 : d_rope_row(p, is_key, token);
         if (row < 0) { continue; } // uniform over the block
         NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
-            d_rope_heads heads = d_rope_heads_of(is_key ? p.rope.x : p.q, first + at, token, share.n_once);
+            d_rope_heads heads = is_key     ? d_rope_heads_of(p.rope.x, first + at, token, share.n_once)
+                                 : is_query ? d_rope_heads_of(p.q, first + at, token, share.n_once)
+                                            : d_rope_heads_of(p.v, first + at, token, share.n_once);
             if (heads.n <= 0) { break; }
-            heads.y = is_key ? d_at(p.y, (first + at) * ne0 / share.unit, row, 0, 0) : d_at(p.q_y, 0, first + at, token, 0);
-            heads.y_nb0 = (int64_t) (is_key ? p.y.nb[0] : p.q_y.nb[0]);
-            heads.y_nb1 = is_key ? ne0 * heads.y_nb0 : (int64_t) p.q_y.nb[1];
+            const int64_t element = (first + at) * ne0 / share.unit;
+            heads.y = is_key ? d_at(p.y, element, row, 0, 0) : is_query ? d_at(p.q_y, 0, first + at, token, 0) : d_at(p.v_y, element, row, 0, 0);
+            heads.y_nb0 = (int64_t) (is_key ? p.y.nb[0] : is_query ? p.q_y.nb[0] : p.v_y.nb[0]);
+            heads.y_nb1 = is_query ? (int64_t) p.q_y.nb[1] : ne0 * heads.y_nb0;
+            const float * bias = (const float *) steps.bias + (first + at) * ne0;
+            const auto get = [&](int h, int i) {
+                const float v = has_norm ? d_rope_element(elements, h * ne0 + i) : heads.at(h, i);
+                return has_bias ? d_add_rn(v, bias[h * ne0 + i]) : v;
+            };
+            const auto store = [&](int h, int i, float v) { d_store(is_query ? GCUDA_TYPE_F32 : p.y.type, heads.to(h, i), v); };
             const auto put = [&](int h, int i, float v) {
-                const int e = h * ne0 + i;
                 if (is_staged) {
-                    elements[e / 32][e % 32] = v;
+                    d_rope_element(elements, h * ne0 + i) = v;
                 } else {
-                    d_store(is_key ? p.y.type : GCUDA_TYPE_F32, heads.to(h, i), v);
+                    store(h, i, v);
                 }
             };
+            if (has_norm || steps.n_hadamard > 0) { __syncthreads(); } // the last use of elements is over
+            if (has_norm) {
+                if (ne0 <= 128) {
+                    d_rope_norm<8>(heads, (int) first + at, ne0, steps, elements);
+                } else {
+                    d_rope_norm<32>(heads, (int) first + at, ne0, steps, elements);
+                }
+                __syncthreads();
+            }
             float u[2], v[2];
             UNROLL for (int k = 0; k < 2; ++k) { // at most ROPE_SET_PIECE / 2 pairs
                 const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
                 if (h < heads.n) {
-                    u[k] = heads.at(h, i0);
-                    v[k] = heads.at(h, i0 + apart);
+                    u[k] = get(h, i0);
+                    v[k] = get(h, i0 + apart);
                 }
             }
-            if (at == 0) {
+            if (at == 0 && !is_value) {
                 __syncthreads(); // turns may still be read
                 NO_UNROLL for (int j = tid; j < n_pairs; j += ROPE_SET_THREADS) { turns[j] = d_rope_angle(one_plane, plan, j, token); }
                 __syncthreads();
@@ -7409,16 +7519,24 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
             UNROLL for (int k = 0; k < 2; ++k) {
                 const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
                 if (h < heads.n) {
-                    d_rotate(&u[k], &v[k], turns[j].x, turns[j].y);
+                    if (!is_value) { d_rotate(&u[k], &v[k], turns[j].x, turns[j].y); }
                     put(h, i0, u[k]);
                     put(h, i0 + apart, v[k]);
                 }
             }
             NO_UNROLL for (int i = tid; i < heads.n * n_rest; i += ROPE_SET_THREADS) {
                 const int h = i / n_rest, i0 = 2 * n_pairs + i - h * n_rest;
-                put(h, i0, heads.at(h, i0));
+                put(h, i0, get(h, i0));
             }
-            if (is_staged) { d_put_cache(p.y, elements, heads.n * ne0, blocks, heads.y); }
+            if (steps.n_hadamard > 0) { d_hadamard(elements, heads.n * ne0, steps.n_hadamard); }
+            if (is_blocks) {
+                d_put_cache(p.y, elements, heads.n * ne0, blocks, heads.y);
+            } else if (is_staged) {
+                NO_UNROLL for (int i = tid; i < heads.n * ne0; i += ROPE_SET_THREADS) {
+                    const int h = i / ne0;
+                    store(h, i - h * ne0, d_rope_element(elements, i));
+                }
+            }
         }
     }
 }
@@ -7431,10 +7549,23 @@ static int rope_set_once(const gcuda_rope_set_args & p) {
     return (int) n;
 }
 
+// The norm has the order of sums of rows at multiples of 16 bytes.
+static bool rope_set_takes_steps(const gcuda_rope_set_steps & steps, const gcuda_array & x) {
+    const int64_t n = steps.n_hadamard, ne0 = x.ne[0];
+    const bool is_norm = steps.norm == nullptr || (is_wide(x) && ne0 % 4 == 0 && ne0 <= 512);
+    return is_norm && (n == 0 || ((n == 64 || n == 128 || n == 256 || n == 512) && ne0 % n == 0));
+}
+
+static bool rope_set_takes_values(const gcuda_rope_set_args & p) {
+    return p.v.type == GCUDA_TYPE_F32 && p.v_y.type == p.y.type && p.v.ne[0] == p.rope.x.ne[0] && p.v.ne[2] == p.rope.x.ne[2] &&
+           rope_set_takes_steps(p.v_steps, p.v);
+}
+
 bool gcuda_rope_set_takes(const gcuda_rope_set_args * args) {
     return args->rope.x.type == GCUDA_TYPE_F32 && (args->rope.mode == GCUDA_ROPE_TYPE_NORMAL || args->rope.mode == GCUDA_ROPE_TYPE_NEOX) &&
            args->rope.n_dims >= 2 && is_cache_type(args->y.type) && rope_set_once(*args) > 0 &&
-           (args->q.data == nullptr || (args->q.type == GCUDA_TYPE_F32 && args->q_y.type == GCUDA_TYPE_F32));
+           rope_set_takes_steps(args->k_steps, args->rope.x) && (args->v.data == nullptr || rope_set_takes_values(*args)) &&
+           (args->q.data == nullptr || (args->q.type == GCUDA_TYPE_F32 && args->q_y.type == GCUDA_TYPE_F32 && rope_set_takes_steps(args->q_steps, args->q)));
 }
 
 gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_stream stream) {
@@ -7443,11 +7574,14 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
     d_rope_share share = {};
     share.n_once = rope_set_once(*args);
     share.unit = (int) gcuda_blck_size(args->y.type);
-    const int64_t n_heads = x.ne[1] + (args->q.data != nullptr ? args->q.ne[1] : 0), n_pieces = (n_heads + share.n_once - 1) / share.n_once * x.ne[2];
+    const int64_t n_queries = args->q.data != nullptr ? args->q.ne[1] : 0, n_values = args->v.data != nullptr ? args->v.ne[1] : 0;
+    const int64_t n_pieces = (x.ne[1] + n_queries + n_values + share.n_once - 1) / share.n_once * x.ne[2];
     const int64_t fitting = n_pieces / enough(2048), most = share.n_once < ROPE_HEADS ? ROPE_HEADS / share.n_once : 1;
     share.n_each = share.n_once * (int) (fitting < 1 ? 1 : fitting < most ? fitting : most);
-    share.n_keys = (x.ne[1] + share.n_each - 1) / share.n_each;
-    share.n_groups = share.n_keys + (n_heads - x.ne[1] + share.n_each - 1) / share.n_each;
+    const auto groups = [&](int64_t n_heads) { return (n_heads + share.n_each - 1) / share.n_each; };
+    share.n_keys = groups(x.ne[1]);
+    share.n_queries = groups(n_queries);
+    share.n_groups = share.n_keys + share.n_queries + groups(n_values);
     return launch_in_turn(k_rope_set, share.n_groups * x.ne[2], dim3(ROPE_SET_THREADS), stream, *args, rope_plan(args->rope), share);
 }
 #endif // part 10
@@ -8371,7 +8505,7 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
 template <typename TX>
 static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
     alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
-    d_start_next();
+    d_pdl_trigger();
     FOR_ROWS(b, n_w + n_x) {
         if (b < n_w) {
             d_pack_w(p, q, b, n_parts, (__half *) shared);
@@ -8431,9 +8565,9 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
             const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
             UNROLL for (int k = 0; k < 8; k += 2) {
                 uint32_t fa[MI][4], fb[NI][2];
-                UNROLL for (int i = 0; i < MI; ++i) { d_matrices(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
+                UNROLL for (int i = 0; i < MI; ++i) { d_ldmatrix_x4(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
                 UNROLL for (int i = 0; i < NI; i += 2) {
-                    d_matrices(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_ldmatrix_x4(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                 }
                 UNROLL for (int i = 0; i < MI; ++i) {
                     UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<true>(acc[i][j], fa[i], fb[j]); }
@@ -10326,7 +10460,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     const int for_decays = n_warps > n_slices ? n_slices : 0; // first warp that computes decays: one without a share of C . B if possible
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
-    if (SPAN == SCAN_STATES) { d_start_next(); }
+    if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
         const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
         const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
@@ -10397,7 +10531,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             find_scalars(begin, 0);
             next_dt = fetch_dt(begin + SCAN_CHUNK);
         }
-        if (SPAN == SCAN_SEGMENTS) { d_wait_before(); } // tokens were written earlier
+        if (SPAN == SCAN_SEGMENTS) { d_pdl_wait(); } // tokens were written earlier
         if (SPAN != SCAN_WHOLE) { load_states(); }
         for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
             const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
@@ -10532,8 +10666,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
 //   floor   states read and written once
 static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
-    d_start_next();
-    d_wait_before();
+    d_pdl_trigger();
+    d_pdl_wait();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
         const int64_t id = d_scan_state(p.ids.data, q);
@@ -11138,7 +11272,7 @@ static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const 
 //   shared  n * (COLS + 4) + 32 * 33 floats
 //   floor   A and B read, X written; rows of a panel depend on each other
 //   needs   n within shared memory; is_wide_row: A in F32, rows aligned to 16 bytes. X may be B
-template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_held(const gcuda_solve_tri_args p, bool is_wide_row) {
+template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_shared(const gcuda_solve_tri_args p, bool is_wide_row) {
     DYNAMIC_SHARED(float, shared);
     typedef d_solve<COLS> S;
     float * tile = shared, * x = shared + 32 * 33; // tile: the triangle, pitch 33; x: the columns
@@ -11252,7 +11386,7 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
 
 template <int COLS> static gcuda_status solve_tri(const gcuda_solve_tri_args & p, gcuda_stream stream) {
     const bool wide = is_wide(p.a) && p.a.type == GCUDA_TYPE_F32 && p.a.ne[0] % 4 == 0;
-    return launch_shared(k_solve_tri_held<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
+    return launch_shared(k_solve_tri_shared<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
         d_solve<COLS>::bytes(p.y.ne[1]), 0, stream, p, wide);
 }
 
@@ -11971,7 +12105,9 @@ static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32
     return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
 }
 
-#define ID_UNROLL 8 // loads in flight per thread: the sort of 16,384 pairs is a chain of loads, 220 us on an H100 with 1 and 4
+// Loads in flight per thread. The sort is latency-bound: 16,384 pairs take 220 us on an H100 with 1 load in flight for counting and 4
+// for ordering.
+#define ID_UNROLL 8
 
 // A warp writes tiles and pairs of expert e. counts: pairs per expert; bad ids count as one more expert.
 static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
@@ -12331,7 +12467,7 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
 //   floor   x read once, y written once
 //   needs   ne0 a multiple of 4; rows of x and y aligned to 16 bytes
 template <int N>
-static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(const gcuda_half_rows_args p) {
+static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_regs(const gcuda_half_rows_args p) {
     d_take_turn();
     FOR_ROWS(r, d_rows(p.x)) {
         const float4 * x = (const float4 *) d_row(p.x, r);
@@ -12364,9 +12500,9 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(co
 gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->x.ne[0];
     const bool fits = args->x.type == GCUDA_TYPE_F32 && n % 4 == 0 && is_wide(args->x) && is_wide(args->y);
-    const auto kernel = fits && n <= 4096    ? k_half_rows_held<2>
-                        : fits && n <= 8192  ? k_half_rows_held<4>
-                        : fits && n <= 16384 ? k_half_rows_held<8>
+    const auto kernel = fits && n <= 4096    ? k_half_rows_regs<2>
+                        : fits && n <= 8192  ? k_half_rows_regs<4>
+                        : fits && n <= 16384 ? k_half_rows_regs<8>
                                              : k_half_rows;
     return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
@@ -12424,7 +12560,7 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
     return mul_mat_plain(p, 0, stream);
 }
 // =====================================================================================================
-// >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
+// >>k-mul-mat-tile   matrix products on tensor cores for few columns and for experts
 // =====================================================================================================
 // A block of 8 warps computes 128 rows by up to 128 columns; a warp has 16 rows and all columns. Operands of a step along k
 // come from a cp.async pipeline in shared memory: encoded weights and packed activations. A lane decodes its fragment of the
@@ -12441,7 +12577,7 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 #define TILE_ROWS 128
 #define TILE_WARPS 8
 #define TILE_COLUMNS 128 // maximum
-#define TILE_SLOTS 4 // maximum of pipeline stages
+#define TILE_STAGES 4 // maximum of pipeline stages
 // Accumulators are in registers only if the loops are unrolled. Without tensor cores, where dispatch never comes, unrolling
 // would cost megabytes of code.
 #if D_TENSOR_CORES
@@ -12454,12 +12590,12 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // The four lanes of a quad hold eight elements each of a group; the order of k within a product is free. With `split`, lane t
 // has elements 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 (nibbles of the same bytes), otherwise 8 t .. 8 t + 7. `row` is
 // the first byte of the step; its group is 4 part + i.
-struct d_oct {
+struct d_frag8 {
     uint32_t q[2];
     float scale, min; // see d_group
 };
 
-static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, float scale, float min) {
+static inline __device__ void d_set_frag8(d_frag8 & o, uint32_t q0, uint32_t q1, float scale, float min) {
     o.q[0] = q0;
     o.q[1] = q1;
     o.scale = scale;
@@ -12481,54 +12617,54 @@ template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
 };
 #define TILE_FORMAT(ID, SPLIT, SIGNED) \
     template <> struct d_tile_format<d_format<GCUDA_TYPE_##ID>> : d_tile_blocks<GCUDA_TYPE_##ID, SPLIT, SIGNED>
-#define TILE_OCT static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t *, d_oct & o)
-#define TILE_OCT_BY(TABLE) static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t * TABLE, d_oct & o)
+#define TILE_FRAG8 static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t *, d_frag8 & o)
+#define TILE_FRAG8_BY(TABLE) static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t * TABLE, d_frag8 & o)
 #define TILE_CODEBOOK(N, ENTRY)              \
     static constexpr int n_entries = N;      \
     static inline __device__ uint32_t entry(int i) { return ENTRY; }
 
 TILE_FORMAT(Q4_0, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
     }
 };
 TILE_FORMAT(Q4_1, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
     }
 };
-static inline __device__ void d_oct_fifth_bits(uint32_t h, int t, d_oct & o) {
+static inline __device__ void d_frag8_fifth_bits(uint32_t h, int t, d_frag8 & o) {
     o.q[0] |= d_spread_bits(h >> 4 * t) << 4;
     o.q[1] |= d_spread_bits(h >> 16 >> 4 * t) << 4;
 }
 TILE_FORMAT(Q5_0, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
-        d_oct_fifth_bits(d_word2(b->qh), t, o);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_frag8_fifth_bits(d_word2(b->qh), t, o);
     }
 };
 TILE_FORMAT(Q5_1, true, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
-        d_oct_fifth_bits(d_word4(b->qh), t, o);
+        d_set_frag8(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_frag8_fifth_bits(d_word4(b->qh), t, o);
     }
 };
 TILE_FORMAT(Q8_0, false, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
-        d_set_oct(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
+        d_set_frag8(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
     }
 };
 TILE_FORMAT(IQ4_NL, true, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup(gcudai_kvalues_iq4nl, d_word2(b->qs + 4 * t), &o.q[0], &o.q[1]);
         o.scale = d_half(b->d);
@@ -12536,14 +12672,14 @@ TILE_FORMAT(IQ4_NL, true, true) {
 };
 TILE_FORMAT(MXFP4, true, false) {
     static constexpr int zero = 64; // offset of the table below
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row + 4 * part + i;
         d_lookup_words(0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu, d_word1(b->qs + 4 * t), &o.q[0], &o.q[1]);
         o.scale = gcudai_mxfp4_scale(b->e);
     }
 };
 TILE_FORMAT(IQ4_XS, true, true) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const int g = 4 * part + i, scale = (b->scales_l[g / 2] >> 4 * (i % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
         d_lookup(gcudai_kvalues_iq4nl, d_word4(b->qs + 16 * g + 4 * t), &o.q[0], &o.q[1]);
@@ -12552,16 +12688,16 @@ TILE_FORMAT(IQ4_XS, true, true) {
 };
 
 TILE_FORMAT(Q2_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * qs = b->qs + 32 * part + 8 * t;
         const uint32_t s = b->scales[8 * part + 2 * i + t / 2];
-        d_set_oct(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
+        d_set_frag8(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
             d_half(b->d) * (float) (s & 15u), d_half(b->dmin) * (float) (s >> 4));
     }
 };
 TILE_FORMAT(Q3_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * qs = b->qs + 32 * part + 8 * t, * high = b->hmask + 8 * t;
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -12571,7 +12707,7 @@ TILE_FORMAT(Q3_K, false, false) {
     }
 };
 // The 6-bit scales and mins of Q4_K and Q5_K, four groups at once.
-static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d_oct & o) {
+static inline __device__ void d_frag8_k_scale(const char * row, int part, int i, d_frag8 & o) {
     const uint4 head = *(const uint4 *) row;
     const uint32_t a = head.y, b = head.z, c = head.w;
     const uint32_t scales = part == 0 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
@@ -12581,24 +12717,24 @@ static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d
 }
 TILE_FORMAT(Q4_K, false, false) {
     static constexpr int odd = 32;
-    TILE_OCT {
+    TILE_FRAG8 {
         const uint2 w = *(const uint2 *) (row + 16 + 64 * part + 32 * (i / 2) + 8 * t);
         o.q[0] = w.x >> 4 * (i % 2) & 0x0f0f0f0fu;
         o.q[1] = w.y >> 4 * (i % 2) & 0x0f0f0f0fu;
-        d_oct_k_scale(row, part, i, o);
+        d_frag8_k_scale(row, part, i, o);
     }
 };
 TILE_FORMAT(Q5_K, false, false) {
     static constexpr int odd = 32;
-    TILE_OCT {
+    TILE_FRAG8 {
         const uint2 w = *(const uint2 *) (row + 48 + 64 * part + 32 * (i / 2) + 8 * t), h = *(const uint2 *) (row + 16 + 8 * t);
         o.q[0] = (w.x >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.x >> (4 * part + i) & 0x01010101u) << 4;
         o.q[1] = (w.y >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.y >> (4 * part + i) & 0x01010101u) << 4;
-        d_oct_k_scale(row, part, i, o);
+        d_frag8_k_scale(row, part, i, o);
     }
 };
 TILE_FORMAT(Q6_K, false, false) {
-    TILE_OCT {
+    TILE_FRAG8 {
         const block * b = (const block *) row;
         const uint8_t * low = b->ql + 64 * part + 32 * (i % 2) + 8 * t, * high = b->qh + 32 * part + 8 * t;
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -12609,7 +12745,7 @@ TILE_FORMAT(Q6_K, false, false) {
 };
 
 // Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 25, 43; with 4 added, 64 - those.
-static inline __device__ void d_oct_iq2(uint32_t digits, uint32_t signs, d_oct & o) {
+static inline __device__ void d_frag8_iq2(uint32_t digits, uint32_t signs, d_frag8 & o) {
     digits += 4u * signs;
     o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
     o.q[1] = d_permute(0x006b5948u, 0x00152738u, digits >> 16);
@@ -12622,43 +12758,43 @@ static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t sign
 TILE_FORMAT(IQ2_XXS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(256, d_digits_to_nibbles(gcudai_grid_iq2xxs[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
-        d_oct_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
+        d_frag8_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
         o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f;
     }
 };
-static inline __device__ float d_oct_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
+static inline __device__ float d_frag8_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
     return d_half(d) * (0.5f + (float) (nibbles >> 4 * (t / 2) & 15u)) * 0.25f;
 }
 TILE_FORMAT(IQ2_XS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(512, d_digits_to_nibbles(gcudai_grid_iq2xs[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t q = b->qs[4 * g + t];
-        d_oct_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+        d_frag8_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
+        o.scale = d_frag8_iq2_scale(b->d, b->scales[g], t);
     }
 };
 TILE_FORMAT(IQ2_S, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(1024, d_digits_to_nibbles(gcudai_grid_iq2s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t code = (uint32_t) b->qs[4 * g + t] | ((uint32_t) b->qh[g] >> 2 * t & 3u) << 8;
-        d_oct_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+        d_frag8_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
+        o.scale = d_frag8_iq2_scale(b->d, b->scales[g], t);
     }
 };
 TILE_FORMAT(IQ3_XXS, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(256, gcudai_iq3_xxs_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t aux = d_word2(b->scales_and_signs + 2 * g), signs = gcudai_even_signs(aux >> 7 * t & 127u);
@@ -12670,7 +12806,7 @@ TILE_FORMAT(IQ3_XXS, false, false) {
 TILE_FORMAT(IQ3_S, false, false) {
     static constexpr int zero = 64;
     TILE_CODEBOOK(512, gcudai_iq3_s_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t high = (uint32_t) b->qh[g] >> 2 * t, signs = b->signs[4 * g + t];
@@ -12681,29 +12817,29 @@ TILE_FORMAT(IQ3_S, false, false) {
 };
 TILE_FORMAT(IQ1_S, false, false) {
     TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t h = b->qh[g];
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
+        d_codes8_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
         o.scale = d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f;
     }
 };
 TILE_FORMAT(IQ1_M, false, false) {
     TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
+    TILE_FRAG8_BY(table) {
         const block * b = (const block *) row;
         const int g = 4 * part + i;
         const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t scales = (part == 0 ? s01 : s23) >> 16 * (i / 2) >> 6 * (i % 2) >> 3 * (t / 2);
         const uint32_t high = (uint32_t) b->qh[2 * g + t / 2] >> 4 * (t % 2) & 15u;
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        d_codes8_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
         o.scale = d_half((gcuda_fp16_t) d) * 0.125f * (float) (2u * (scales & 7u) + 1u);
     }
 };
-#undef TILE_OCT
-#undef TILE_OCT_BY
+#undef TILE_FRAG8
+#undef TILE_FRAG8_BY
 #undef TILE_CODEBOOK
 #undef TILE_FORMAT
 
@@ -12766,8 +12902,8 @@ static inline __device__ uint32_t d_tile_tf32(float v) {
 template <typename A> struct d_tile_weights {
     typedef d_tile_format<A> F;
     static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
-        d_oct o;
-        F::oct(row, part, i, t, table, o);
+        d_frag8 o;
+        F::frag8(row, part, i, t, table, o);
         const uint32_t scale = d_bf16_pair(o.scale, o.scale), min = A::has_min ? d_bf16_pair(-o.min, -o.min) : 0;
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t v = d_bf16_codes<F::is_signed, F::zero>(o.q[k / 2], k % 2);
@@ -12824,7 +12960,7 @@ struct d_tile_job {
     d_tile_part parts[GCUDA_MUL_MAT_GROUP];
 };
 
-template <typename A> struct d_tile_slot { // pitch: bytes between rows in a stage. Rows may start at any byte, and their banks differ
+template <typename A> struct d_tile_stage { // pitch: bytes between rows in a stage. Rows may start at any byte, and their banks differ
     static constexpr int pieces = (d_tile_format<A>::step_bytes + 30) / 16, odd = d_tile_format<A>::odd;
     static constexpr int pitch = (16 * pieces + odd - 1) / odd % 2 == 1 ? (16 * pieces + odd - 1) / odd * odd
                                                                        : (16 * pieces + odd - 1) / odd * odd + odd;
@@ -12833,7 +12969,7 @@ template <typename A> struct d_tile_slot { // pitch: bytes between rows in a sta
 };
 
 // Resident blocks per SM to plan for.
-static constexpr int tile_per_multiprocessor(int nt) { return nt > 64 ? 1 : 2; }
+static constexpr int tile_blocks_per_sm(int nt) { return nt > 64 ? 1 : 2; }
 
 // Work items are the steps of all tiles in order. As many blocks as possible share them, each with at least one.
 struct d_tile_units {
@@ -12901,7 +13037,7 @@ static inline __device__ const char * d_tile_packed(const d_tile_job & p, const 
 // and its one or two columns, so that an address is a register plus a constant.
 template <typename A, int NT> struct d_tile_feed {
     typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
+    typedef d_tile_stage<A> S;
     static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied per iteration
     const char * row;  // the first of the thread's two rows
     int64_t next_row;  // bytes to the second
@@ -12959,7 +13095,7 @@ template <typename A, int NT>
 static inline __device__ void d_tile_multiply(const d_tile_job & p, const char * slot, const uint32_t * table, const d_tile_rows & rows,
     int step, int n8, float (*sum)[4]) {
     typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
+    typedef d_tile_stage<A> S;
     constexpr int PARTS = F::groups > 4 ? 2 : 1, PER = F::groups / PARTS, CHUNK = NT < 32 ? NT / 8 : 4;
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, r0 = (int) threadIdx.x / 32 * 16 + g;
     const char * b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16, * a[2];
@@ -13128,12 +13264,12 @@ static inline __device__ void d_tile_wait(int n_slots) {
 //   needs   k a multiple of 32; floats, Q4_K and Q5_K: rows aligned to 16 bytes (tile_takes_weights)
 //   arch    8.0; compiles everywhere, emulated below
 template <typename A, int NT>
-static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
+static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_blocks_per_sm(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
     DYNAMIC_SHARED(char, shared);
     char ** results = (char **) shared;
     uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
     char * ring = (char *) (table + d_tile_format<A>::n_entries);
-    constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
+    constexpr int slot_bytes = d_tile_stage<A>::bytes(NT);
     d_take_turn();
     const d_tile_part & part = d_tile_part_of(p);
     const uint32_t block = blockIdx.x - (uint32_t) part.first_block, n_lists = (uint32_t) (p.job.n_lists != nullptr ? *p.job.n_lists : p.n_lists);
@@ -13338,8 +13474,8 @@ struct tile_scratch {
 };
 static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, const tile_units & units, int tn) {
     tile_scratch s;
-    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_per_multiprocessor(tile_width(tn)) * n_sm);
-    const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // also enough for fewer columns per tile
+    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_blocks_per_sm(tile_width(tn)) * n_sm);
+    const int64_t blocks = units.n * tile_blocks_per_sm(16) * n_sm; // also enough for fewer columns per tile
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
     s.factors_at = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
@@ -13353,13 +13489,13 @@ template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t
     const size_t cap = (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
     const size_t fixed = TILE_COLUMNS * sizeof(char *) + d_tile_format<A>::n_entries * sizeof(uint32_t);
     for (int tn = wanted; tn > 0; tn = tn > 64 ? 64 : tn > 32 ? 32 : tn > 16 ? 16 : 0) {
-        const size_t slot = (size_t) d_tile_slot<A>::bytes(tile_width(tn));
-        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // prefers fewer blocks per SM to a single stage
+        const size_t slot = (size_t) d_tile_stage<A>::bytes(tile_width(tn));
+        for (int many = tile_blocks_per_sm(tile_width(tn)); many > 0; --many) { // prefers fewer blocks per SM to a single stage
             const size_t share = many > 1 ? cap / (size_t) many - SHARED_STATIC : cap, n = share > fixed ? (share - fixed) / slot : 0;
             if (n >= 2 || (n == 1 && many == 1)) {
                 *per_multiprocessor = many;
                 p.tn = tn;
-                p.n_slots = (int) (n < TILE_SLOTS ? n : TILE_SLOTS);
+                p.n_slots = (int) (n < TILE_STAGES ? n : TILE_STAGES);
                 return fixed + (size_t) p.n_slots * slot;
             }
         }
@@ -13439,7 +13575,7 @@ static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * m
         p.column_bytes = tile_column_bytes(job.a);
         const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, units, wanted);
         p.job = job;
-        p.steps = (int) (p.column_bytes / d_tile_slot<A>::column_bytes);
+        p.steps = (int) (p.column_bytes / d_tile_stage<A>::column_bytes);
         p.last_bytes = (int) ((int64_t) gcuda_row_size(job.a.type, job.k) - (int64_t) (p.steps - 1) * d_tile_format<A>::step_bytes);
         p.columns = data;
         p.sums = (float *) (data + s.sums_at);
@@ -13676,7 +13812,7 @@ struct d_vec_job {
     int step_rows; // 2: rows are processed in pairs
     bool is_aligned; // rows are aligned to 16 bytes
     bool has_pairs; // pairs of rows are, and may be processed in pairs
-    bool is_behind; // dependent launch after the kernel that quantizes activations
+    bool is_dependent; // dependent launch after the kernel that quantizes activations
     d_job job;
     d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks belong to the first matrix
     gcuda_array ids; // mul_mat_id: every expert-token pair is a product with one column
@@ -13746,7 +13882,7 @@ enum d_mma_order {
 };
 
 // Eight elements of a group and the scales of its pieces. Where a code is the sum of two parts, `more` has the second.
-template <int PIECES> struct d_eight {
+template <int PIECES> struct d_frag8_pieces {
     uint32_t q[2], more[2];
     float scale[PIECES], min[PIECES];
 };
@@ -13772,7 +13908,7 @@ struct d_mma_format_of {
     // Mins as a separate TF32 product over eight groups: tf32_min is the min of group 4 i + t from `group` on, exact in TF32.
     // tf32_scale, where it exists, is their common factor. The product is added to the accumulator.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
-    typedef d_eight<PIECES> out;
+    typedef d_frag8_pieces<PIECES> out;
     static inline __device__ uint32_t entry(int) { return 0; }
 };
 
@@ -13805,7 +13941,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_I
 };
 
 // Fifth bits of lane t's codes in D_IN_QUADS, from the 32 bits of a group.
-static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
     bits >>= 4 * t;
     q[0] |= (bits & 15u) * 0x02040810u & 0x10101010u;
     q[1] |= (bits >> 16 & 15u) * 0x02040810u & 0x10101010u;
@@ -13817,7 +13953,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_I
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 22 * g;
         d_nibbles(d_words<2, ALIGNED>(shared, at, k + 6)[t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
+        d_codes8_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
@@ -13832,7 +13968,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 24 * g);
         d_nibbles(w[2 + t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(w[1], t, o.q);
+        d_codes8_fifth_bits(w[1], t, o.q);
         o.scale[0] = d_low_half(w[0]);
     }
 };
@@ -13854,15 +13990,15 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_I
 // PRMT replicates the sign bit of the selected byte if bit 3 of the selector nibble is set. A 16-entry lookup is therefore two
 // PRMTs over 8 bytes: one with the nibbles, one with their top bits flipped. Each gives 0 or -1 for entries of the other half,
 // so a table whose halves have these sign bits is the sum of both.
-static inline __device__ void d_eight_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
+static inline __device__ void d_codes8_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
     q[0] = d_permute(t0, t1, nibbles);
     q[1] = d_permute(t0, t1, nibbles >> 16);
 }
 
 // -127 -104 -83 -65 -49 -35 -22 -10, otherwise -1; and 1 13 25 38 53 69 89 113 plus 1, otherwise 0
-static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
-    d_eight_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
-    d_eight_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
+static inline __device__ void d_codes8_iq4(uint32_t nibbles, d_frag8_pieces<1> & o) {
+    d_codes8_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
+    d_codes8_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
@@ -13870,7 +14006,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
-        d_eight_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
+        d_codes8_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
@@ -13882,15 +14018,15 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D
         const d_words<4> w(shared, at, g / 8 * 136);
         const int j = g % 8;
         const uint32_t low = (j % 2 ? w[1] >> 4 : w[1]) & 0x0f0f0f0fu, high = w[0] >> (16 + 2 * j) & 3u;
-        d_eight_iq4(w[2 + 4 * j + t], o);
+        d_codes8_iq4(w[2 + 4 * j + t], o);
         o.scale[0] = d_low_half(w[0]) * (float) ((int) (d_byte_of(low, j / 2) | high << 4) - 32);
     }
 };
 
 // Table values plus 12, which clears all sign bits: where one part is nonzero the other is 0.
-static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
-    d_eight_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
-    d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
+static inline __device__ void d_codes8_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
+    d_codes8_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
+    d_codes8_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
 }
 template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
     static constexpr size_t lists_at = 1; // rows of 2880 elements have 1530 bytes
@@ -13898,7 +14034,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         uint32_t upper[2];
         const int k = 17 * g;
-        d_eight_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
+        d_codes8_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
         o.q[0] |= upper[0];
         o.q[1] |= upper[1];
         o.scale[0] = gcudai_mxfp4_scale(d_byte_at(shared, at + k));
@@ -13938,7 +14074,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_I
 };
 
 // Scale of group j of a Q4_K or Q5_K block; mins are integers with a common scale.
-static inline __device__ float d_eight_k_scale(const d_words<4> & w, int j) {
+static inline __device__ float d_codes8_k_scale(const d_words<4> & w, int j) {
     const uint32_t scale = j < 4 ? w[1] & 0x3f3f3f3fu : (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
     return d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
 }
@@ -13961,7 +14097,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_k<144>
         const d_words<4> w(shared, at, g / 8 * 144);
         const int j = g % 8;
         UNROLL for (int h = 0; h < 2; ++h) { o.q[h] = w[4 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu; }
-        o.scale[0] = d_eight_k_scale(w, j);
+        o.scale[0] = d_codes8_k_scale(w, j);
     }
 };
 
@@ -13974,7 +14110,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_k<176>
             const uint32_t bits = j < 4 ? w[4 + 4 * h + t] << (4 - j) : w[4 + 4 * h + t] >> (j - 4);
             o.q[h] = (w[12 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu) | (bits & 0x10101010u);
         }
-        o.scale[0] = d_eight_k_scale(w, j);
+        o.scale[0] = d_codes8_k_scale(w, j);
     }
 };
 
@@ -14002,13 +14138,13 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
         const int k = g / 8 * 66;
         const int j = g % 8;
         const uint32_t code = d_byte_at(shared, at + k + 2 + 8 * j + t), aux = d_words<2, ALIGNED>(shared, at, k + 6 + 8 * j)[0];
-        d_eight_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
+        d_codes8_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.25f * (0.5f + (float) (aux >> 28));
     }
 };
 
 // Scales of group i of four, from the nibbles of its byte. A nibble placed in the mantissa of 128 makes d (nibble + 1/2) one FMA.
-static inline __device__ void d_eight_iq2_scales(float d, uint32_t word, int i, d_eight<2> & o) {
+static inline __device__ void d_codes8_iq2_scales(float d, uint32_t word, int i, d_frag8_pieces<2> & o) {
     const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
     UNROLL for (int h = 0; h < 2; ++h) {
         const float v = __int_as_float((int) d_permute(nibbles[h], 0x43000000u, 0x7044u + 0x100u * (uint32_t) i));
@@ -14023,8 +14159,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D
         const int k = g / 8 * 74;
         const int j = g % 8;
         const uint32_t code = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
-        d_eight_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
-        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
+        d_codes8_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
+        d_codes8_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
     }
 };
 
@@ -14037,8 +14173,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_
         const d_words<2, ALIGNED> last(shared, at, k + 66); // two words of upper bits, two of scales
         const uint32_t high = last[j / 4] >> 2 * t, upper = (j % 4 == 0 ? high << 8 : high >> (8 * (j % 4) - 8)) & 0x300u;
         const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | upper;
-        d_eight_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
-        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
+        d_codes8_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
+        d_codes8_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
     }
 };
 
@@ -14082,7 +14218,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_S>> : d_mma_format_of<D_
         const int j = g % 8;
         const uint32_t h = *(const uint16_t *) (shared + at + k + 34 + 2 * j);
         const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | (h >> 3 * t & 7u) << 8;
-        d_eight_iq1(table[code], (h & 0x8000u) != 0, o.q);
+        d_codes8_iq1(table[code], (h & 0x8000u) != 0, o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.125f * (float) (2u * (h >> 12 & 7u) + 1u);
     }
 };
@@ -14098,7 +14234,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t s = j < 4 ? s01 : s23, code = d_byte_at(shared, at + k + 4 * j + t);
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
-        d_eight_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        d_codes8_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
         UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1): the three bits go to the mantissa of 4, which counts them as halves
             const int from = 16 * (j / 2 % 2) + 6 * (j % 2) + 3 * h;
             const uint32_t bits = (from > 20 ? s >> (from - 20) : s << (20 - from)) & 0x00700000u;
@@ -14429,7 +14565,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
     }
 };
 
-// Four words of nibbles through a 16-byte table in two parts (see d_eight_lookup).
+// Four words of nibbles through a 16-byte table in two parts (see d_codes8_lookup).
 static inline __device__ void d_two_lookups(
     uint32_t low0, uint32_t low1, uint32_t high0, uint32_t high1, const uint32_t * w, uint32_t * q, uint32_t * more) {
     UNROLL for (int k = 0; k < 4; ++k) {
@@ -14440,7 +14576,7 @@ static inline __device__ void d_two_lookups(
         more[2 * k + 1] = d_permute(high0, high1, turned >> 16);
     }
 }
-static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // see d_eight_iq4
+static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // see d_codes8_iq4
     d_two_lookups(0xbfad9881u, 0xf6eaddcfu, 0x271a0e02u, 0x725a4636u, w, q, more);
 }
 
@@ -14679,7 +14815,7 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
 //   needs   xq, xs aligned to 16 bytes
 static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
     k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
-    d_start_next();
+    d_pdl_trigger();
     const int64_t n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps * 2;
     for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
         const int64_t unit = i / 2, column = unit / p.steps, matrix = column < p.job.n ? 0 : column / p.job.n;
@@ -14690,7 +14826,7 @@ static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
         char * y;
         d_tile_column(p.job, t, (int) (column - matrix * p.job.n), &b, &y);
         const bool is_packed = d_vec_is_packed(p.job, b);
-        d_wait_before();
+        d_pdl_wait();
         d_vec_quantize4(d_vec_load4(p.job, b, k, is_packed), w, lane, f, xq + unit * 128, xs + unit * 128);
     }
 }
@@ -15039,7 +15175,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
         if (is_early) { fill(); }
         if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-        if (is_early) { d_wait_before(); }
+        if (is_early) { d_pdl_wait(); }
         if (!is_made) {
             if (first > 0) { __syncthreads(); } // the previous step of the column has been read
             char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
@@ -15136,9 +15272,9 @@ template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
     if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched there, and large
-    d_start_next();
+    d_pdl_trigger();
     if (!d_vec_shape<A, COLS>::is_own) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-    if (!p.is_early) { d_wait_before(); }
+    if (!p.is_early) { d_pdl_wait(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the previous item have been read
         d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), i == blockIdx.x);
@@ -15160,7 +15296,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_SUMS 16 // row tiles per block whose sums are kept over several passes
 #define MMA_LANES 8 // lanes that copy a row: 128 bytes, a cache line, at a time
 #define MMA_SHARED (227 * 1024)
-#define MMA_BESIDE 128 // threads per block of the activation kernel, with 64 registers each
+#define MMA_RESERVED_THREADS 128 // threads per block of the activation kernel, with 64 registers each
 
 // Register limit; where the compiler cannot take one or kernels do not overlap, that of the block size.
 #if defined(__CUDACC__) && !defined(__clang__) && CUDART_VERSION >= 12040 && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
@@ -15202,7 +15338,7 @@ struct d_mma_task {
 };
 
 // Work queue in shared memory, which saves registers: the current task, the next, and the range after those.
-struct alignas(16) d_mma_todo {
+struct alignas(16) d_mma_queue {
     d_mma_task task[2];
     int at, end;
 };
@@ -15221,7 +15357,7 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // 1 KiB reserved per block by the system
     // Stages per warp for n warps, next to the tables and kept sums, if the sums of `tiles` row tiles are to fit too.
-    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
+    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_queue) : 0);
     static constexpr int room(int n) { return (all - fixed_bytes - MMA_SUMS * sums * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
     // Warps hide more latency than long batches between reductions, or more than two stages. Multiples of four: each SM
@@ -15235,8 +15371,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
     static_assert(slots >= 2 && max_warps % 4 == 0, "a tile is copied while another is read");
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * sums * 4;
-    // Per thread; is_early leaves the registers of one block of MMA_BESIDE threads.
-    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_BESIDE : 0)) / (32 * max_warps) / 8 * 8;
+    // Per thread; is_early leaves the registers of one block of MMA_RESERVED_THREADS threads.
+    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_RESERVED_THREADS : 0)) / (32 * max_warps) / 8 * 8;
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
@@ -15259,7 +15395,7 @@ static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, 
 
 // Adds group g, decoded in a and b (rows g and g + 8), to the sums of a column tile with int8 activations x.
 template <typename A>
-static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces> & a, const d_eight<d_mma_format<A>::pieces> & b, int g,
+static inline __device__ void d_mma_group(const d_frag8_pieces<d_mma_format<A>::pieces> & a, const d_frag8_pieces<d_mma_format<A>::pieces> & b, int g,
     int t, uint2 x, const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
     float first[4] = {};
@@ -15446,7 +15582,7 @@ static inline __device__ char * d_mma_y(const d_mma_job & p, const d_mma_task & 
 // Reduces the warps' sums of n rounds of tiles, the last being `round`, into the sums kept between passes or into y, the
 // thread's column.
 template <int COLUMNS>
-static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
+static inline __device__ void d_mma_reduce(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
     const d_mma_task & t, char * y) {
     constexpr int TILE = 16 * COLUMNS;
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
@@ -15533,7 +15669,7 @@ static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, i
 
 // Starts a block's queue with an empty task. Only the device knows the number of lists: the block gets an equal range of all row
 // tiles.
-static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo) {
+static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_queue & todo) {
     const uint32_t n = (uint32_t) *p.job.n_lists * ((uint32_t) (p.m[0] + 15) / 16), each = n / gridDim.x, rest = n - each * gridDim.x;
     todo.task[0] = {};
     todo.at = (int) (each * blockIdx.x + (blockIdx.x < rest ? blockIdx.x : rest));
@@ -15541,7 +15677,7 @@ static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo
 }
 
 // Takes the next task; called by one warp.
-static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo, d_mma_task & to, int lane) {
+static inline __device__ void d_mma_next_task(const d_mma_job & p, d_mma_queue & todo, d_mma_task & to, int lane) {
     const int at = todo.at, end = todo.end, c = lane % MMA_COLUMNS;
     d_mma_task t = {};
     int next = end, column = -1;
@@ -15577,7 +15713,7 @@ template <bool LISTS> static inline __device__ const char * d_mma_a(const d_mma_
 
 // Executes `task`. LISTS (mul_mat_id): the task may be empty, and the next one is put into todo->task[next] meanwhile.
 template <typename A, bool ALIGNED, int TILES, bool LISTS>
-static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_todo * todo, int next) {
+static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_queue * todo, int next) {
     typedef d_mma_shape<A, TILES> S;
     static_assert(!LISTS || TILES == 1, "a list is a tile");
     const bool is_task = !LISTS || task.rounds > 0, is_product = !LISTS || (is_task && task.matrix >= 0);
@@ -15600,10 +15736,10 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.begin(p, step, lane);
     const bool is_early = !LISTS && S::is_early && p.is_early;
     if (!S::is_early && !LISTS && ring.valid > 0 && lane < 16) { ring.prefetch(p, task, first_tile, step, lane); }
-    if (!is_early && is_task) { d_wait_before(); }
+    if (!is_early && is_task) { d_pdl_wait(); }
     NO_UNROLL for (int s = 0; s < S::slots && is_product; ++s) { ring.fetch(p, task, first_tile, step, lane); }
-    if (LISTS && warp == 0) { d_mma_take(p, *todo, todo->task[next], lane); }
-    if (is_early) { d_wait_before(); }
+    if (LISTS && warp == 0) { d_mma_next_task(p, *todo, todo->task[next], lane); }
+    if (is_early) { d_pdl_wait(); }
     int slot = 0;
     d_mma_x<A, TILES> x;
     constexpr bool asks_ahead = !LISTS && S::asks_ahead;
@@ -15644,7 +15780,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             }
             if (in_batch == S::batch - 1 || round + 1 == task.rounds) {
                 __syncthreads();
-                d_mma_meet<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
+                d_mma_reduce<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
             }
         }
     }
@@ -15662,13 +15798,13 @@ template <typename A, bool ALIGNED, int TILES, bool LISTS = false>
 static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mma_shape<A, TILES>::registers))
     k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
-    d_start_next();
+    d_pdl_trigger();
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
     if constexpr (LISTS) {
-        d_mma_todo & todo = *(d_mma_todo *) (shared + 4 * d_mma_format<A>::table);
-        d_wait_before();
+        d_mma_queue & todo = *(d_mma_queue *) (shared + 4 * d_mma_format<A>::table);
+        d_pdl_wait();
         if (threadIdx.x == 0) { d_mma_begin(p, todo); }
         __syncthreads();
         int now = 1;
@@ -15713,9 +15849,9 @@ static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_colum
 // a block has a step of two columns. One block per SM is to start while the previous product ends and to leave room for the next
 // (is_early). When several started on the first free SMs, blocks of the product began there after the others were half done.
 //   floor   b read, 1.25 to 1.5 bytes per element written
-static __global__ void __launch_bounds__(MMA_BESIDE, 8)
+static __global__ void __launch_bounds__(MMA_RESERVED_THREADS, 8)
     k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
-    d_start_next();
+    d_pdl_trigger();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
     for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
@@ -15731,7 +15867,7 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
             char * y;
             d_tile_column(p.job, tile, first + c < p.job.n ? first + c : 0, &b[c], &y);
         }
-        d_wait_before();
+        d_pdl_wait();
         UNROLL for (int c = 0; c < 2; ++c) {
             v[c] = d_vec_load4(p.job, b[c], first + c < p.job.n ? at : p.job.k, d_vec_is_packed(p.job, b[c]));
         }
@@ -15772,7 +15908,7 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
         if (q % (8 / f.pieces) == 0) { ((float2 *) p.xs)[(int64_t) group * f.pieces + q / 4] = scale; }
     }
 }
-static_assert(MMA_STEP == 4 * MMA_BESIDE, "a block of the columns' kernel has a step");
+static_assert(MMA_STEP == 4 * MMA_RESERVED_THREADS, "a block of the columns' kernel has a step");
 
 // ---- host side ----
 // vec_plan chooses warps, steps in parallel and blocks; it returns bytes of shared memory, 0: nothing fits. Steps in parallel do
@@ -15922,14 +16058,14 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     dim3 block;
     size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &block);
     // not with ids: experts are unknown before the PDL wait
-    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_behind ? reads_weights_behind() : reads_weights_early());
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_dependent ? reads_weights_dependent() : reads_weights_early());
     if (n_bytes > 0 && leaves_room(p.n_items)) { n_bytes = alone_bytes(n_bytes, max_shared); }
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     vec_usual(p);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
-    return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+    return p.is_dependent ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
@@ -16095,9 +16231,9 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     mma_usual(p);
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
-    p.is_early = reads_weights_behind();
+    p.is_early = reads_weights_dependent();
     const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
-        dim3(MMA_BESIDE), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
+        dim3(MMA_RESERVED_THREADS), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
@@ -16203,7 +16339,7 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
         }
         p.xq = xq;
         p.xs = xs;
-        p.is_behind = true;
+        p.is_dependent = true;
     }
     return with_weight_format(type, [&](auto a) {
         typedef decltype(a) A;
@@ -16614,7 +16750,7 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 // were slower. A stage is a step of 16 rows, refilled as soon as the warp has read it. Activations of the next step are
 // loaded while a warp walks its rows.
 #define FLOAT_MMA_WARPS 8 // per block, one block per SM: 128 KB of copies in flight, and all registers
-#define FLOAT_MMA_SLOTS 2
+#define FLOAT_MMA_STAGES 2
 #define FLOAT_MMA_BYTES 512 // per row of a stage
 
 static inline __device__ uint32_t d_round_tf32(float v) {
@@ -16632,7 +16768,7 @@ template <typename A, typename B> struct d_float_mma {
     static constexpr int N = d_wide<A>::N, PIECES = 8 / N, step = FLOAT_MMA_BYTES / (int) sizeof(A), AHEAD = step / 32;
     static constexpr int COLUMN_N = d_wide<B>::N, COLUMN_PIECES = 8 / COLUMN_N;
     static constexpr int rows = 16, sums = 128, columns = FLOAT_VEC_COLUMNS, max_warps = FLOAT_MMA_WARPS, places = 1;
-    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_SLOTS * slot_bytes;
+    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_STAGES * slot_bytes;
     uint4 next[AHEAD][COLUMN_PIECES];
     uint32_t x[AHEAD][8];
 
@@ -16730,7 +16866,7 @@ static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_
     const int lane = (int) threadIdx.x % 32;
     W work;
     if (own.s0 < p.steps) { work.load_weights(p, rows.a, rows.m, own.first, own.s0 * W::step, lane); }
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     __syncthreads(); // column addresses are written
     for (int s = own.s0; s < p.steps; s += p.at_once) {
         const int k0 = s * W::step;
@@ -16764,7 +16900,7 @@ static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_f
     };
     W work;
     UNROLL for (int at = 0; at < W::warp_bytes; at += W::slot_bytes) { fetch(at); }
-    if (is_early) { d_wait_before(); }
+    if (is_early) { d_pdl_wait(); }
     __syncthreads(); // column addresses are written
     if (own.s0 < p.steps) { work.ask_columns(p, columns, n, own.s0 * W::step, lane); }
     NO_UNROLL for (int s = own.s0; s < p.steps; s += p.at_once) {
@@ -16809,7 +16945,7 @@ static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i,
 
 // Matrix-vector product of float weights, up to W::columns columns; W is FMA or tensor cores, P a job with or without hooks. A
 // block has p.turns turns of groups of W::rows rows of one matrix.
-//   shared  per warp FLOAT_MMA_SLOTS stages (tensor cores), then partial sums [warp][turn][sum]
+//   shared  per warp FLOAT_MMA_STAGES stages (tensor cores), then partial sums [warp][turn][sum]
 //   floor   bytes of the weights; activations from L2, once per block
 //   needs   except d_any_float: rows packed and aligned to 16 bytes, k a multiple of 16 bytes
 //   arch    tensor cores: 8.0
@@ -16821,8 +16957,8 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
     const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // sums per output
     float * part = (float *) (shared + n_warps * W::warp_bytes);
     char * copies = shared + (int) threadIdx.x / 32 * W::warp_bytes;
-    d_start_next();
-    if (!p.is_early) { d_wait_before(); }
+    d_pdl_trigger();
+    if (!p.is_early) { d_pdl_wait(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
         d_float_rows rows = { (const char *) p.job.a.data, nullptr, p.job.m, p.blocks, (int) (item - i * p.blocks) };
@@ -17514,9 +17650,9 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
 // A block computes WG_ROWS rows of the weights by TN columns. Two consumer warpgroups have 64 rows each, with accumulators in
 // registers. A warp decodes weights directly to the A registers of wgmma while the wgmma of the previous 64 elements of k
 // run. A producer warpgroup fills two pipelines in shared memory:
-//   packed B  F16 or BF16 with 128-byte swizzle, written once by k_wg_columns; a step of 64 elements of all columns is
-//             contiguous. The two blocks of a cluster have the same columns and different rows: each loads half of a step
-//             by TMA multicast
+//   packed B  F16 or BF16, written once by k_wg_columns in the shared-memory layout of B: K-major with 128-byte swizzle, wgmma
+//             descriptor d_desc_k_128. A step of 64 elements of all columns is contiguous. The two blocks of a cluster have
+//             the same columns and different rows: each loads half of a step by TMA multicast
 //   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
 // The order of k within 128 elements is free if both operands agree. Lane l of a warp decodes group l % 4 of the four groups, in
 // rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is free within 64.
@@ -17995,6 +18131,7 @@ template <int TN> static inline __device__ void d_wg_store(
 }
 
 // ---- both operands by TMA: F16, BF16, or F32 as TF32, batched ----
+// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it; wgmma descriptors d_desc_k_128.
 struct d_wg_gemm {
     d_wg_job wg; // m, n, tiles, parts and y are used
     int ne2, a2, a3, b2, b3; // matrices of y along dimension 2; how many share one of a and of b
@@ -18416,11 +18553,11 @@ struct d_wg_columns_job {
     int tn, is_for_floats; // is_for_floats 1: a lane has 16 of 64 elements, otherwise 32 of 128
 };
 
-static inline __device__ uint32_t d_pair_of(__half, float low, float high) {
+static inline __device__ uint32_t d_pack2(__half, float low, float high) {
     const __half2 v = __floats2half2_rn(low, high);
     return *(const uint32_t *) &v;
 }
-static inline __device__ uint32_t d_pair_of(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
+static inline __device__ uint32_t d_pack2(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
 
 // Elements k .. k + 3 of a column of n elements; zeros past its end.
 static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const char * column, int64_t n, int64_t k, bool is_wide) {
@@ -18443,8 +18580,8 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
             v[i] = make_float4(ldexpf(v[i].x, -exponent), ldexpf(v[i].y, -exponent), ldexpf(v[i].z, -exponent), ldexpf(v[i].w, -exponent));
         }
         const int word = 64 * i + (p.is_for_floats != 0 ? 32 * (lane / 16) + 8 * (lane % 4) + lane / 4 % 4 : 8 * (lane % 8) + lane / 8);
-        words[word] = d_pair_of(T(), v[i].x, v[i].y);
-        words[word + 4] = d_pair_of(T(), v[i].z, v[i].w);
+        words[word] = d_pack2(T(), v[i].x, v[i].y);
+        words[word + 4] = d_pack2(T(), v[i].z, v[i].w);
     }
     __syncwarp();
     const int64_t step = k / WG_K + lane / 8;
@@ -18531,7 +18668,7 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
 // Sums n_parts partial sums in order. A thread has four rows of a column, or one where rows are not aligned.
 //   floor   parts read once, y written once
 //   needs   parts aligned to 16 bytes
-static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
+static __global__ void __launch_bounds__(256) k_wg_reduce(const d_wg_job p, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
     FOR_ELEMENTS(i, n) {
@@ -18554,7 +18691,7 @@ static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const
 }
 
 // Address of an epilogue operand for row m of column c.
-static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t m, int64_t c) {
+static inline __device__ const char * d_wg_epilogue_at(const gcuda_array & x, int64_t m, int64_t c) {
     return (const char *) x.data + m * (int64_t) x.nb[0] + c * (int64_t) x.nb[1];
 }
 
@@ -18562,15 +18699,15 @@ static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t
 // the accumulators are one part in scratch. Inside the matrix product's kernels the epilogue took 35 us more (14336 x
 // 4096, 512 columns, bias and gelu: 101.6 us without, H200), more than this extra pass.
 //   floor   parts and residual read once, y written once
-//   needs   strides of operands are 0 where their size is 1 (wg_repeating)
-static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
+//   needs   strides of operands are 0 where their size is 1 (wg_broadcast)
+static __global__ void __launch_bounds__(256) k_wg_epilogue(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
     d_take_turn();
     const int64_t m = p.m, n = (m + 3) / 4 * p.n;
     const bool is_wide = m % 4 == 0;
     FOR_ELEMENTS(i, n) {
         const int64_t c = i / ((m + 3) / 4), row = i % ((m + 3) / 4) * 4, left = m - row;
         const float * from = parts + c * m + row;
-        const char * residual = d_wg_beside(e.residual, row, c);
+        const char * residual = d_wg_epilogue_at(e.residual, row, c);
         const auto load = [=](const char * at, int k, size_t next) { return k < left ? *(const float *) (at + k * (int64_t) next) : 0.0f; };
         float v[4] = {}, r[4] = {};
         for (int part = 0; part < p.n_parts; ++part) {
@@ -18587,8 +18724,8 @@ static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const
         } else if (e.residual.data != nullptr) {
             UNROLL for (int k = 0; k < 4; ++k) { r[k] = load(residual, k, e.residual.nb[0]); }
         }
-        d_finish_sums<false, 4>(e, v, v, [&](int k) { return load(d_wg_beside(e.bias, row, c), k, e.bias.nb[0]); },
-            [](int) { return 0.0f; }, [&](int k) { return load(d_wg_beside(e.factor, row, c), k, e.factor.nb[0]); });
+        d_finish_sums<false, 4>(e, v, v, [&](int k) { return load(d_wg_epilogue_at(e.bias, row, c), k, e.bias.nb[0]); },
+            [](int) { return 0.0f; }, [&](int k) { return load(d_wg_epilogue_at(e.factor, row, c), k, e.factor.nb[0]); });
         UNROLL for (int k = 0; k < 4; ++k) { v[k] = e.residual.data != nullptr ? d_add_rn(v[k], r[k]) : v[k]; }
         float * y = p.y + c * p.y_stride + row;
         if (is_wide && ((uintptr_t) y | (uintptr_t) p.y_stride * 4) % 16 == 0) {
@@ -18687,7 +18824,7 @@ template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn,
 }
 
 // Sets strides to 0 where a size is 1.
-static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
+static gcuda_mul_mat_epilogue wg_broadcast(gcuda_mul_mat_epilogue e) {
     gcuda_array * arrays[3] = { &e.bias, &e.factor, &e.residual };
     for (int i = 0; i < 3; ++i) {
         for (int d = 0; d < 2; ++d) { arrays[i]->nb[d] = arrays[i]->ne[d] > 1 ? arrays[i]->nb[d] : 0; }
@@ -18701,8 +18838,8 @@ static gcuda_status wg_finish(
     const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
     p.y = (float *) args.y.data;
     p.y_stride = (int64_t) (args.y.nb[1] / 4);
-    return epilogue != nullptr ? launch_in_turn(k_wg_steps, n_blocks, dim3(256), stream, p, wg_repeating(*epilogue), parts)
-                               : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, parts);
+    return epilogue != nullptr ? launch_in_turn(k_wg_epilogue, n_blocks, dim3(256), stream, p, wg_broadcast(*epilogue), parts)
+                               : launch_in_turn(k_wg_reduce, n_blocks, dim3(256), stream, p, parts);
 }
 
 // ---- host side of the product with both operands by TMA ----
@@ -18754,7 +18891,7 @@ static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_m
 
 // Split-K reduction for batched products. A thread has one element and adds its parts in order.
 //   floor   parts read once, y written once
-static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
+static __global__ void __launch_bounds__(256) k_wg_gemm_reduce(const gcuda_array y, const float * parts, int n_parts) {
     d_take_turn();
     const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
     FOR_ELEMENTS(i, n) {
@@ -18806,7 +18943,7 @@ static gcuda_status mul_mat_wg_gemm(
         return st;
     }
     if (args.y.ne[2] * args.y.ne[3] > 1) {
-        return launch_in_turn(k_wg_gemm_parts, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
+        return launch_in_turn(k_wg_gemm_reduce, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
     }
     return wg_finish(p.wg, args, epilogue, (const float *) scratch, stream);
 }
@@ -19642,11 +19779,11 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
             UNROLL for (int k = 0; k < 4; k += 2) {
                 uint32_t fa[MI][4], fb[NI / 2][4]; // fb: two fragments of b
                 UNROLL for (int j = 0; j < MI; ++j) {
-                    d_matrices(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
+                    d_ldmatrix_x4(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
                     d_gemm_round(T(), fa[j]);
                 }
                 UNROLL for (int j = 0; j < NI / 2; ++j) {
-                    d_matrices(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_ldmatrix_x4(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                     d_gemm_round(T(), fb[j]);
                 }
                 UNROLL for (int m = 0; m < MI; ++m) {
@@ -19667,7 +19804,7 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
 
 // Split-K reduction. A thread has one element and adds its parts in order.
 //   floor   parts read once, y written once
-static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
+static __global__ void __launch_bounds__(256) k_gemm_reduce(const d_gemm p) {
     const int64_t n = p.y.ne[0] * p.y.ne[1] * p.y.ne[2] * p.y.ne[3];
     FOR_ELEMENTS(i, n) {
         float v = p.parts[i];
@@ -19760,7 +19897,7 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
     gcuda_status st = with_float(
         args->a.type, [&](auto t) { return mul_mat_gemm<decltype(t)>(p, plan, args->max_shared, stream); });
     if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
-        st = launch_elements(k_gemm_parts, p.y, stream, p);
+        st = launch_elements(k_gemm_reduce, p.y, stream, p);
     }
     return st;
 }

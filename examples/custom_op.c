@@ -1,5 +1,5 @@
-// Operations of your own, as C functions inside a graph: an activation with a parameter (gcuda_map_custom1) and the
-// distances between two sets of points, whose result has a shape of its own (gcuda_custom_4d).
+// Custom operations: C functions as nodes of a graph. An activation with a parameter (gcuda_map_custom1), and the distances
+// between two sets of points, whose result has another shape than its sources (gcuda_custom_4d).
 //
 //   cc -O2 -I. examples/custom_op.c -o custom_op -pthread -lm -ldl && ./custom_op
 #define GCUDA_IMPLEMENTATION

@@ -54,7 +54,7 @@ struct options {
     int n_tokens, ctx, gpus, threads, chunk, repeat_last, top_k, n_prompt, repetitions, n_best;
     float temperature, top_p, min_p, repeat_penalty;
     long long seed;
-    bool raw, json, exact, special, quiet, help;
+    bool raw, json, exact, special, quiet, help, profile;
 };
 
 enum kind { TEXT, INT, LONG, FLOAT, FLAG };
@@ -82,13 +82,14 @@ static const struct option_row {
     { "--ctx", NULL, "N", INT, AT(ctx), "tokens the model can look back on (4096, or what it was trained for)" },
     { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, q4_0, f32" },
     { "--threads", "-t", "N", INT, AT(threads), "threads on the CPU (all processors)" },
-    { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt computed at a time (256)" },
+    { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt computed at a time (256; on a GPU up to 2048)" },
     { "--exact", NULL, NULL, FLAG, AT(exact), "products without rounding to 8 bits: slower, to compare with" },
     { "--depths", NULL, "LIST", TEXT, AT(depths), "bench: tokens in the context before it begins (0)" },
     { "--n-prompt", NULL, "N", INT, AT(n_prompt), "bench: tokens of the prompt (256)" },
     { "--repeat", NULL, "N", INT, AT(repetitions), "bench: how often (3)" },
     { "--best", NULL, "N", INT, AT(n_best), "embed: lines to show (5)" },
     { "--json", NULL, NULL, FLAG, AT(json), "bench: results as JSON" },
+    { "--profile", NULL, NULL, FLAG, AT(profile), "bench: what a token costs the host, and what each operation costs a GPU" },
     { "--special", NULL, NULL, FLAG, AT(special), "tokenize: names of control tokens are those tokens" },
     { "--quiet", "-q", NULL, FLAG, AT(quiet), "no progress, no numbers after an answer" },
     { "--help", "-h", NULL, FLAG, AT(help), "this text" },
@@ -219,6 +220,7 @@ struct app {
     bool has_colour, has_bar; // the standard output, the error output is a terminal
     const char * doing;       // what the bar is about; NULL: no bar
     int last_percent;
+    int64_t load_us, weights_us; // what loading the model took, and of that its weights alone
 };
 
 static const char * style(const struct app * a, const char * code) { return a->has_colour ? code : ""; }
@@ -235,6 +237,7 @@ static void clear_bar(struct app * a) {
 static bool on_progress(void * user, float share) {
     struct app * a = (struct app *) user;
     const int percent = (int) (100.0f * share);
+    if (a->weights_us == 0) { a->weights_us = gcuda_time_us(); } // when they begin
     if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) { // 0: the first chunk is not done yet
         a->last_percent = percent;
         fprintf(stderr, "\r%s %3d %% ", a->doing, percent);
@@ -269,7 +272,10 @@ static gcuda_status load_model(struct app * a) {
     p.progress_user = a;
     p.log = on_log;
     a->doing = "loading";
+    const int64_t begin = gcuda_time_us();
     const gcuda_status st = llm_model_load(a->o.model, &p, &a->model);
+    a->weights_us = gcuda_time_us() - a->weights_us;
+    a->load_us = gcuda_time_us() - begin;
     clear_bar(a);
     TRY(st);
     a->info = llm_model_info(a->model);
@@ -691,6 +697,93 @@ static gcuda_status bench_generation(struct app * a, const int32_t * tokens, int
     return llm_seq_truncate(a->session, 0, depth);
 }
 
+// ---- profile: of generated tokens ----
+
+enum { PROFILE_TOKENS = 16, PROFILE_ROWS = 48 };
+
+// Time in the calls that sample and start a token's work, and until its result is available.
+static gcuda_status profile_host(struct app * a, double * host_us, double * all_us) {
+    int32_t token = 0, seq = 0;
+    const struct llm_batch batch = { &token, &seq, NULL, 1 };
+    bool is_done = false;
+    int64_t host = 0;
+    const int64_t begin = gcuda_time_us();
+    for (int i = 0; i < PROFILE_TOKENS; ++i) {
+        const int64_t start = gcuda_time_us();
+        TRY(llm_sample(a->session, 0, &a->sampler, &token));
+        TRY(llm_submit(a->session, &batch));
+        TRY(llm_poll(a->session, 1, &is_done));
+        host += gcuda_time_us() - start;
+        TRY(llm_poll(a->session, 0, &is_done));
+    }
+    *host_us = (double) host / PROFILE_TOKENS;
+    *all_us = (double) (gcuda_time_us() - begin) / PROFILE_TOKENS;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct profile_row { const char * op; enum gcuda_type type; int n; double us, bytes; };
+
+static int by_time(const void * a, const void * b) {
+    const double x = ((const struct profile_row *) a)->us, y = ((const struct profile_row *) b)->us;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static int sum_records(const struct gcuda_cuda_profile_record * records, size_t n, struct profile_row * rows) {
+    int n_rows = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const struct gcuda_cuda_profile_record * r = &records[i];
+        const enum gcuda_type type = r->n_src > 0 ? r->src_type[0] : r->type;
+        int k = 0;
+        while (k < n_rows && (strcmp(rows[k].op, r->op) != 0 || rows[k].type != type)) { ++k; }
+        if (k == PROFILE_ROWS) { continue; }
+        if (k == n_rows) { rows[n_rows++] = (struct profile_row) { r->op, type, 0, 0.0, 0.0 }; }
+        ++rows[k].n;
+        rows[k].us += r->us;
+        rows[k].bytes += (double) r->n_bytes;
+    }
+    qsort(rows, (size_t) n_rows, sizeof *rows, by_time);
+    return n_rows;
+}
+
+// Nodes one by one: each is launched alone then, without fusion and CUDA graphs.
+static gcuda_status profile_nodes(struct app * a, gcuda_backend_t backend) {
+    struct profile_row rows[PROFILE_ROWS];
+    const struct gcuda_cuda_profile_record * records = NULL;
+    size_t n = 0;
+    int32_t token = 0;
+    double sum = 0.0;
+    TRY(gcuda_cuda_profile_begin(backend));
+    for (int i = 0; i < PROFILE_TOKENS; ++i) { TRY(llm_eval_tokens(a->session, 0, &token, 1)); }
+    TRY(gcuda_cuda_profile_end(backend));
+    TRY(gcuda_cuda_profile_get(backend, &records, &n));
+    const int n_rows = sum_records(records, n, rows);
+    for (int i = 0; i < n_rows; ++i) { sum += rows[i].us; }
+    printf("node by node, a token: %.0f nodes, %.0f us\n", (double) n / PROFILE_TOKENS, sum / PROFILE_TOKENS);
+    for (int i = 0; i < n_rows; ++i) {
+        printf("  %-24s %-6s %6.1f x %8.1f us %8.1f GB/s\n", rows[i].op, gcuda_type_name(rows[i].type), (double) rows[i].n / PROFILE_TOKENS,
+            rows[i].us / PROFILE_TOKENS, rows[i].us > 0.0 ? 1e-3 * rows[i].bytes / rows[i].us : 0.0);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status bench_profile(struct app * a, int depth) {
+    const gcuda_backend_t backend = llm_session_backend(a->session, 0);
+    struct gcuda_cuda_plan_stats s;
+    int32_t token = 0;
+    double host_us = 0.0, all_us = 0.0;
+    TRY(llm_eval_tokens(a->session, 0, &token, 1));
+    TRY(profile_host(a, &host_us, &all_us));
+    printf("a token: %.1f us, %.1f of them in calls of the host\n", all_us, host_us);
+    if (gcuda_backend_is_cuda(backend)) {
+        TRY(gcuda_backend_cuda_get_plan_stats(backend, &s));
+        printf("plans: %llu made, %llu reused, %llu updated, %llu patched, %llu captures, %llu graph launches, %llu fused launches, %llu beside\n",
+            (unsigned long long) s.n_made, (unsigned long long) s.n_reused, (unsigned long long) s.n_updated, (unsigned long long) s.n_patched,
+            (unsigned long long) s.n_captures, (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused, (unsigned long long) s.n_beside);
+        TRY(profile_nodes(a, backend));
+    }
+    return llm_seq_truncate(a->session, 0, depth);
+}
+
 static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int depth, int n, bool is_first) {
     enum { MOST = 100 };
     double prompt[MOST], generation[MOST];
@@ -711,12 +804,15 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
             n, g.mean, g.deviation);
     }
     fflush(stdout);
-    return GCUDA_STATUS_SUCCESS;
+    return a->o.profile && !a->o.json ? bench_profile(a, depth) : GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status bench_all(struct app * a, const int32_t * tokens, int n) {
     const char * at = a->o.depths ? a->o.depths : "0";
-    if (!a->o.json) { printf("%s, %s\n   depth   prompt                                    generation\n", a->info.name, a->info.backend); }
+    if (!a->o.json) {
+        printf("%s, %s, %.2f GB loaded in %.3f s, of these %.3f s weights\n   depth   prompt                                    generation\n",
+            a->info.name, a->info.backend, (double) a->info.n_bytes * 1e-9, (double) a->load_us * 1e-6, (double) a->weights_us * 1e-6);
+    }
     for (bool is_first = true; *at != '\0'; is_first = false) {
         char * end;
         const long depth = strtol(at, &end, 10);
@@ -743,7 +839,7 @@ static int largest_depth(const char * at) {
 
 static gcuda_status command_bench(struct app * a) {
     const int n = a->o.n_tokens > 0 ? a->o.n_tokens : 32, depth = largest_depth(a->o.depths);
-    const int most = depth + (a->o.n_prompt > n + 1 ? a->o.n_prompt : n + 1);
+    const int n_more = n + 1 + 2 * (a->o.profile ? PROFILE_TOKENS + 1 : 0), most = depth + (a->o.n_prompt > n_more ? a->o.n_prompt : n_more);
     gcuda_status st;
     if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d", a->o.n_prompt); }
     a->o.ctx = most;
@@ -821,7 +917,7 @@ static gcuda_status command_perplexity(struct app * a) {
 
 struct line { const char * text; size_t n; float * vector; double likeness; };
 
-// Of a text longer than the context only the beginning counts, with the token that ends texts.
+// A text longer than the context is cut to its beginning, with the token that ends texts.
 static gcuda_status embed_text(struct app * a, const char * text, size_t n, float * vector) {
     struct tokens t = { NULL, 0 };
     gcuda_status st = tokens_of(a, text, n, LLM_ADD_SPECIAL, &t);

@@ -42,7 +42,7 @@ OBJECTS
 
 MEMORY
     Host memory comes from gcuda's allocator (gcuda_set_allocator). Warnings go to the log of llm_model_params. There is no global
-    state. After a session's first evaluation, evaluating and sampling allocate nothing.
+    state. After a session's first evaluation, evaluating and sampling allocate nothing; but on a GPU a prompt's graph has a plan of its own.
 
 ERRORS
     A function that can fail returns a gcuda_status and leaves a message with names and numbers in gcuda_last_error().
@@ -172,7 +172,7 @@ LLM_API gcuda_status llm_chat_text(const struct llm_model * model, const struct 
 struct llm_session_params {
     int32_t n_ctx;     // cells of the KV cache, shared by all sequences; 0: 4096, or what the model was trained for if that is less
     int32_t n_seqs;    // sequences, numbered from 0; 0: 1
-    int32_t n_chunk;   // tokens computed at a time; 0: 256
+    int32_t n_chunk;   // tokens computed at a time; 0: 256 on the CPU; on a GPU up to 2048, as its memory allows
     int32_t n_outputs; // tokens of a chunk whose logits can be kept; 0: n_seqs
     int32_t n_threads; // on the CPU; 0: gcuda's default
     enum gcuda_type kv_type; // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
@@ -186,6 +186,8 @@ struct llm_session_params {
 LLM_API gcuda_status llm_session_new(
     const struct llm_model * model, const struct llm_session_params * params, struct llm_session ** out);
 LLM_API void llm_session_free(struct llm_session * session); // NULL is allowed
+// The i-th backend that the session computes on, for gcuda's statistics and profiles; the session's. NULL: there are no more.
+LLM_API gcuda_backend_t llm_session_backend(const struct llm_session * session, int32_t i);
 
 struct llm_batch {
     const int32_t * tokens;
@@ -2829,12 +2831,15 @@ struct llmi_cell {
 struct llmi_cells {
     struct llmi_cell * cells;
     int32_t n, n_used, head; // head: where the search for a free one begins
+    int32_t end;             // all cells from here on are free, and others may be
+    uint32_t version;        // changes whenever a cell does other than being taken
     int32_t first[LLM_MAX_SEQS], length[LLM_MAX_SEQS];
 };
 
 static void llmi_cells_free(struct llmi_cells * c, int32_t i, uint64_t seqs) {
     if ((c->cells[i].seqs & seqs) == 0) { return; }
     c->cells[i].seqs &= ~seqs;
+    ++c->version;
     if (c->cells[i].seqs == 0) {
         --c->n_used;
         c->head = (int32_t) llmi_min(c->head, i);
@@ -2849,15 +2854,23 @@ static int32_t llmi_cells_take(struct llmi_cells * c, int32_t seq, int32_t token
     c->cells[i].token = token;
     c->cells[i].seqs = (uint64_t) 1 << seq;
     c->head = i + 1 == c->n ? 0 : i + 1;
+    c->end = (int32_t) llmi_max(c->end, i + 1);
     ++c->n_used;
     return i;
 }
 
+static int32_t llmi_cells_end(const struct llmi_cells * c) { // after the last used cell
+    int32_t end = c->end;
+    while (end > 0 && c->cells[end - 1].seqs == 0) { --end; }
+    return end;
+}
+
 static void llmi_cells_truncate(struct llmi_cells * c, int32_t seq, int32_t length) {
     if (length >= c->length[seq]) { return; }
-    for (int32_t i = 0; i < c->n; ++i) {
+    for (int32_t i = 0; i < c->end; ++i) {
         if (c->cells[i].position >= length) { llmi_cells_free(c, i, (uint64_t) 1 << seq); }
     }
+    c->end = llmi_cells_end(c);
     c->length[seq] = length;
     if (length == 0) { c->first[seq] = 0; }
 }
@@ -2870,7 +2883,7 @@ static bool llmi_cells_can_truncate(const struct llmi_cells * c, int32_t seq, in
 // Frees what no later token sees.
 static void llmi_cells_leave_window(struct llmi_cells * c, int64_t window) {
     for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) { c->first[seq] = (int32_t) llmi_max(c->first[seq], c->length[seq] - window + 1); }
-    for (int32_t i = 0; i < c->n; ++i) {
+    for (int32_t i = 0; i < c->end; ++i) {
         uint64_t out = 0;
         for (int32_t seq = 0; seq < LLM_MAX_SEQS && c->cells[i].seqs >> seq != 0; ++seq) {
             if (c->cells[i].position < c->first[seq]) { out |= (uint64_t) 1 << seq; }
@@ -2880,19 +2893,14 @@ static void llmi_cells_leave_window(struct llmi_cells * c, int64_t window) {
 }
 
 static void llmi_cells_copy(struct llmi_cells * c, int32_t from, int32_t to) {
-    for (int32_t i = 0; i < c->n; ++i) { c->cells[i].seqs |= (c->cells[i].seqs >> from & 1) << to; }
+    for (int32_t i = 0; i < c->end; ++i) { c->cells[i].seqs |= (c->cells[i].seqs >> from & 1) << to; }
+    ++c->version;
     c->first[to] = c->first[from];
     c->length[to] = c->length[from];
 }
 
-static int32_t llmi_cells_end(const struct llmi_cells * c) { // after the last used cell
-    int32_t end = c->n;
-    while (end > 0 && c->cells[end - 1].seqs == 0) { --end; }
-    return end;
-}
-
 static int32_t llmi_cells_find(const struct llmi_cells * c, int32_t seq, int32_t position) { // -1: none
-    for (int32_t i = 0; i < c->n; ++i) {
+    for (int32_t i = 0; i < c->end; ++i) {
         if (c->cells[i].position == position && (c->cells[i].seqs >> seq & 1) != 0) { return i; }
     }
     return -1;
@@ -2931,12 +2939,20 @@ struct llmi_build {
     struct gcuda_tensor ** k_cache, ** v_cache; // of each layer: [head * n_kv, cells]
     struct gcuda_tensor * rotation; // F32 [n, n], see llmi_turn; NULL: keys and values are stored as they are
     int window_cache; // the cache of layers with a window: 0 or 1
+    gcuda_backend_buffer_t input_buffer; // all inputs, one after the other, at the same places in every graph of as many tokens
+    size_t n_input_bytes;                // of them in use; buffer NULL: the allocator of the graph places inputs
     struct llmi_inputs in;
     struct llmi_graph_key key;
     struct gcuda_tensor * best; // I32 [n_best, n_outputs]: tokens with the largest logits, which are the graph's result then; or NULL
     int n_best;
     bool exact, is_long; // is_long: rope factors for long contexts
 };
+
+// The node comes now, after those that are there already: what a backend computes in one launch has to be adjacent.
+static struct gcuda_tensor * llmi_now(struct llmi_build * b, struct gcuda_tensor * t) {
+    (void) gcuda_build_forward_expand(b->graph, t);
+    return t;
+}
 
 // y = W x + bias; bias NULL: none.
 static struct gcuda_tensor * llmi_linear(struct llmi_build * b, struct gcuda_tensor * w, struct gcuda_tensor * x, struct gcuda_tensor * bias) {
@@ -2989,12 +3005,12 @@ static struct llmi_qkv llmi_project_qkv(struct llmi_build * b, const struct llmi
         a.k = llmi_heads_of(b, qkv, n_q, n_kv);
         a.v = llmi_heads_of(b, qkv, n_q + n_kv, n_kv);
     } else {
-        a.q = llmi_heads(b, llmi_linear(b, l->q, x, l->q_b), n_q);
-        a.k = llmi_heads(b, llmi_linear(b, l->k, x, l->k_b), n_kv);
-        a.v = llmi_heads(b, llmi_linear(b, l->v, x, l->v_b), n_kv);
+        a.q = llmi_heads(b, llmi_now(b, llmi_linear(b, l->q, x, l->q_b)), n_q);
+        a.k = llmi_heads(b, llmi_now(b, llmi_linear(b, l->k, x, l->k_b)), n_kv);
+        a.v = llmi_heads(b, llmi_now(b, llmi_linear(b, l->v, x, l->v_b)), n_kv);
     }
-    if (l->q_norm != NULL) { a.q = llmi_norm(b, a.q, l->q_norm); }
-    if (l->k_norm != NULL) { a.k = llmi_norm(b, a.k, l->k_norm); }
+    if (l->q_norm != NULL) { a.q = llmi_now(b, llmi_norm(b, a.q, l->q_norm)); }
+    if (l->k_norm != NULL) { a.k = llmi_now(b, llmi_norm(b, a.k, l->k_norm)); }
     return a;
 }
 
@@ -3017,6 +3033,7 @@ static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tenso
     rows = gcuda_reshape_2d(b->ctx, rows, b->rotation->ne[0], gcuda_nelements(x) / b->rotation->ne[0]);
     struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, b->rotation, rows);
     (void) gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+    (void) gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD);
     return gcuda_reshape(b->ctx, y, x);
 }
 
@@ -3033,7 +3050,7 @@ static void llmi_store(struct llmi_build * b, struct gcuda_tensor * cache, struc
     const int64_t n = b->p->head * b->p->n_kv;
     struct gcuda_tensor * rows = x == NULL ? NULL : gcuda_is_contiguous(x) ? gcuda_reshape_2d(b->ctx, x, n, b->key.n_tokens)
         : gcuda_view_2d(b->ctx, x, n, b->key.n_tokens, x->nb[2], 0);
-    (void) gcuda_build_forward_expand(b->graph, gcuda_set_rows(b->ctx, cache, rows, cells));
+    (void) llmi_now(b, gcuda_set_rows(b->ctx, cache, rows, cells));
 }
 
 static struct gcuda_tensor * llmi_attend(struct llmi_build * b, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v,
@@ -3050,8 +3067,9 @@ static struct gcuda_tensor * llmi_attention(struct llmi_build * b, int64_t layer
     const int cache = has_window ? b->window_cache : 0;
     const int32_t n_kv = b->key.n_kv[cache];
     struct llmi_qkv a = llmi_project_qkv(b, l, x);
-    a.q = llmi_turn(b, llmi_rotate(b, layer, a.q));
+    a.q = llmi_turn(b, llmi_now(b, llmi_rotate(b, layer, a.q)));
     a.k = llmi_turn(b, llmi_rotate(b, layer, a.k));
+    (void) gcuda_build_forward_expand(b->graph, a.q); // before memory of keys and values is used again: one launch writes all three
     llmi_store(b, b->k_cache[layer], a.k, b->in.cells[cache]);
     llmi_store(b, b->v_cache[layer], llmi_turn(b, a.v), b->in.cells[cache]);
     struct gcuda_tensor * y = llmi_attend(b, a.q, llmi_cache_view(b, b->k_cache[layer], n_kv), llmi_cache_view(b, b->v_cache[layer], n_kv),
@@ -3088,7 +3106,7 @@ static struct llmi_routes llmi_route(struct llmi_build * b, const struct llmi_la
     } else { // what was chosen sums to 1; 2^-14 keeps a sum of nothing apart from 0
         w = gcuda_div(b->ctx, w, gcuda_clamp(b->ctx, gcuda_sum_rows(b->ctx, w), 6.103515625e-5f, INFINITY));
     }
-    r.weights = gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens);
+    r.weights = llmi_now(b, gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens)); // before the experts' products
     return r;
 }
 
@@ -3113,7 +3131,7 @@ static struct gcuda_tensor * llmi_decoder_layer(struct llmi_build * b, int64_t l
     const struct llmi_layer * l = &b->m->layers[layer];
     struct gcuda_tensor * a = llmi_linear(b, l->out, llmi_attention(b, layer, llmi_norm(b, x, l->attn_norm)), l->out_b);
     if (l->attn_post_norm != NULL) { a = llmi_norm(b, a, l->attn_post_norm); }
-    if (layer + 1 == b->p->n_layers) { // the rest is computed for the tokens whose logits are wanted
+    if (layer + 1 == b->p->n_layers && b->key.n_outputs < b->key.n_tokens) { // the rest is computed for the tokens whose logits are wanted
         a = gcuda_get_rows(b->ctx, a, b->in.outputs);
         x = gcuda_get_rows(b->ctx, x, b->in.outputs);
     }
@@ -3125,7 +3143,7 @@ static struct gcuda_tensor * llmi_decoder_layer(struct llmi_build * b, int64_t l
 }
 
 static struct gcuda_tensor * llmi_best_logits(struct llmi_build * b, struct gcuda_tensor * logits) {
-    b->best = gcuda_top_k(b->ctx, logits, b->n_best);
+    b->best = b->n_best > 1 ? gcuda_top_k(b->ctx, logits, b->n_best) : gcuda_reshape_2d(b->ctx, gcuda_argmax(b->ctx, logits), 1, b->key.n_outputs);
     if (b->best != NULL) { gcuda_set_output(gcuda_set_name(b->best, "best tokens")); }
     struct gcuda_tensor * rows = gcuda_reshape_3d(b->ctx, logits, 1, b->p->n_vocab, b->key.n_outputs);
     return gcuda_get_rows(b->ctx, rows, b->best);
@@ -3162,6 +3180,23 @@ static struct gcuda_tensor * llmi_encoder(struct llmi_build * b) {
     return x;
 }
 
+enum { LLMI_INPUT_ALIGN = 256 };
+
+static gcuda_status llmi_place_input(struct llmi_build * b, struct gcuda_tensor * t) {
+    if (t == NULL || b->input_buffer == NULL) { return GCUDA_STATUS_SUCCESS; }
+    char * at = (char *) gcuda_backend_buffer_get_base(b->input_buffer) + b->n_input_bytes;
+    b->n_input_bytes += (size_t) llmi_pad((int64_t) gcuda_nbytes(t), LLMI_INPUT_ALIGN);
+    return gcuda_backend_tensor_alloc(b->input_buffer, t, at);
+}
+
+// Masks are last, that of layers without a window, which grows, after the other.
+static gcuda_status llmi_place_inputs(struct llmi_build * b) {
+    struct gcuda_tensor * all[7] = { b->in.tokens, b->in.positions, b->in.outputs, b->in.cells[0], b->in.cells[1], b->in.mask[1], b->in.mask[0] };
+    b->n_input_bytes = 0;
+    for (int i = 0; i < 7; ++i) { LLMI_TRY(llmi_place_input(b, all[i])); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static void llmi_make_inputs(struct llmi_build * b) {
     const struct llmi_graph_key * k = &b->key;
     memset(&b->in, 0, sizeof b->in);
@@ -3184,6 +3219,7 @@ static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, st
     b->graph = gcuda_new_graph_custom(b->ctx, max_nodes, false);
     LLMI_TRY(b->graph ? GCUDA_STATUS_SUCCESS : gcuda_context_status(b->ctx));
     llmi_make_inputs(b);
+    LLMI_TRY(llmi_place_inputs(b));
     b->best = NULL;
     *result = (b->m->traits & LLMI_ENCODER) != 0 ? llmi_encoder(b) : llmi_decoder(b);
     if (*result != NULL) { gcuda_set_output(gcuda_set_name(*result, "result")); }
@@ -3199,6 +3235,7 @@ struct llmi_pick { // what the sampler may choose
     int32_t token;
 };
 
+enum { LLMI_MAX_MASK = 64 << 20 }; // bytes
 enum { LLMI_MAX_ROTATION = 256, LLMI_KV_STEP = 256, LLMI_NODES_PER_LAYER = 96, LLMI_NODES_PER_SLICE = 8 };
 
 struct llm_session {
@@ -3216,6 +3253,12 @@ struct llm_session {
     struct llmi_cells cells[2];
     struct llmi_build build;      // the graph of the last run
     struct gcuda_tensor * result; // of it; NULL: there is no graph
+    gcuda_backend_graph_plan_t plans[2]; // of a device: of the last graph of a token for each sequence, of the last other one; NULL: none
+    // inputs and results. With one backend inputs go to the device at once, from memory that is the device's where the host can write it
+    struct gcuda_context * input_ctx;
+    struct gcuda_tensor * input_bytes;  // I8: the whole buffer of inputs
+    gcuda_backend_buffer_t host_buffer; // page-locked: staged inputs, logits, best tokens; NULL: they are in the arena
+    char * staging;                     // of inputs; NULL: each is sent alone
     size_t max_nodes;
     // the batch
     int32_t * tokens, * seqs;
@@ -3224,7 +3267,8 @@ struct llm_session {
     // the chunk being computed: n_chunk 0: none
     int32_t n_chunk, n_chunk_outputs, node;
     int32_t * chunk_cells[2], * chunk_positions, * chunk_outputs;
-    uint16_t * masks[2];
+    uint16_t * masks[2]; // where the scheduler places inputs
+    struct { const uint16_t * row; int32_t n_kv, seq, position; uint32_t version; } last_mask; // the last row that was made; row NULL: none
     // results
     float * logits;       // [n_vocab] or [n_best] of each output
     int32_t * best;       // [n_best] of each output: their tokens
@@ -3323,6 +3367,39 @@ static gcuda_status llmi_session_cache(struct llm_session * s) {
     return s->build.rotation ? llmi_set_rotation(s) : GCUDA_STATUS_SUCCESS;
 }
 
+static size_t llmi_mask_bytes(const struct llm_session * s, int cache) { // of a whole chunk
+    return (size_t) s->params.n_chunk * (size_t) s->n_rows[cache] * sizeof(uint16_t);
+}
+
+// One buffer for all inputs; staged in page-locked memory unless the host can write them where they are.
+static gcuda_status llmi_session_inputs(struct llm_session * s) {
+    const int64_t n = llmi_max(s->params.n_chunk, s->params.n_outputs) * (int64_t) sizeof(int32_t);
+    const size_t window = s->m->params.window > 0 ? llmi_mask_bytes(s, s->build.window_cache) : 0;
+    const size_t size = (size_t) (5 * llmi_pad(n, LLMI_INPUT_ALIGN)) + llmi_mask_bytes(s, 0) + window + 2 * LLMI_INPUT_ALIGN;
+    LLMI_TRY(llmi_made(s->input_ctx = llmi_arena(0)));
+    s->input_bytes = gcuda_set_name(gcuda_new_tensor_1d(s->input_ctx, GCUDA_TYPE_I8, (int64_t) size), "inputs");
+    LLMI_TRY(gcuda_context_status(s->input_ctx));
+    LLMI_TRY(llmi_made(s->build.input_buffer = gcuda_backend_alloc_ctx_tensors(s->input_ctx, s->backends[0])));
+    if (gcuda_backend_buffer_is_host(s->build.input_buffer)) { s->staging = (char *) s->input_bytes->data; }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Memory that results are copied to, and inputs from: page-locked, or copies would wait for the device.
+static gcuda_status llmi_session_host(struct llm_session * s, size_t n_logits, size_t n_best) {
+    const gcuda_backend_buffer_type_t buft = s->event ? gcuda_backend_dev_host_buffer_type(gcuda_backend_get_device(s->backends[0])) : NULL;
+    const size_t n_staging = s->input_bytes ? (size_t) llmi_pad((int64_t) gcuda_nbytes(s->input_bytes), LLMI_INPUT_ALIGN) : 0;
+    if (buft == NULL) {
+        LLMI_TRY(llmi_made(s->logits = LLMI_NEW(s->arena, float, n_logits)));
+        return llmi_made(s->best = LLMI_NEW(s->arena, int32_t, n_best));
+    }
+    LLMI_TRY(llmi_made(s->host_buffer = gcuda_backend_buft_alloc_buffer(buft, n_staging + (n_logits + n_best) * 4)));
+    char * base = (char *) gcuda_backend_buffer_get_base(s->host_buffer);
+    if (s->staging == NULL) { s->staging = base; }
+    s->logits = (float *) (void *) (base + n_staging);
+    s->best = (int32_t *) (void *) (s->logits + n_logits);
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status llmi_session_arrays(struct llm_session * s) {
     const struct llmi_params * p = &s->m->params;
     const struct llm_session_params * q = &s->params;
@@ -3339,10 +3416,11 @@ static gcuda_status llmi_session_arrays(struct llm_session * s) {
     LLMI_TRY(llmi_made(s->wants = LLMI_NEW(s->arena, bool, q->n_ctx)));
     LLMI_TRY(llmi_made(s->chunk_positions = LLMI_NEW(s->arena, int32_t, q->n_chunk)));
     LLMI_TRY(llmi_made(s->chunk_outputs = LLMI_NEW(s->arena, int32_t, q->n_chunk)));
-    LLMI_TRY(llmi_made(s->masks[0] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[0])));
-    if (p->window > 0) { LLMI_TRY(llmi_made(s->masks[1] = LLMI_NEW(s->arena, uint16_t, n_chunk * (size_t) s->n_rows[s->build.window_cache]))); }
-    LLMI_TRY(llmi_made(s->logits = LLMI_NEW(s->arena, float, logits)));
-    LLMI_TRY(llmi_made(s->best = LLMI_NEW(s->arena, int32_t, n_outputs * (size_t) q->n_best)));
+    if (s->sched == NULL) { LLMI_TRY(llmi_session_inputs(s)); }
+    LLMI_TRY(llmi_session_host(s, logits, n_outputs * (size_t) q->n_best));
+    for (int i = 0; i < 2 && s->staging == NULL; ++i) {
+        LLMI_TRY(llmi_made(s->masks[i] = LLMI_NEW(s->arena, uint16_t, llmi_mask_bytes(s, i * s->build.window_cache) / 2)));
+    }
     LLMI_TRY(llmi_made(s->output_seqs = LLMI_NEW(s->arena, int32_t, n_outputs)));
     return llmi_made(s->picks = LLMI_NEW(s->arena, struct llmi_pick, p->n_vocab));
 }
@@ -3355,6 +3433,23 @@ static gcuda_status llmi_compute(struct llm_session * s) { // and waits
     return s->sched ? gcuda_backend_sched_graph_compute(s->sched, s->build.graph) : gcuda_backend_graph_compute(s->backends[0], s->build.graph);
 }
 
+// What computes the graph; NULL: backend or scheduler do by themselves.
+static gcuda_backend_graph_plan_t * llmi_plan_of(struct llm_session * s) {
+    return s->event == NULL || s->build.key.is_embedding ? NULL : &s->plans[s->build.key.n_tokens > s->params.n_seqs];
+}
+
+// A plan looks at no node when it is computed. That of a token for each sequence comes again and again: after other sizes of the cache
+// views it is updated, and its CUDA graph with it. A prompt's comes once: a new plan is launched without the cost of a CUDA graph.
+static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_plan_t * plan) {
+    const bool is_other = plan == &s->plans[1];
+    if (*plan != NULL && !is_other && gcuda_backend_graph_plan_update(s->backends[0], *plan, s->build.graph) == GCUDA_STATUS_SUCCESS) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (*plan != NULL) { gcuda_backend_graph_plan_free(s->backends[0], *plan); }
+    *plan = gcuda_backend_graph_plan_create(s->backends[0], s->build.graph);
+    return llmi_made(*plan);
+}
+
 // The graph of a key, placed in memory. The one of the run before is used again if its key was the same.
 static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key key) {
     if (s->result != NULL && memcmp(&key, &s->build.key, sizeof key) == 0) { return GCUDA_STATUS_SUCCESS; }
@@ -3363,6 +3458,8 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
     struct gcuda_tensor * result = NULL;
     LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
     LLMI_TRY(llmi_place(s));
+    gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
+    if (plan != NULL) { LLMI_TRY(llmi_use_plan(s, plan)); }
     s->result = result;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -3384,6 +3481,21 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
     return s->sched ? gcuda_backend_sched_reserve(s->sched, s->build.graph) : gcuda_gallocr_reserve(s->galloc, s->build.graph);
 }
 
+// A GPU computes many tokens at a time faster, if an eighth of what is free on it holds what lies between layers, in F32, and the mask is
+// not larger than LLMI_MAX_MASK.
+static int32_t llmi_default_chunk(const struct llm_model * m, int32_t n_ctx) {
+    const struct llmi_params * p = &m->params;
+    const int64_t n_ff = llmi_max(p->n_ff, p->n_used * (p->n_ff_expert + p->n_embd)), n_token = 8 * p->n_embd + 3 * n_ff;
+    size_t n_free = 0, n_all = 0;
+    int32_t n = 2048;
+    if ((m->traits & LLMI_ENCODER) != 0) { return n_ctx; }
+    if (gcuda_backend_is_cpu(m->backends[0]) || gcuda_backend_dev_memory(gcuda_backend_get_device(m->backends[0]), &n_free, &n_all) != GCUDA_STATUS_SUCCESS) {
+        return 256;
+    }
+    while (n > 256 && ((int64_t) n * n_token * 4 > (int64_t) (n_free / 8) || (int64_t) n * n_ctx * 2 > LLMI_MAX_MASK)) { n /= 2; }
+    return n;
+}
+
 static gcuda_status llmi_session_defaults(struct llm_session_params * q, const struct llm_model * m) {
     const bool is_encoder = (m->traits & LLMI_ENCODER) != 0;
     const int64_t n_ctx = m->params.n_ctx;
@@ -3397,7 +3509,7 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
     if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has an embedding for each position
-    if (q->n_chunk == 0) { q->n_chunk = is_encoder ? q->n_ctx : 256; }
+    if (q->n_chunk == 0) { q->n_chunk = llmi_default_chunk(m, q->n_ctx); }
     q->n_chunk = (int32_t) llmi_min(q->n_chunk, q->n_ctx);
     if (q->n_seqs == 0) { q->n_seqs = 1; }
     if (q->n_outputs == 0) { q->n_outputs = q->n_seqs; }
@@ -3452,9 +3564,15 @@ gcuda_status llm_session_new(const struct llm_model * m, const struct llm_sessio
 void llm_session_free(struct llm_session * s) {
     if (s == NULL) { return; }
     for (int i = 0; i < s->m->n_backends && s->backends[i] != NULL; ++i) { (void) gcuda_backend_synchronize(s->backends[i]); }
+    for (int i = 0; i < 2; ++i) {
+        if (s->plans[i] != NULL) { gcuda_backend_graph_plan_free(s->backends[0], s->plans[i]); }
+    }
     gcuda_backend_sched_free(s->sched);
     gcuda_gallocr_free(s->galloc);
     gcuda_free(s->build.ctx);
+    gcuda_backend_buffer_free(s->build.input_buffer);
+    gcuda_backend_buffer_free(s->host_buffer);
+    gcuda_free(s->input_ctx);
     for (int i = 0; i < s->m->n_backends; ++i) {
         gcuda_backend_buffer_free(s->cache_buffer[i]);
         gcuda_free(s->cache[i]);
@@ -3462,6 +3580,10 @@ void llm_session_free(struct llm_session * s) {
     gcuda_backend_event_free(s->event);
     for (int i = 0; i < s->m->n_backends; ++i) { gcuda_backend_free(s->backends[i]); }
     gcuda_free(s->arena); // and s
+}
+
+gcuda_backend_t llm_session_backend(const struct llm_session * s, int32_t i) {
+    return i >= 0 && i < s->m->n_backends ? s->backends[i] : NULL;
 }
 
 // ---- a chunk: cells, inputs, graph ----
@@ -3488,34 +3610,68 @@ static void llmi_chunk_undo(struct llm_session * s) {
     s->n_chunk = 0;
 }
 
+// Where the host writes an input.
+static void * llmi_staged(const struct llm_session * s, const struct gcuda_tensor * t, void * own) {
+    return s->staging ? s->staging + ((char *) t->data - (char *) s->input_bytes->data) : own;
+}
+
 static gcuda_status llmi_set_input(struct llm_session * s, struct gcuda_tensor * t, const void * data) {
     if (t == NULL || t->data == NULL) { return GCUDA_STATUS_SUCCESS; } // no node reads it
-    if (s->sched != NULL) { return gcuda_backend_tensor_set(t, data, 0, gcuda_nbytes(t)); }
-    return gcuda_backend_tensor_set_async(s->backends[0], t, data, 0, gcuda_nbytes(t));
+    if (s->staging == NULL) { return gcuda_backend_tensor_set(t, data, 0, gcuda_nbytes(t)); }
+    memcpy(llmi_staged(s, t, NULL), data, gcuda_nbytes(t));
+    return GCUDA_STATUS_SUCCESS;
 }
 
-static void llmi_chunk_masks(struct llm_session * s) {
-    const int w = s->build.window_cache;
-    const int32_t * n_kv = s->build.key.n_kv;
-    for (int32_t i = 0; i < s->n_chunk; ++i) {
-        const int32_t seq = s->seqs[s->n_done + i], position = s->chunk_positions[i];
-        llmi_cells_mask(&s->cells[0], seq, position, 0, s->masks[0] + (size_t) i * (size_t) n_kv[0], n_kv[0]);
-        if (s->build.in.mask[1] == NULL) { continue; }
-        llmi_cells_mask(&s->cells[w], seq, position, s->m->params.window, s->masks[1] + (size_t) i * (size_t) n_kv[w], n_kv[w]);
+static gcuda_status llmi_send_inputs(struct llm_session * s) {
+    if (s->staging == NULL || s->staging == (char *) s->input_bytes->data) { return GCUDA_STATUS_SUCCESS; }
+    return gcuda_backend_tensor_set_async(s->backends[0], s->input_bytes, s->staging, 0, s->build.n_input_bytes);
+}
+
+// A token sees what the one before it in its sequence saw, and itself: its row is made of that one's, unless cells were freed or moved.
+static void llmi_mask_row(struct llm_session * s, int32_t i, uint16_t * row, int32_t n_kv) {
+    const struct llmi_cells * c = &s->cells[0];
+    const int32_t seq = s->seqs[s->n_done + i], position = s->chunk_positions[i], n_old = s->last_mask.n_kv;
+    const bool follows = s->last_mask.row != NULL && s->last_mask.seq == seq && s->last_mask.position + 1 == position &&
+                         s->last_mask.version == c->version && n_old <= n_kv;
+    if (follows) {
+        memmove(row, s->last_mask.row, (size_t) n_old * sizeof *row);
+        for (int32_t k = n_old; k < n_kv; ++k) { row[k] = 0xFC00; }
+        row[s->chunk_cells[0][i]] = 0;
+    } else {
+        llmi_cells_mask(c, seq, position, 0, row, n_kv);
     }
+    s->last_mask.row = row;
+    s->last_mask.n_kv = n_kv;
+    s->last_mask.seq = seq;
+    s->last_mask.position = position;
+    s->last_mask.version = c->version;
 }
 
+static gcuda_status llmi_chunk_mask(struct llm_session * s, int which) {
+    struct gcuda_tensor * t = s->build.in.mask[which];
+    if (t == NULL || t->data == NULL) { return GCUDA_STATUS_SUCCESS; }
+    const int32_t n_kv = (int32_t) t->ne[0];
+    uint16_t * rows = (uint16_t *) llmi_staged(s, t, s->masks[which]);
+    for (int32_t i = 0; i < s->n_chunk; ++i) {
+        uint16_t * row = rows + (size_t) i * (size_t) n_kv;
+        if (which == 0) {
+            llmi_mask_row(s, i, row, n_kv);
+        } else {
+            llmi_cells_mask(&s->cells[s->build.window_cache], s->seqs[s->n_done + i], s->chunk_positions[i], s->m->params.window, row, n_kv);
+        }
+    }
+    return s->staging ? GCUDA_STATUS_SUCCESS : gcuda_backend_tensor_set(t, rows, 0, gcuda_nbytes(t));
+}
+
+// The mask without a window first: its first row is made of the last one, which others may overwrite.
 static gcuda_status llmi_chunk_inputs(struct llm_session * s) {
     const struct llmi_inputs * in = &s->build.in;
-    llmi_chunk_masks(s);
+    for (int i = 0; i < 2; ++i) { LLMI_TRY(llmi_chunk_mask(s, i)); }
     LLMI_TRY(llmi_set_input(s, in->tokens, s->tokens + s->n_done));
     LLMI_TRY(llmi_set_input(s, in->positions, s->chunk_positions));
     LLMI_TRY(llmi_set_input(s, in->outputs, s->chunk_outputs));
-    for (int i = 0; i < 2; ++i) {
-        LLMI_TRY(llmi_set_input(s, in->cells[i], s->chunk_cells[i]));
-        LLMI_TRY(llmi_set_input(s, in->mask[i], s->masks[i]));
-    }
-    return GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < 2; ++i) { LLMI_TRY(llmi_set_input(s, in->cells[i], s->chunk_cells[i])); }
+    return llmi_send_inputs(s);
 }
 
 // A chunk of whose tokens no logits are wanted computes those of its first: the graph keeps its form.
@@ -3557,7 +3713,8 @@ static void llmi_chunk_done(struct llm_session * s) {
 
 // Of a backend that computes on its own: all is queued at once.
 static gcuda_status llmi_start_device(struct llm_session * s) {
-    LLMI_TRY(gcuda_backend_graph_compute_async(s->backends[0], s->build.graph));
+    const gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
+    LLMI_TRY(plan ? gcuda_backend_graph_plan_compute(s->backends[0], *plan) : gcuda_backend_graph_compute_async(s->backends[0], s->build.graph));
     LLMI_TRY(llmi_chunk_read(s));
     return gcuda_backend_event_record(s->event, s->backends[0]);
 }
@@ -3825,6 +3982,7 @@ gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, 
             c->cells[i].position -= n_drop;
         }
     }
+    ++c->version;
     c->length[seq] -= n_drop;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -3853,10 +4011,13 @@ static gcuda_status llmi_embed_begin(struct llm_session * s) {
     const struct llmi_graph_key key = { s->n_batch, { s->n_batch, 0 }, s->n_batch, 1 };
     LLMI_TRY(llmi_use_graph(s, key));
     for (int32_t i = 0; i < s->n_batch; ++i) { s->chunk_positions[i] = i; }
-    memset(s->masks[0], 0, (size_t) s->n_batch * (size_t) s->n_batch * sizeof *s->masks[0]);
+    struct gcuda_tensor * mask = s->build.in.mask[0];
+    uint16_t * rows = (uint16_t *) llmi_staged(s, mask, s->masks[0]);
+    memset(rows, 0, gcuda_nbytes(mask));
+    if (s->staging == NULL) { LLMI_TRY(gcuda_backend_tensor_set(mask, rows, 0, gcuda_nbytes(mask))); }
     LLMI_TRY(llmi_set_input(s, s->build.in.tokens, s->tokens));
     LLMI_TRY(llmi_set_input(s, s->build.in.positions, s->chunk_positions));
-    return llmi_set_input(s, s->build.in.mask[0], s->masks[0]);
+    return llmi_send_inputs(s);
 }
 
 static gcuda_status llmi_embed(struct llm_session * s, size_t n_tokens) {
@@ -4019,7 +4180,8 @@ static void llmi_clear_cells(struct llm_session * s) {
         memset(c->cells, 0, (size_t) c->n * sizeof *c->cells);
         memset(c->first, 0, sizeof c->first);
         memset(c->length, 0, sizeof c->length);
-        c->n_used = c->head = 0;
+        c->n_used = c->head = c->end = 0;
+        ++c->version;
     }
 }
 
@@ -4028,6 +4190,7 @@ static gcuda_status llmi_restore_cells(struct llm_session * s, const struct llmi
         struct llmi_cells * c = &s->cells[i];
         const size_t n = (size_t) h->n_cells[i] * sizeof *c->cells;
         memcpy(c->cells, *at, n);
+        c->end = (int32_t) h->n_cells[i];
         memcpy(c->first, h->first[i], sizeof c->first);
         memcpy(c->length, h->length, sizeof c->length);
         *at += n;

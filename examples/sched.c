@@ -16,7 +16,7 @@ static void print_line(enum gcuda_log_level level, const char * text, void * use
     printf("  %s\n", text);
 }
 
-// A layer's weights in memory of its own, all of the same value, so that the answer is easy to see.
+// A layer's weights in a separate buffer, all of the same value, so that the answer is easy to see.
 static gcuda_backend_buffer_t make_weights(struct gcuda_context * ctx, gcuda_backend_t backend, struct gcuda_tensor ** w) {
     static float values[WIDTH * WIDTH];
     *w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, WIDTH, WIDTH);

@@ -25,6 +25,8 @@
 #include <string.h>
 
 #include "bench-targets.h"
+#define LLM_IMPLEMENTATION
+#include "../examples/llm.h"
 
 #define COUNT(array) ((int) (sizeof(array) / sizeof((array)[0])))
 #define MIN_LAUNCHES 50
@@ -1563,6 +1565,405 @@ static void stacks(struct bench * b) {
 }
 
 // =====================================================================================================================
+// >>decoder   whole models: the graphs that examples/llm.h builds, with weights and caches of random numbers
+// =====================================================================================================================
+// A row is the graph of one evaluation: embeddings, all layers with their attention and cache writes, last norm and output matrix.
+//   read   weights that are read (of experts those that a token uses) and the visible part of the cache, in percent of the ceiling
+//   gemm   operations of all products and of attention without its masked half, in percent of cuBLAS F16, 8192^3
+// Of each family of kernels its own time: a CUDA graph of these alone, one after another. What they need less together is overlap.
+enum { DECODER_CONTEXT = 32768, DECODER_RUNS = 50, DECODER_BEST = 64 }; // DECODER_BEST: of the logits, as examples/llm.c asks for
+#define DECODER_MAX_US 0.4e6 // a row's measurement aims at
+
+struct decoder {
+    const char * name, * arch;
+    enum gcuda_type type, half; // half: of the values' and the last matrix of every second layer, and of the output matrix
+    int64_t n_layers, n_embd, n_ff, n_heads, n_kv, n_experts, n_used, n_ff_expert;
+};
+enum { DECODER_HEAD = 128, DECODER_VOCAB = 128256 };
+
+struct decoder_model {
+    const struct decoder * d;
+    struct llm_model model;
+    struct llmi_build build;
+    struct gcuda_context * weights; // and caches
+    gcuda_backend_buffer_t buffer;
+    const struct gcuda_tensor * filled[GCUDA_TYPE_COUNT]; // the first of each type
+    double bytes, flop; // of a token: weights that are read, operations of all products but the output's
+    double head_bytes, head_flop;
+};
+
+static void decoder_ok(bool is_ok, const char * what) {
+    if (!is_ok) { stop(what); }
+}
+
+static enum gcuda_type decoder_type(const struct decoder * d, const struct llmi_tensor_row * row, int64_t layer) {
+    const bool is_half = strstr(row->name, "attn_v.") != NULL || strstr(row->name, "ffn_down") != NULL;
+    if (row->ne[1] == LLMI_ONE || strstr(row->name, "ffn_gate_inp") != NULL) { return GCUDA_TYPE_F32; }
+    return (is_half && layer % 2 == 0) || strcmp(row->name, "output.weight") == 0 ? d->half : d->type;
+}
+
+// Every tensor that the architecture needs.
+static void decoder_tensors(struct decoder_model * g, const struct llmi_tensor_row * rows, int n_rows, void * fields, int64_t layer) {
+    const struct llmi_params * p = &g->model.params;
+    for (int i = 0; i < n_rows; ++i) {
+        if ((rows[i].needs & g->model.traits) == 0) { continue; }
+        struct gcuda_tensor * t = gcuda_new_tensor_3d(g->weights, decoder_type(g->d, &rows[i], layer), llmi_size(p, rows[i].ne[0]),
+            llmi_size(p, rows[i].ne[1]), llmi_size(p, rows[i].ne[2]));
+        decoder_ok(t != NULL, g->d->name);
+        *(struct gcuda_tensor **) (void *) ((char *) fields + rows[i].field) = t;
+        const double share = rows[i].ne[2] == LLMI_EXPERTS ? (double) p->n_used / (double) p->n_experts : 1.0;
+        const bool is_embd = strcmp(rows[i].name, "token_embd.weight") == 0, is_head = strcmp(rows[i].name, "output.weight") == 0;
+        const double flop = rows[i].ne[1] == LLMI_ONE || is_embd ? 0.0 : 2.0 * (double) gcuda_nelements(t) * share;
+        g->head_bytes += is_head ? (double) gcuda_nbytes(t) : 0.0;
+        g->head_flop += is_head ? flop : 0.0;
+        g->bytes += is_embd || is_head ? 0.0 : (double) gcuda_nbytes(t) * share;
+        g->flop += is_head ? 0.0 : flop;
+    }
+}
+
+static void decoder_params(const struct decoder * d, struct llm_model * m) {
+    static const struct llmi_rope rope = { 500000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f };
+    struct llmi_params * p = &m->params;
+    for (int i = 0; i < COUNT(llmi_archs); ++i) { m->arch = strcmp(d->arch, llmi_archs[i].name) == 0 ? &llmi_archs[i] : m->arch; }
+    decoder_ok(m->arch != NULL, d->name);
+    m->traits = m->arch->traits | LLMI_SPLIT_QKV | LLMI_OWN_OUTPUT;
+    if (d->n_experts > 0) { m->traits = (m->traits & ~LLMI_DENSE) | LLMI_MOE; }
+    p->n_vocab = DECODER_VOCAB;
+    p->n_ctx = p->n_ctx_orig = DECODER_CONTEXT;
+    p->n_embd = d->n_embd, p->n_layers = d->n_layers, p->n_ff = d->n_ff, p->n_heads = d->n_heads, p->n_kv = d->n_kv;
+    p->head = p->n_rot = DECODER_HEAD;
+    p->n_experts = d->n_experts, p->n_used = d->n_used, p->n_ff_expert = d->n_ff_expert;
+    p->eps = 1e-5f;
+    p->q_scale = 1.0f / sqrtf((float) p->head);
+    p->rope[0] = p->rope[1] = rope;
+}
+
+// Random numbers: of each type one megabyte from the host, and copies of it on the device.
+static void decoder_fill(struct decoder_model * g, struct gcuda_tensor * t) {
+    const struct gcuda_tensor * like = g->filled[t->type];
+    const size_t n_bytes = gcuda_nbytes(t);
+    if (like == NULL || gcuda_nbytes(like) < n_bytes / 64) {
+        const struct leaf l = { t, FLOATS, 0 };
+        fill(&l);
+        g->filled[t->type] = t;
+        return;
+    }
+    size_t done = gcuda_nbytes(like) < n_bytes ? gcuda_nbytes(like) : n_bytes;
+    CUDA(cudaMemcpy(t->data, like->data, done, cudaMemcpyDeviceToDevice));
+    while (done < n_bytes) {
+        const size_t n = n_bytes - done < done ? n_bytes - done : done;
+        CUDA(cudaMemcpy((char *) t->data + done, t->data, n, cudaMemcpyDeviceToDevice));
+        done += n;
+    }
+}
+
+static void decoder_begin(struct bench * b, const struct decoder * d, struct decoder_model * g) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(g, 0, sizeof *g);
+    g->d = d;
+    g->weights = gcuda_init(params);
+    decoder_params(d, &g->model);
+    const size_t n = (size_t) d->n_layers;
+    g->model.layers = (struct llmi_layer *) calloc(n, sizeof *g->model.layers);
+    g->model.has_window = (bool *) calloc(n, sizeof *g->model.has_window);
+    g->build.k_cache = (struct gcuda_tensor **) calloc(n, sizeof(struct gcuda_tensor *));
+    g->build.v_cache = (struct gcuda_tensor **) calloc(n, sizeof(struct gcuda_tensor *));
+    decoder_ok(g->model.layers && g->model.has_window && g->build.k_cache && g->build.v_cache, d->name);
+    decoder_tensors(g, llmi_weight_rows, COUNT(llmi_weight_rows), &g->model.w, 0);
+    for (int64_t i = 0; i < d->n_layers; ++i) {
+        decoder_tensors(g, llmi_layer_rows, COUNT(llmi_layer_rows), &g->model.layers[i], i);
+        g->build.k_cache[i] = gcuda_new_tensor_2d(g->weights, GCUDA_TYPE_F16, DECODER_HEAD * d->n_kv, DECODER_CONTEXT);
+        g->build.v_cache[i] = gcuda_new_tensor_2d(g->weights, GCUDA_TYPE_F16, DECODER_HEAD * d->n_kv, DECODER_CONTEXT);
+    }
+    g->buffer = gcuda_backend_alloc_ctx_tensors(g->weights, b->backend);
+    decoder_ok(g->buffer != NULL, d->name);
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(g->weights); t != NULL; t = gcuda_get_next_tensor(g->weights, t)) {
+        decoder_fill(g, t);
+    }
+    CUDA(cudaDeviceSynchronize());
+    g->build.m = &g->model;
+    g->build.p = &g->model.params;
+    g->build.ctx = gcuda_init(params);
+}
+
+static void decoder_end(struct decoder_model * g) {
+    gcuda_free(g->build.ctx);
+    gcuda_backend_buffer_free(g->buffer);
+    gcuda_free(g->weights);
+    free(g->model.layers);
+    free(g->model.has_window);
+    free(g->build.k_cache);
+    free(g->build.v_cache);
+}
+
+// Inputs that stay for every run: examples/llm.h sets them before each, because the memory of an input is used again after its last reader.
+static void decoder_keep(const struct llmi_build * g) {
+    struct gcuda_tensor * const all[] = { g->in.tokens, g->in.positions, g->in.cells[0], g->in.outputs, g->in.mask[0] };
+    for (int i = 0; i < COUNT(all); ++i) { gcuda_set_output(all[i]); }
+}
+
+// Tokens at the positions before `context`, all of one sequence.
+static void decoder_inputs(const struct llmi_build * g, int context) {
+    const int n = g->key.n_tokens, n_kv = g->key.n_kv[0];
+    int32_t * ints = (int32_t *) malloc((size_t) n * 3 * sizeof *ints), last = n - 1;
+    uint16_t * mask = (uint16_t *) malloc((size_t) n * (size_t) n_kv * sizeof *mask);
+    decoder_ok(ints != NULL && mask != NULL, "malloc");
+    for (int i = 0; i < n; ++i) {
+        ints[i] = (int32_t) (random_bits() % DECODER_VOCAB);
+        ints[n + i] = context - n + i;
+        for (int k = 0; k < n_kv; ++k) { mask[(size_t) i * (size_t) n_kv + (size_t) k] = k <= ints[n + i] ? 0 : 0xFC00; }
+    }
+    const size_t n_bytes = (size_t) n * sizeof *ints;
+    const bool is_ok = gcuda_backend_tensor_set(g->in.tokens, ints, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
+                       gcuda_backend_tensor_set(g->in.positions, ints + n, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
+                       gcuda_backend_tensor_set(g->in.cells[0], ints + n, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
+                       gcuda_backend_tensor_set(g->in.outputs, &last, 0, sizeof last) == GCUDA_STATUS_SUCCESS &&
+                       gcuda_backend_tensor_set(g->in.mask[0], mask, 0, (size_t) n * (size_t) n_kv * sizeof *mask) == GCUDA_STATUS_SUCCESS;
+    decoder_ok(is_ok, "inputs");
+    free(ints);
+    free(mask);
+}
+
+// ---- families of kernels ----
+
+enum family { ATTENTION, PRODUCTS, ELEMENTS, HEAD, N_FAMILIES }; // HEAD: from the output matrix on
+static const char * const family_names[N_FAMILIES] = { "attention", "products and routing", "norms, rope, elements", "head" };
+
+struct families {
+    double us[N_FAMILIES];
+    int n[N_FAMILIES];
+};
+
+#if HAS_LIBRARY
+enum { MAX_KERNELS = 8192 };
+
+static enum family family_of(const char * kernel) {
+    static const struct {
+        const char * part;
+        enum family family;
+    } parts[] = {
+        { "k_attn", ATTENTION }, { "k_flash_attn", ATTENTION }, { "mul_mat", PRODUCTS }, { "k_wg_", PRODUCTS }, { "gemm", PRODUCTS },
+        { "k_route", PRODUCTS }, { "k_gather", PRODUCTS }, { "k_dequantize", PRODUCTS }, { "k_half_rows", PRODUCTS }, { "cublas", PRODUCTS }, { "cutlass", PRODUCTS },
+        { "xmma", PRODUCTS }, { "nvjet", PRODUCTS }, { "splitK", PRODUCTS },
+    };
+    for (int i = 0; i < COUNT(parts); ++i) {
+        if (strstr(kernel, parts[i].part) != NULL) { return parts[i].family; }
+    }
+    return ELEMENTS;
+}
+
+static cudaError_t add_edge(cudaGraph_t graph, cudaGraphNode_t from, cudaGraphNode_t to) {
+#if CUDART_VERSION >= 13000
+    return cudaGraphAddDependencies(graph, &from, &to, NULL, 1);
+#else
+    return cudaGraphAddDependencies(graph, &from, &to, 1);
+#endif
+}
+
+// The graph without the nodes of other families; those that were apart follow each other.
+static cudaError_t keep_family(cudaGraph_t graph, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
+    static cudaGraphNode_t own[MAX_KERNELS];
+    cudaError_t err = cudaSuccess;
+    size_t last = n;
+    for (size_t i = 0; i < n && err == cudaSuccess; ++i) {
+        err = cudaGraphNodeFindInClone(&own[i], nodes[i], graph);
+        if (err != cudaSuccess || of[i] != which) { continue; }
+        if (last < n && last + 1 != i) { err = add_edge(graph, own[last], own[i]); }
+        last = i;
+    }
+    for (size_t i = 0; i < n && err == cudaSuccess; ++i) { err = of[i] != which ? cudaGraphDestroyNode(own[i]) : err; }
+    return err;
+}
+
+// The time of one family's kernels, one after another; -1: CUDA refused, and says why.
+static double family_us(struct bench * b, cudaGraph_t captured, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
+    enum { REPLAYS = 7 };
+    float samples[REPLAYS];
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CUDA(cudaGraphClone(&graph, captured));
+    cudaError_t err = keep_family(graph, nodes, of, n, which);
+    err = err == cudaSuccess ? cudaGraphInstantiate(&exec, graph, 0) : err;
+    for (int i = -2; i < REPLAYS && err == cudaSuccess; ++i) {
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        CUDA(cudaGraphLaunch(exec, b->stream));
+        CUDA(cudaEventRecord(b->end, b->stream));
+        const double us = elapsed_us(b);
+        if (i >= 0) { samples[i] = (float) us; }
+    }
+    if (exec != NULL) { CUDA(cudaGraphExecDestroy(exec)); }
+    CUDA(cudaGraphDestroy(graph));
+    if (err != cudaSuccess) {
+        printf("    %s by itself: %s\n", family_names[which], cudaGetErrorString(err));
+        (void) cudaGetLastError();
+        return -1.0;
+    }
+    qsort(samples, REPLAYS, sizeof samples[0], by_value);
+    return (double) samples[REPLAYS / 2];
+}
+
+// What a computation launches, as a capture has it: all on one stream. Kernels of one family find other numbers where those of another
+// would have written; routing is with the products, so that these get experts that exist.
+static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
+    static cudaGraphNode_t nodes[MAX_KERNELS];
+    static enum family of[MAX_KERNELS];
+    cudaGraph_t captured = NULL;
+    size_t n = MAX_KERNELS, last_product = 0;
+    memset(f, 0, sizeof *f);
+    CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
+    decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "a capture");
+    CUDA(cudaStreamEndCapture(b->stream, &captured));
+    CUDA(cudaGraphGetNodes(captured, nodes, &n));
+    for (size_t i = 0; i < n; ++i) {
+        enum cudaGraphNodeType type;
+        struct cudaKernelNodeParams params;
+        const char * name = NULL;
+        CUDA(cudaGraphNodeGetType(nodes[i], &type));
+        if (type == cudaGraphNodeTypeKernel && cudaGraphKernelNodeGetParams(nodes[i], &params) == cudaSuccess) {
+            (void) cudaFuncGetName(&name, params.func);
+        }
+        (void) cudaGetLastError();
+        of[i] = family_of(name != NULL ? name : "");
+        if (of[i] == PRODUCTS && strstr(name, "k_route") == NULL) { last_product = i; }
+    }
+    for (size_t i = last_product; i < n; ++i) { of[i] = HEAD; }
+    for (size_t i = 0; i < n; ++i) { f->n[of[i]]++; }
+    for (int k = 0; k < N_FAMILIES; ++k) { f->us[k] = f->n[k] > 0 ? family_us(b, captured, nodes, of, n, (enum family) k) : 0.0; }
+    CUDA(cudaGraphDestroy(captured));
+    (void) gcuda_backend_synchronize(backend); // what it says about indices is about numbers that the other families would have made
+}
+#else
+static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
+    (void) b, (void) backend, (void) graph;
+    memset(f, 0, sizeof *f);
+}
+#endif
+
+// ---- rows ----
+
+struct decoder_run {
+    const char * name;
+    int n_tokens, context; // tokens are the last ones of the context
+};
+
+// Two computations in a row, of which the second is timed: it waits for no work of the host.
+static double decoder_us(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    float samples[DECODER_RUNS];
+    int n = 0;
+    double total = 0.0;
+    for (int i = -2; n < 3 || (n < DECODER_RUNS && total < DECODER_MAX_US); ++i) { // the first ones make scratch and the CUDA graph
+        decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
+        CUDA(cudaEventRecord(b->end, b->stream));
+        const double us = elapsed_us(b);
+        if (i < 0) { continue; }
+        samples[n++] = (float) us;
+        total += 2.0 * us;
+    }
+    decoder_ok(gcuda_backend_synchronize(backend) == GCUDA_STATUS_SUCCESS, "indices");
+    qsort(samples, (size_t) n, sizeof samples[0], by_value);
+    return (double) samples[n / 2];
+}
+
+// Median time of looking up and launching the graph: what a token costs the host.
+static double decoder_host_us(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    enum { RUNS = 15 };
+    float samples[RUNS];
+    for (int i = 0; i < RUNS; ++i) {
+        const int64_t from = gcuda_time_us();
+        decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
+        samples[i] = (float) (gcuda_time_us() - from);
+        decoder_ok(gcuda_backend_synchronize(backend) == GCUDA_STATUS_SUCCESS, "computing");
+    }
+    qsort(samples, RUNS, sizeof samples[0], by_value);
+    return (double) samples[RUNS / 2];
+}
+
+static void decoder_print(struct bench * b, const struct decoder_model * g, const struct decoder_run * r, double us, double host_us,
+    const struct families * f) {
+    const struct llmi_params * p = &g->model.params;
+    const double n = (double) r->n_tokens, seen = (double) r->context, layers = (double) p->n_layers;
+    const double cache = layers * 2.0 * (double) (p->n_kv * p->head) * 2.0 * seen, visible = n * (seen - n) + n * (n + 1.0) / 2.0;
+    const double flop = n * g->flop + g->head_flop + layers * 4.0 * (double) (p->n_heads * p->head) * visible;
+    const double gbs = (g->bytes + g->head_bytes + cache) / us * 1e-3, tflops = flop / us * 1e-6;
+    const bool is_prompt = r->n_tokens > 1;
+    char speed[64], text[96];
+    if (is_prompt) {
+        snprintf(speed, sizeof speed, "%5.1f TFLOP/s, %4.1f%% of gemm", tflops, b->gemm_tflops > 0.0 ? 100.0 * tflops / b->gemm_tflops : 0.0);
+    } else {
+        snprintf(speed, sizeof speed, "%5.0f GB/s, %4.1f%% of read", gbs, b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
+    }
+    snprintf(text, sizeof text, "%s, %s", g->d->name, r->name);
+    printf("%-38s %10.1f us %9.1f tokens/s  %-30s host %.0f us\n", text, us, n / us * 1e6, speed, host_us);
+    printf("    ");
+    for (int k = 0; k < N_FAMILIES; ++k) {
+        printf("%s %.1f us (%d)%s", family_names[k], f->us[k], f->n[k], k + 1 < N_FAMILIES ? ", " : "\n");
+    }
+    if (b->json != NULL) {
+        fprintf(b->json, "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, \"host_us\": %.1f",
+            b->n_rows > 0 ? "," : "", text, us, gbs, tflops, host_us);
+        for (int k = 0; k < N_FAMILIES; ++k) { fprintf(b->json, ", \"us_%s\": %.1f", family_names[k], f->us[k]); }
+        fprintf(b->json, "}");
+    }
+    b->n_rows++;
+    fflush(stdout);
+}
+
+static void decoder_row(struct bench * b, struct decoder_model * g, gcuda_backend_t backend, const struct decoder_run * r) {
+    struct gcuda_tensor * result = NULL;
+    struct families f;
+    g->build.key.n_tokens = r->n_tokens;
+    g->build.key.n_kv[0] = (int32_t) llmi_pad(r->context, LLMI_KV_STEP);
+    g->build.key.n_outputs = 1;
+    g->build.n_best = DECODER_BEST;
+    decoder_ok(llmi_build_graph(&g->build, (size_t) llmi_n_nodes(&g->model), &result) == GCUDA_STATUS_SUCCESS, g->d->name);
+    decoder_keep(&g->build);
+    gcuda_gallocr_t alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
+    decoder_ok(gcuda_gallocr_alloc_graph(alloc, g->build.graph) == GCUDA_STATUS_SUCCESS, g->d->name);
+    decoder_inputs(&g->build, r->context);
+    const double us = decoder_us(b, backend, g->build.graph), host_us = decoder_host_us(backend, g->build.graph);
+    families_of(b, backend, g->build.graph, &f);
+    decoder_print(b, g, r, us, host_us, &f);
+    gcuda_gallocr_free(alloc);
+}
+
+static void decoders(struct bench * b) {
+    static const struct decoder all[] = {
+        { "8B q4_0", "llama", GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_0, 32, 4096, 14336, 32, 8, 0, 0, 0 },
+        { "8B q4_K, q6_K", "llama", GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q6_K, 32, 4096, 14336, 32, 8, 0, 0, 0 },
+        { "8B f16", "llama", GCUDA_TYPE_F16, GCUDA_TYPE_F16, 32, 4096, 14336, 32, 8, 0, 0, 0 },
+        { "30B-A3B q4_0", "qwen3moe", GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_0, 48, 2048, 6144, 32, 4, 128, 8, 768 },
+    };
+    static const struct decoder_run runs[] = {
+        { "one token at 1", 1, 1 }, { "one token at 4096", 1, 4096 }, { "one token at 32768", 1, DECODER_CONTEXT },
+        { "prompt of 512", 512, 512 }, { "prompt of 2048", 2048, 2048 }, { "prompt of 4096", 4096, 4096 },
+    };
+    static const struct stack_mode mode = { true, true, true, false, false };
+    printf("\n=== whole models, as examples/llm.h computes them: median of up to %d; each family of kernels by itself (and how many there are)\n",
+        DECODER_RUNS);
+    for (int i = 0; i < COUNT(all); ++i) {
+        struct decoder_model g;
+        bool is_made = false;
+        gcuda_backend_t backend = NULL;
+        for (int k = 0; k < COUNT(runs); ++k) {
+            char text[96];
+            snprintf(text, sizeof text, "%s, %s", all[i].name, runs[k].name);
+            if (!wanted(b, text) || (b->deadline_us != 0 && gcuda_time_us() > b->deadline_us)) { continue; }
+            if (!is_made) {
+                decoder_begin(b, &all[i], &g);
+                backend = stack_backend(b, &mode);
+            }
+            is_made = true;
+            decoder_row(b, &g, backend, &runs[k]);
+        }
+        if (!is_made) { continue; }
+        gcuda_backend_free(backend);
+        decoder_end(&g);
+    }
+}
+
+// =====================================================================================================================
 // >>pair   several GPUs: products with row-split weights, and the decoder blocks dealt out with several batches under way
 // =====================================================================================================================
 enum { PAIR_RUNS = 5, PAIR_BATCHES = 50, PAIR_UNDER_WAY = 4, PAIR_DEVICES = STACK_PARTS };
@@ -1965,7 +2366,7 @@ int main(int argc, char ** argv) {
             if (b.json == NULL) { stop("--json: cannot write"); }
             fprintf(b.json, "{\"rows\": [");
         } else {
-            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|between|halves|gemm|attention|others|own|stack|pair]"
+            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|between|halves|gemm|attention|others|own|stack|decoder|pair]"
                             " [--json FILE] [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
                             " [--mb N: of the ceilings, 4096]\n"
                             "                 [--check: only whether every row can be built, and every operation has one]\n");
@@ -1988,6 +2389,7 @@ int main(int argc, char ** argv) {
         }
     }
     if (table == NULL || strcmp(table, "stack") == 0) { stacks(&b); }
+    if (table == NULL || strcmp(table, "decoder") == 0) { decoders(&b); }
     if (table != NULL && strcmp(table, "pair") == 0) { pairs(&b); }
     end(&b);
     return 0;

@@ -14,8 +14,8 @@ they are of the same sources and machine.
     build      kernels and programs for this GPU
     ops        every operation against its float64 reference, on the device; the same with 48 KiB of shared memory; a tenth node by node
     capture    every case twice more as a CUDA graph that is replayed on changed data: captured here, and the backend's own of a plan
-    programs   the digits; tests/hw/test-*.c, of these test-lifetimes (graphs that come and go) for a minute; libraries that the programs
-               need
+    programs   generation with random weights, against the CPU; the digits; small examples; tests/hw/test-*.c, of these test-lifetimes
+               (graphs that come and go) for a minute; libraries that the programs need
     shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
@@ -46,7 +46,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARDWARE = os.path.join(ROOT, "tests", "hardware")
 LOG = os.path.join(ROOT, "build", "log")
-SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
+SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/llm.h", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
            "tests/bench-gpu.c", "tests/bench-targets.h", "tests/bench-upload.c", "tests/bench-sorts.cu",
            "tests/gpu.py"]
 SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
@@ -206,11 +206,50 @@ def hardware_tests(stage, names):
 
 
 def not_built():
-    names = ["digits", "digits-no-cublas", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
+    names = ["digits", "digits-no-cublas", "decode", "mlp", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
     return [name for name in names if not os.path.exists(os.path.join(ROOT, "build", "cuda", name))]
 
 
+def small_examples(stage):
+    """Examples that take a GPU if there is one, against plain Python."""
+    sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
+    import example_oracles
+    for name in ("mlp", "decode"):
+        code, out = run([f"build/cuda/{name}"], f"example-{name}", stage.left())
+        try:
+            example_oracles.ORACLES[name](out)
+            why = ""
+        except AssertionError as e:
+            why = str(e)[:300]
+        stage.result(f"example {name}", code == 0 and not why, why or "as plain Python has it")
+
+
+def generation(stage):
+    """Small models with random weights of real types: what is written in F32 arithmetic, and the perplexity as used, here and on the CPU."""
+    run(["make", "--no-print-directory", "build/llm-synthetic"], "llm", stage.left())
+    with tempfile.TemporaryDirectory() as folder:
+        path, text = os.path.join(folder, "model.gguf"), os.path.join(ROOT, "tests", "llm", "corpus.txt")
+        for preset in ("8b-q4_0", "30b-a3b-q4_0"):
+            code, out = run(["build/llm-synthetic", preset, path, "--layers", "2", "--vocab", "4000"], None, stage.left())
+            if code != 0:
+                stage.result(f"generation {preset}", False, out[-300:])
+                continue
+            answers, perplexities = [], []
+            for backend in ("CUDA0", "CPU"):
+                program = ["build/cuda/llm", "-m", path, "--backend", backend, "-q", "--threads", "8"]
+                code, out = run([*program, "-p", "abcd efgh", "--raw", "-n", "24", "--temp", "0", "--repeat-penalty", "1", "--exact", "--kv", "f32"],
+                                "llm", stage.left())
+                answers.append(out if code == 0 else f"exit code {code}: {out[-200:]}")
+                code, out = run([*program, "perplexity", text, "-n", "128"], "llm", stage.left())
+                perplexities.append(float((re.findall(r"perplexity ([0-9.]+)", out) or ["nan"])[0]))
+            same = answers[0] == answers[1] and len(answers[0].strip()) >= 24
+            near = abs(perplexities[0] / perplexities[1] - 1.0) <= 0.005
+            stage.result(f"generation {preset}", same and near, f"{len(answers[0])} characters {'as' if same else 'other than'} on the CPU; perplexity "
+                         f"{perplexities[0]:.1f}, on the CPU {perplexities[1]:.1f}, within 0.5 % wanted")
+
+
 def stage_programs(stage, args):
+    generation(stage)
     code, out = run(["build/cuda/digits", "--backend", "CUDA0"], "digits", stage.left())
     gpu = re.findall(r".* % of the test digits are recognised.*", out)
     stage.result("digits on CUDA0", code == 0 and len(gpu) == 1 and "on CUDA0" in out, gpu[0] if gpu else out[-300:])
@@ -219,6 +258,7 @@ def stage_programs(stage, args):
     stage.result("digits on the CPU", code == 0 and len(cpu) == 1, cpu[0] if cpu else out[-300:])
     share = [float(line.split(" %")[0]) for line in gpu + cpu]
     stage.result("digits on both", len(share) == 2 and abs(share[0] - share[1]) <= 1.0, "within 1 % of each other wanted")
+    small_examples(stage)
     for program in ("digits", "test-ops", "bench-gpu"):
         code, out = run(["ldd", f"build/cuda/{program}"])
         ok = code == 0 and "libcuda" not in out and "libcublas" not in out

@@ -20,6 +20,7 @@ import time
 import limits
 
 LEVELS = ["user", "ci", "full"]
+NEED_A_MODEL = ("embed", "upscale")  # examples
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 MAKE = ["make", "-s", "--no-print-directory"]
@@ -89,6 +90,8 @@ def plan(level, n_jobs=2):
         name = stem(source)
         if level != "full" and name != "digits":
             continue
+        if name in NEED_A_MODEL:  # tests/examples.py runs them
+            continue
         # the main job is promised in 20 s of two processors
         job = Job("make digits", [*MAKE, "digits"], "user", 40) if name == "digits" else Job(f"example: {name}", [f"build/{name}"], "user", 60)
         job.after = examples
@@ -99,6 +102,9 @@ def plan(level, n_jobs=2):
         jobs.append(probe)
         jobs.append(Job("language models", [sys.executable, "tests/llm/check.py", "--level", "full" if level == "full" else "ci"], "ci",
                         3600 if level == "full" else 900, True, after=probe))
+        programs = Job("gcc: build embed and upscale", [*MAKE, "build/embed", "build/upscale"], "ci", 600, is_build=True)
+        jobs.append(programs)
+        jobs.append(Job("examples on real models", [sys.executable, "tests/examples.py"], "ci", 300, True, after=programs))
         jobs.append(Job("Unicode tables", [sys.executable, "tests/tools/unicode_tables.py", "--test"], "ci", 120, True))
 
     simulate = [sys.executable, "tests/sim/run.py", "--level", level]

@@ -101,8 +101,8 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { HEAD(0, 1) "str: u32:4 u32:1", "key is empty" },
     { HEAD(0, 1) "rep:k*65536 u32:4 u32:1", "key of 65536 bytes, at most 65535" },
     { HEAD(0, 1) "nul:key u32:4 u32:1", "key 'key' has a zero byte in it" },
-    { HEAD(0, 2) "str:key u32:4 u32:1 str:key u32:5 u32:1", "key 'key' is there twice (pair 1)" },
-    { HEAD(0, 2) "str:\033[2Jkey u32:4 u32:1 str:\033[2Jkey u32:5 u32:1", "key '?[2Jkey' is there twice" }, // nothing for a terminal
+    { HEAD(0, 2) "str:key u32:4 u32:1 str:key u32:5 u32:1", "key 'key' occurs twice (pair 1)" },
+    { HEAD(0, 2) "str:\033[2Jkey u32:4 u32:1 str:\033[2Jkey u32:5 u32:1", "key '?[2Jkey' occurs twice" }, // nothing for a terminal
     { HEAD(0, 1) "str:abcd", "1 pairs of at least 14 bytes each, and 12 bytes are left" },
     { HEAD(0, 1) "str:abcdefgh zero:2", "value type takes 4 bytes, and 2 are left" },
     // values
@@ -151,7 +151,7 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { HEAD(1, 0) INFO(a, 1, "u64:256", 40, 0) "zero:64", "type 40 is nvfp4; gcuda has no such type" },
     { HEAD(1, 0) INFO(a, 1, "u64:32", 41, 0) "zero:64", "tensor 'a': type 41 does not exist" },
     { HEAD(1, 0) INFO(a, 1, "u64:32", 0xffffffff, 0) "zero:64", "tensor 'a': type 4294967295 does not exist" },
-    { HEAD(2, 0) F32_4 INFO(a, 1, "u64:4", 0, 32) "pad:32 zero:48", "tensor 'a' is there twice (tensor 1)" },
+    { HEAD(2, 0) F32_4 INFO(a, 1, "u64:4", 0, 32) "pad:32 zero:48", "tensor 'a' occurs twice (tensor 1)" },
     // offsets and sizes
     { HEAD(1, 0) INFO(a, 1, "u64:4", 0, 1) "zero:96", "tensor 'a' at offset 1 leaves a gap or is not aligned; want 0" },
     { HEAD(1, 0) INFO(a, 1, "u64:4", 0, 0xfffffffffffffff0) "zero:96", "tensor 'a' at offset 18446744073709551600 leaves a gap" },
@@ -728,7 +728,7 @@ TEST(changes) {
     CHECK_OK(gcuda_gguf_set_kv(h, g));
     CHECK(gcuda_gguf_get_n_kv(h) == gcuda_gguf_get_n_kv(g) && gcuda_gguf_get_alignment(h) == 64);
     check_texts(h);
-    CHECK_OK(gcuda_gguf_set_kv(h, g)); // again: nothing is there twice
+    CHECK_OK(gcuda_gguf_set_kv(h, g)); // again: nothing occurs twice
     CHECK_EQ_I(gcuda_gguf_get_n_kv(h), gcuda_gguf_get_n_kv(g));
     CHECK_OK(gcuda_gguf_set_kv(h, h));
     CHECK_OK(gcuda_gguf_remove_key(g, "general.alignment", NULL));
@@ -1235,7 +1235,7 @@ static const struct bad_split { const char * parts[3], * message; int opened; gc
 #define SPLIT(n_t, no, count) HEAD(n_t, 2) "str:split.no u32:2 u16:" #no " str:split.count u32:2 u16:" #count " "
 #define TENSOR(name) INFO(name, 1, "u64:4", 0, 0) "pad:32 zero:16"
     { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL }, "-00003-of-00003.gguf cannot be opened", 0, GCUDA_STATUS_IO },
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(a) }, "tensor 'a' is there twice (tensor 2)", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(a) }, "tensor 'a' occurs twice (tensor 2)", 0, GCUDA_STATUS_INVALID_DATA },
     { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 2, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "says that it is part 2 of 3, counted from 0; want part 1 of 3", 0, GCUDA_STATUS_INVALID_DATA },
     { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 4) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "part 1 of 4", 0, GCUDA_STATUS_INVALID_DATA },
     { { SPLIT(1, 0, 3) TENSOR(a), HEAD(1, 0) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "key 'split.no' is missing", 0, GCUDA_STATUS_INVALID_DATA },

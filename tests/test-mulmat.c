@@ -104,6 +104,30 @@ TEST(activation_blocks_not_finite) { // the scale becomes NaN, nothing is conver
     }
 }
 
+TEST(activation_blocks_together) { // many blocks at a time give what each gives alone, whatever its neighbours hold
+    enum { N = 11 };
+    static const float special[] = { NAN, INFINITY, 0.0f, 1e-40f, 3e38f };
+    struct rng r = rng_for("together");
+    float x[32 * N], f[2][N * 7];
+    int8_t q[2][32 * N];
+    FOR_SIMD(simd) {
+        for (int round = 0; round < 100; ++round) {
+            const int odd = (int) rng_below(&r, N);
+            for (int i = 0; i < 32 * N; ++i) { x[i] = (float) random_unit(&r); }
+            for (int i = 0; i < 32 && round % 6 < 5; ++i) { x[32 * odd + i] = special[round % 6]; }
+            memset(f, 0, sizeof f);
+            for (int way = 0; way < 2; ++way) {
+                const struct gcudai_q_col col = { q[way], f[way], f[way] + N, f[way] + 2 * N, f[way] + 3 * N, f[way] + 5 * N };
+                for (int g = 0; g < N; g += way == 0 ? N : 1) {
+                    const struct gcudai_q_col at = gcudai_q_col_skip(&col, g);
+                    simd->q_blocks(x + 32 * g, way == 0 ? N : 1, &at);
+                }
+            }
+            CHECK_MSG(memcmp(q[0], q[1], sizeof q[0]) == 0 && memcmp(f[0], f[1], sizeof f[0]) == 0, "%s round %d", simd->name, round);
+        }
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------- integer products
 #define DOT_COLS 9
 #define DOT_CENTER 7.5f
@@ -173,6 +197,44 @@ TEST(integer_products) {
         }
         free(d.columns);
     }
+}
+
+TEST(rows_of_one_column) { // multiplied while they are unpacked: the very sums of expanded rows, which two columns take
+    static const int lengths[] = { 32, 64, 224, 256, 288, 576, 768, 2048, 2080, 2304, 4352 };
+    enum { ROWS = 3 };
+    struct rng r = rng_for("rows");
+    struct gcudai_q_local * local = (struct gcudai_q_local *) malloc(sizeof *local);
+    struct gcudai_mm_cols * cols = (struct gcudai_mm_cols *) malloc(sizeof *cols);
+    int n_compared = 0;
+    for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+        for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; ++l) {
+            const enum gcuda_type type = weight_types[t];
+            const int k = lengths[l], block = (int) gcuda_blck_size(type);
+            const size_t nb = gcuda_row_size(type, k), size = gcuda_type_size(type);
+            if (k % block != 0) { continue; }
+            char * w = (char *) malloc(nb * ROWS + 1), * column = (char *) malloc(gcudai_q_col_size(k));
+            float * x = (float *) malloc((size_t) k * sizeof(float)), y[3][ROWS];
+            for (size_t i = 0; i < nb * ROWS / size; ++i) { memcpy(w + 1 + i * size, random_block(type, &r), size); }
+            for (int i = 0; i < k; ++i) { x[i] = (float) random_unit(&r); }
+            FOR_SIMD(simd) {
+                const struct gcudai_mm_rows rows = { simd, type, w + 1, nb, 0, ROWS, k, NULL };
+                gcudai_q_pack_column(simd, GCUDA_TYPE_F32, (const char *) x, 4, k, column);
+                for (int c = 0; c < 2; ++c) { cols->x[c] = column, cols->y[c] = y[c + 1]; }
+                cols->n = 2;
+                gcudai_mm_q_dot_tile(&rows, cols, local);
+                cols->n = 1, cols->y[0] = y[0];
+                gcudai_mm_q_dot_tile(&rows, cols, local);
+                for (int i = 0; i < ROWS; ++i) {
+                    CHECK_MSG(memcmp(&y[0][i], &y[1][i], sizeof(float)) == 0, "%s %s k %d row %d: %.9g, expanded %.9g", simd->name, gcuda_type_name(type), k, i,
+                              (double) y[0][i], (double) y[1][i]);
+                }
+                n_compared += simd->q_rows(type) != NULL;
+            }
+            free(w), free(column), free(x);
+        }
+    }
+    CHECK(n_compared > 0 || gcudai_simd_of(GCUDA_CPU_ISA_AVX2) == NULL);
+    free(local), free(cols);
 }
 
 TEST(integer_panels) {

@@ -11,13 +11,15 @@ static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (
 #define GCUDA_IMPLEMENTATION
 #include "test.h"
 
+#include <fenv.h>
+
 static int threads_left = 1000000; // then the system "has no more"
 
 #if !defined(_WIN32)
 #undef pthread_create
 static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg) {
-    if (threads_left == 0) { return 11; } // EAGAIN
-    --threads_left;
+    if (__atomic_load_n(&threads_left, __ATOMIC_RELAXED) == 0) { return 11; } // EAGAIN
+    __atomic_sub_fetch(&threads_left, 1, __ATOMIC_RELAXED);
     return pthread_create(t, a, fn, arg);
 }
 #endif
@@ -324,6 +326,11 @@ TEST(threads_have_names_masks_and_a_hook) {
     CHECK_EQ_I(s.n_bad.value, 0);
 }
 
+#if defined(__has_feature) // clang says it so
+#if __has_feature(thread_sanitizer)
+#define __SANITIZE_THREAD__ 1
+#endif
+#endif
 #if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
 // In a child of fork() a pool from before computes on the calling thread, a backend starts threads of its own, and all is freed.
 struct forked {
@@ -416,6 +423,332 @@ TEST(no_memory_no_pool) {
         struct fault f;
         fault_begin(&f, k);
         struct gcuda_threadpool * pool = gcuda_threadpool_new(NULL);
+        CHECK((pool == NULL) == f.fired);
+        gcuda_threadpool_free(pool);
+        fault_end(&f);
+        CHECK_EQ_I(f.live, 0);
+        if (!f.fired) { break; }
+    }
+}
+
+// ---- the caller's job system in place of threads ----
+// The rounding mode of float arithmetic; fegetround may tell that of other registers.
+static int rounding(void) {
+    const volatile float one = 1.0f, tiny = 1e-10f;
+    const volatile float above = one + tiny, below = one - tiny;
+    return above > one ? FE_UPWARD : below < one ? FE_DOWNWARD : FE_TONEAREST;
+}
+
+enum executor { FORWARD, BACKWARD, ON_ANOTHER, TWO_THREADS, MANY_THREADS, N_GOOD, NO_JOB = N_GOOD, ONE_JOB_TWICE };
+struct executor_state { // of a pool
+    enum executor kind;
+    gcudai_atomic_i32 n_calls, n_jobs, n_bad;
+    int rounding; // what calls have to see
+};
+struct executor_call {
+    gcudai_thread thread;
+    struct executor_state * state;
+    gcuda_job job;
+    void * job_data;
+    int n_jobs;
+    gcudai_atomic_i32 * next;
+};
+
+static void executor_main(void * arg) {
+    struct executor_call * c = (struct executor_call *) arg;
+    fesetround(FE_UPWARD); // an environment of the thread's own, which a job has to leave as it was
+    for (int i = gcudai_atomic_add_i32(c->next, 1); i < c->n_jobs; i = gcudai_atomic_add_i32(c->next, 1)) {
+        c->job(c->job_data, i);
+        gcudai_atomic_add_i32(&c->state->n_bad, rounding() != FE_UPWARD);
+    }
+}
+
+static void run_on_threads(struct executor_state * e, int n_threads, int n_jobs, gcuda_job job, void * job_data) {
+    gcudai_atomic_i32 next = { 0 };
+    struct executor_call calls[8];
+    int n = 0;
+    for (; n < n_threads && n < 8; ++n) {
+        calls[n].state = e, calls[n].job = job, calls[n].job_data = job_data, calls[n].n_jobs = n_jobs, calls[n].next = &next;
+        if (!gcudai_thread_start(&calls[n].thread, executor_main, &calls[n])) { break; }
+    }
+    if (n == 0) { gcudai_atomic_add_i32(&e->n_bad, 1); }
+    while (n > 0) { gcudai_thread_join(&calls[--n].thread); }
+}
+
+static void execute(void * user, int n_jobs, gcuda_job job, void * job_data) {
+    struct executor_state * e = (struct executor_state *) user;
+    gcudai_atomic_add_i32(&e->n_calls, 1);
+    gcudai_atomic_add_i32(&e->n_jobs, n_jobs);
+    gcudai_atomic_add_i32(&e->n_bad, n_jobs < 2 || n_jobs > 7 || rounding() != e->rounding);
+    switch (e->kind) {
+    case FORWARD: for (int i = 0; i < n_jobs; ++i) { job(job_data, i); } break;
+    case BACKWARD: for (int i = n_jobs; i > 0; --i) { job(job_data, i - 1); } break;
+    case ON_ANOTHER: run_on_threads(e, 1, n_jobs, job, job_data); break; // the computing thread only waits
+    case TWO_THREADS: run_on_threads(e, 2, n_jobs, job, job_data); break;
+    case MANY_THREADS: run_on_threads(e, n_jobs, n_jobs, job, job_data); break;
+    case NO_JOB: break;
+    case ONE_JOB_TWICE:
+        for (int i = 0; i < n_jobs; ++i) { job(job_data, i); }
+        job(job_data, 0);
+        break;
+    }
+}
+
+static struct gcuda_threadpool * executor_pool(struct executor_state * e, enum executor kind, int n_threads) {
+    struct gcuda_threadpool_params p = gcuda_threadpool_params_default(n_threads);
+    memset(e, 0, sizeof *e);
+    e->kind = kind;
+    e->rounding = rounding();
+    p.parallel_for = execute, p.parallel_for_data = e;
+    return gcuda_threadpool_new(&p);
+}
+
+struct work { // a graph whose nodes have several phases, scratch memory and many chunks
+    struct gcuda_context * ctx;
+    struct gcuda_tensor * y;
+    struct gcuda_cgraph * graph;
+};
+
+static bool make_work(struct work * w, int n) {
+    const struct gcuda_init_params in_memory = { 0, NULL, false };
+    w->ctx = gcuda_init(in_memory);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(w->ctx, GCUDA_TYPE_Q8_0, n, n), * x = gcuda_new_tensor_2d(w->ctx, GCUDA_TYPE_F32, n, n);
+    w->y = gcuda_cumsum(w->ctx, gcuda_soft_max(w->ctx, gcuda_rms_norm(w->ctx, gcuda_mul_mat(w->ctx, a, x), 1e-6f)));
+    w->graph = gcuda_new_graph(w->ctx);
+    if (gcuda_build_forward_expand(w->graph, w->y) != GCUDA_STATUS_SUCCESS) { return false; }
+    for (int i = 0; i < n * n; ++i) { ((float *) x->data)[i] = 0.1f * (float) (i % 17) - 0.8f; }
+    return gcuda_quantize_chunk(GCUDA_TYPE_Q8_0, (float *) x->data, a->data, 0, n, n, NULL) > 0;
+}
+
+static void compute_on(struct gcuda_threadpool * pool, const struct work * w, gcuda_status want, const char * bytes) {
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    memset(w->y->data, 0xff, gcuda_nbytes(w->y));
+    CHECK_OK(gcuda_backend_cpu_set_threadpool(cpu, pool));
+    const gcuda_status st = gcuda_backend_graph_compute(cpu, w->graph);
+    CHECK_MSG(st == want, "%s: %s", gcuda_status_to_string(st), gcuda_last_error());
+    if (bytes != NULL) { CHECK(memcmp(w->y->data, bytes, gcuda_nbytes(w->y)) == 0); }
+    gcuda_backend_free(cpu);
+}
+
+static char * bytes_of(const struct work * w) { // as one thread computes them
+    compute_on(NULL, w, GCUDA_STATUS_SUCCESS, NULL);
+    char * bytes = (char *) malloc(gcuda_nbytes(w->y));
+    if (bytes != NULL) { memcpy(bytes, w->y->data, gcuda_nbytes(w->y)); }
+    return bytes;
+}
+
+TEST(a_job_system_computes_graphs) {
+    struct work w;
+    REQUIRE(make_work(&w, 256));
+    char * want = bytes_of(&w);
+    REQUIRE(want != NULL);
+    for (int kind = 0; kind < N_GOOD; ++kind) {
+        for (int n = 1; n <= 7; n += 3) {
+            struct executor_state e;
+            struct gcuda_threadpool * pool = executor_pool(&e, (enum executor) kind, n);
+            REQUIRE(pool != NULL);
+            CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), n);
+            compute_on(pool, &w, GCUDA_STATUS_SUCCESS, want);
+            fesetround(FE_DOWNWARD); // calls have the environment of who computes, jobs the default one: the same bits
+            e.rounding = FE_DOWNWARD;
+            compute_on(pool, &w, GCUDA_STATUS_SUCCESS, want);
+            CHECK(rounding() == FE_DOWNWARD);
+            fesetround(FE_TONEAREST);
+            const int n_calls = gcudai_atomic_load_i32(&e.n_calls);
+            CHECK(n == 1 ? n_calls == 0 : n_calls >= 4);
+            CHECK(gcudai_atomic_load_i32(&e.n_jobs) <= n * n_calls && gcudai_atomic_load_i32(&e.n_bad) == 0);
+            gcuda_threadpool_pause(pool);
+            gcuda_threadpool_resume(pool);
+            gcuda_threadpool_free(pool);
+        }
+    }
+    gcuda_free(w.ctx);
+    free(want);
+}
+
+TEST(a_job_system_without_a_backend) {
+    struct work w;
+    struct executor_state e;
+    REQUIRE(make_work(&w, 256));
+    char * want = bytes_of(&w);
+    struct gcuda_threadpool * pool = executor_pool(&e, TWO_THREADS, 5);
+    REQUIRE(pool != NULL && want != NULL);
+    struct gcuda_cplan plan = gcuda_graph_plan(w.graph, 0, pool);
+    CHECK_EQ_I(plan.n_threads, 5);
+    plan.work_data = (uint8_t *) malloc(plan.work_size + 1);
+    memset(w.y->data, 0xff, gcuda_nbytes(w.y));
+    CHECK_OK(gcuda_graph_compute(w.graph, &plan));
+    CHECK(memcmp(w.y->data, want, gcuda_nbytes(w.y)) == 0);
+    CHECK(gcudai_atomic_load_i32(&e.n_calls) > 0);
+    free(plan.work_data);
+    gcuda_threadpool_free(pool);
+    gcuda_free(w.ctx);
+    free(want);
+}
+
+TEST(a_job_system_that_loses_jobs_is_named) {
+    struct work w;
+    REQUIRE(make_work(&w, 256));
+    char * want = bytes_of(&w);
+    REQUIRE(want != NULL);
+    for (int kind = NO_JOB; kind <= ONE_JOB_TWICE; ++kind) {
+        struct executor_state e;
+        struct gcuda_threadpool * pool = executor_pool(&e, (enum executor) kind, 4);
+        REQUIRE(pool != NULL);
+        compute_on(pool, &w, GCUDA_STATUS_FAILED, NULL);
+        CHECK_HAS(gcuda_last_error(), kind == NO_JOB ? "parallel_for returned after 0 calls of its job, want 4" : "after 5 calls");
+        e.kind = FORWARD;
+        compute_on(pool, &w, GCUDA_STATUS_SUCCESS, want); // the pool is as before
+        gcuda_threadpool_free(pool);
+    }
+    gcuda_free(w.ctx);
+    free(want);
+}
+
+struct asking {
+    gcudai_atomic_i32 n, n_inside, n_bad;
+    int limit;
+};
+static bool ask(void * data) {
+    struct asking * a = (struct asking *) data;
+    gcudai_atomic_add_i32(&a->n_bad, gcudai_atomic_add_i32(&a->n_inside, 1) != 0 || rounding() != FE_TONEAREST);
+    const bool stop = gcudai_atomic_add_i32(&a->n, 1) + 1 >= a->limit;
+    gcudai_atomic_add_i32(&a->n_inside, -1);
+    return stop;
+}
+
+TEST(a_job_system_is_aborted) {
+    struct work w;
+    REQUIRE(make_work(&w, 256));
+    char * want = bytes_of(&w);
+    REQUIRE(want != NULL);
+    for (int kind = 0; kind < N_GOOD; ++kind) {
+        struct executor_state e;
+        struct asking a;
+        struct gcuda_threadpool * pool = executor_pool(&e, (enum executor) kind, 4);
+        gcuda_backend_t cpu = gcuda_backend_cpu_init();
+        REQUIRE(pool != NULL && cpu != NULL);
+        memset(&a, 0, sizeof a);
+        a.limit = 3;
+        CHECK_OK(gcuda_backend_cpu_set_threadpool(cpu, pool));
+        CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, ask, &a));
+        CHECK(gcuda_backend_graph_compute(cpu, w.graph) == GCUDA_STATUS_ABORTED);
+        CHECK_HAS(gcuda_last_error(), "aborted by the callback");
+        CHECK_EQ_I(gcudai_atomic_load_i32(&a.n), 3); // not asked again once it has said so
+        CHECK_EQ_I(gcudai_atomic_load_i32(&a.n_bad), 0);
+        a.limit = INT32_MAX;
+        CHECK_OK(gcuda_backend_graph_compute(cpu, w.graph));
+        CHECK(memcmp(w.y->data, want, gcuda_nbytes(w.y)) == 0);
+        CHECK_EQ_I(gcudai_atomic_load_i32(&a.n_bad) + gcudai_atomic_load_i32(&e.n_bad), 0);
+        gcuda_backend_free(cpu);
+        gcuda_threadpool_free(pool);
+    }
+    gcuda_free(w.ctx);
+    free(want);
+}
+
+struct nested {
+    struct gcuda_threadpool * pool;
+    struct work work[2];
+    const char * want;
+    gcudai_atomic_i32 n_bad;
+};
+static bool compute_quietly(struct gcuda_threadpool * pool, const struct work * w, const char * want) {
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    memset(w->y->data, 0xff, gcuda_nbytes(w->y));
+    const bool is_good = gcuda_backend_cpu_set_threadpool(cpu, pool) == GCUDA_STATUS_SUCCESS &&
+                         gcuda_backend_graph_compute(cpu, w->graph) == GCUDA_STATUS_SUCCESS && memcmp(w->y->data, want, gcuda_nbytes(w->y)) == 0;
+    gcuda_backend_free(cpu);
+    return is_good;
+}
+static void graph_in_a_graph(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata) {
+    struct nested * n = (struct nested *) userdata;
+    (void) a;
+    (void) nth;
+    if (!compute_quietly(n->pool, &n->work[ith], n->want)) { gcudai_atomic_add_i32(&n->n_bad, 1); }
+    ((float *) dst->data)[ith] = (float) ith + 1.0f;
+}
+
+TEST(graphs_within_graphs_on_a_job_system) {
+    for (int kind = 0; kind < N_GOOD; ++kind) {
+        const struct gcuda_init_params in_memory = { 0, NULL, false };
+        struct nested n;
+        struct executor_state e;
+        memset(&n, 0, sizeof n);
+        n.pool = executor_pool(&e, (enum executor) kind, 3);
+        REQUIRE(n.pool != NULL && make_work(&n.work[0], 128) && make_work(&n.work[1], 128));
+        char * want = bytes_of(&n.work[0]);
+        n.want = want;
+        e.rounding = kind >= ON_ANOTHER ? FE_TONEAREST : e.rounding; // the job's
+        struct gcuda_context * ctx = gcuda_init(in_memory);
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 2), * y = gcuda_map_custom1(ctx, x, graph_in_a_graph, 2, &n);
+        struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+        gcuda_backend_t cpu = gcuda_backend_cpu_init();
+        REQUIRE(want != NULL && y != NULL && cpu != NULL);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        CHECK_OK(gcuda_backend_cpu_set_threadpool(cpu, n.pool));
+        CHECK_OK(gcuda_backend_graph_compute(cpu, graph));
+        CHECK(gcuda_get_f32_1d(y, 0) == 1.0f && gcuda_get_f32_1d(y, 1) == 2.0f);
+        CHECK_EQ_I(gcudai_atomic_load_i32(&n.n_bad) + gcudai_atomic_load_i32(&e.n_bad), 0);
+        CHECK(gcudai_atomic_load_i32(&e.n_calls) >= 3);
+        gcuda_backend_free(cpu);
+        gcuda_free(ctx);
+        gcuda_free(n.work[0].ctx);
+        gcuda_free(n.work[1].ctx);
+        gcuda_threadpool_free(n.pool);
+        free(want);
+    }
+}
+
+struct sharer {
+    gcudai_thread thread;
+    struct gcuda_threadpool * pool;
+    struct work work;
+    const char * want;
+    int n_bad;
+};
+static void sharer_main(void * arg) {
+    struct sharer * s = (struct sharer *) arg;
+    for (int i = 0; i < 10; ++i) { s->n_bad += !compute_quietly(s->pool, &s->work, s->want); }
+}
+
+TEST(threads_share_a_job_system) {
+    struct sharer s[3];
+    struct executor_state e;
+    memset(s, 0, sizeof s);
+    struct gcuda_threadpool * pool = executor_pool(&e, TWO_THREADS, 4);
+    REQUIRE(pool != NULL);
+    char * want = NULL;
+    for (int i = 0; i < 3; ++i) { REQUIRE(make_work(&s[i].work, 128)); }
+    want = bytes_of(&s[0].work);
+    REQUIRE(want != NULL);
+    for (int i = 0; i < 3; ++i) {
+        s[i].pool = pool, s[i].want = want;
+        REQUIRE(gcudai_thread_start(&s[i].thread, sharer_main, &s[i]));
+    }
+    for (int i = 0; i < 3; ++i) {
+        gcudai_thread_join(&s[i].thread);
+        CHECK_EQ_I(s[i].n_bad, 0);
+        gcuda_free(s[i].work.ctx);
+    }
+    CHECK_EQ_I(gcudai_atomic_load_i32(&e.n_bad), 0);
+    gcuda_threadpool_free(pool);
+    free(want);
+}
+
+TEST(a_job_system_is_part_of_the_parameters) {
+    struct gcuda_threadpool_params p = gcuda_threadpool_params_default(3), q = p;
+    int data = 0;
+    q.parallel_for = execute;
+    CHECK(!gcuda_threadpool_params_match(&p, &q));
+    p.parallel_for = execute;
+    CHECK(gcuda_threadpool_params_match(&p, &q));
+    p.parallel_for_data = &data;
+    CHECK(!gcuda_threadpool_params_match(&p, &q));
+    for (int k = 1;; ++k) { // and without memory
+        struct fault f;
+        fault_begin(&f, k);
+        struct gcuda_threadpool * pool = gcuda_threadpool_new(&q);
         CHECK((pool == NULL) == f.fired);
         gcuda_threadpool_free(pool);
         fault_end(&f);

@@ -1,6 +1,25 @@
-// What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right.
+// What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right. And make a pool
+// with a parallel_for, which only builds with threads (atomics) have.
 #include <math.h>
 #include <string.h>
+
+static void in_order(void * user, int n_jobs, gcuda_job job, void * job_data) {
+    (void) user;
+    for (int i = 0; i < n_jobs; ++i) { job(job_data, i); }
+}
+
+static int wrong_pool(void) {
+    struct gcuda_threadpool_params params = gcuda_threadpool_params_default(3);
+    params.parallel_for = in_order;
+    struct gcuda_threadpool * pool = gcuda_threadpool_new(&params);
+#if defined(GCUDA_NO_THREADS)
+    const int bad = pool != NULL || strstr(gcuda_last_error(), "GCUDA_NO_THREADS") == NULL;
+#else
+    const int bad = gcuda_threadpool_get_n_threads(pool) != 3;
+#endif
+    gcuda_threadpool_free(pool);
+    return bad;
+}
 
 static int work(void) {
     struct gcuda_init_params params;
@@ -21,6 +40,7 @@ static int work(void) {
             for (int i = 0; i < 4; ++i) { bad |= fabsf(out[i] - in[i]) > 1e-6f; }
         }
     }
+    bad |= wrong_pool();
     gcuda_free(ctx);
     gcuda_shutdown();
     return bad;

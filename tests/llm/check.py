@@ -707,6 +707,35 @@ def smollm2_logits(run):
     run.finish(p)
 
 
+def several_gpus(name):
+    """Weights and caches of one model over two GPUs and the CPU: a prompt at once, token by token, and two sequences, against numpy."""
+    def test(run):
+        path = run.exact(run.path(name))
+        p = Probe(run.args.probe, "2")
+        try:
+            p.load(path)
+        except Refused as e:
+            p.process.kill()
+            if "GPUs are wanted, there" in str(e):
+                raise Skip(str(e)) from None
+            raise
+        used = p.info()["backend"].split()
+        run.that(used[:2] == ["CUDA0", "CUDA1"], "the backends", used)
+        ref = run.reference(run.path(name), n_ctx=256)
+        ids = prompt(ref.n_vocab, 33, 5)
+        want = ref.logits(ids)
+        p.session()
+        run.near(p.eval(ids), want, "at once")
+        p.session(chunk=8)
+        run.near(p.eval(ids), want, "in chunks of 8")
+        p.session(n_seqs=2)
+        rows = [p.eval([token, token], [0, 1]) for token in ids]
+        run.near([r[0] for r in rows], want, "token by token, sequence 0 of 2")
+        run.near([r[1] for r in rows], want, "token by token, sequence 1 of 2")
+        run.finish(p)
+    return test
+
+
 def program(run, *words, code=0):
     """(standard output, standard error) of build/llm."""
     if not os.path.exists(run.args.program):
@@ -792,6 +821,7 @@ def tests(level):
     out.append(("longrope phi3", longrope))
     out += [(f"cache types {name}", cache_types(name)) for name in ("qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm2 (real)")]
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
+    out += [(f"two GPUs {name}", several_gpus(name)) for name in ("llama3", "qwen3moe", "gemma3")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
     out += [("program: answers (real)", program_answers), ("program: perplexity (real)", program_perplexity)]
@@ -811,6 +841,8 @@ def main():
     args = parser.parse_args()
     run = Run(args)
     for name, test in tests(args.level):
+        if name.startswith("two GPUs") and not args.backend.startswith("CUDA"):
+            continue
         if args.only not in name or args.small and (name.endswith("(real)") or name.startswith(ALIKE)):
             continue
         if args.list:

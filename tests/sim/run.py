@@ -42,6 +42,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "compile"))
 sys.path.insert(0, os.path.join(ROOT, "tests"))
+import example_oracles  # noqa: E402
 import switches  # noqa: E402
 import limits  # noqa: E402
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
@@ -87,7 +88,7 @@ LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_st
 OLDER_OPS = ["mul_mat_", "out_prod", "conv_", "ssm_scan", "flash_attn"]
 OLDER_SAMPLE = ["mul_mat_quantized", "mul_mat_some", "mul_mat_batches", "mul_mat_id", "conv_2d", "out_prod", "ssm_scan"]
 OLDER_PARTS = 40  # of all cases, of which level ci takes one
-SEEDS = {"user": "2", "ci": "12", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
+SEEDS = {"user": "1", "ci": "12", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 SEED_PARTS = {"cross_entropy": 8} # all of its cases take 85 s
@@ -114,7 +115,7 @@ def run(command, timeout=900, **env):
 def digest():
     """Of all that is compiled into these programs."""
     total = hashlib.sha256()
-    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "examples/llm*", "tests/llm/*.*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
+    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/*.[ch]", "tests/llm/*.*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
         for file in sorted(glob.glob(os.path.join(ROOT, pattern))):
             with open(file, "rb") as f:
                 total.update(hashlib.sha256(f.read()).digest())
@@ -330,6 +331,18 @@ def digits(total):
         total.add(f"digits on {device}", code, output, False, time.monotonic() - start, processor)
 
 
+def small_examples(total):
+    """Examples that take a GPU if there is one, against plain Python."""
+    for name in ("decode", "mlp"):
+        start = time.monotonic()
+        code, output, processor = run([f"build/sim/{name}"])
+        try:
+            example_oracles.ORACLES[name](output)
+        except AssertionError as e:
+            code, output = code or 1, f"{output}\n{e}"
+        total.add(f"example {name}", code, output, False, time.monotonic() - start, processor)
+
+
 def language_models(total, level):
     """Small models of every architecture against numpy (tests/llm/check.py), with the Python that has the packages of the tests."""
     pythons = [p for p in (sys.executable, os.path.join(ROOT, "build/venv/bin/python")) if os.path.exists(p) and
@@ -338,7 +351,9 @@ def language_models(total, level):
         print("  language models: not run, no Python here has the packages of tests/tools/requirements.txt (make venv)", flush=True)
     elif total.build(["build/sim/llm-probe"]):
         what = ["--level", "full"] if level == "full" else ["--only", "forward"]
-        total.test([pythons[0], "tests/llm/check.py", "--small", *what, "--probe", "build/sim/llm-probe", "--backend", "CUDA0"], {}, 3600)
+        check = [pythons[0], "tests/llm/check.py", "--small", "--probe", "build/sim/llm-probe", "--backend", "CUDA0"]
+        total.test([*check, *what], {}, 3600)
+        total.test([*check, "--only", "two GPUs"], {"GCUDA_SIM_DEVICES": "2"}, 3600)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
@@ -369,7 +384,7 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits"]):
+    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits", "decode", "mlp"]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
@@ -382,6 +397,8 @@ def plain_tests(total, level):
             plain.warp_groups()
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
+        if total.only in "example":
+            plain.jobs.append(total.pool.submit(small_examples, total))
         if level != "user" and total.only in "language models":
             plain.jobs.append(total.pool.submit(language_models, total, level))
         plain.wait()

@@ -212,7 +212,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
         CHECK(cudaMemcpy(to, y.data(), y.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
         p.y = to, p.y_stride = (int64_t) y_ld;
         p.a = nullptr, p.factor = nullptr; // the host's
-        CHECK_OK(launch(k_wg_parts, 2, 256, nullptr, p, (const float *) on));
+        CHECK_OK(launch(k_wg_reduce, 2, 256, nullptr, p, (const float *) on));
         y = fetched(to, y.size());
         CHECK(cudaFree(on) == cudaSuccess && cudaFree(to) == cudaSuccess);
     }
@@ -494,7 +494,7 @@ static void fill(operands * o, int m, int n, int flags, bool is_activated, gcuda
     if (flags & RESIDUAL) { e.residual = (flags & ACROSS) != 0 ? array_of(o->whole.data(), m, n, n, 1) : array_of(o->whole.data(), m, n, 1, m); }
     e.is_scaled = (flags & SCALE) != 0, e.scale = -0.75f;
     e.is_activated = is_activated, e.glu = glu, e.alpha = 1.702f, e.limit = 1.5f;
-    o->e = wg_repeating(e);
+    o->e = wg_broadcast(e);
     o->p = {};
     o->p.m = m, o->p.n = n, o->p.n_parts = 1, o->p.part_stride = (int64_t) m * n;
     o->p.y = o->y.data(), o->p.y_stride = m + 3;
@@ -555,7 +555,7 @@ static void behind(int m, int n, int n_parts, int flags, bool is_activated, gcud
     if (e.bias.data != nullptr) { e.bias.data = is_of_columns ? column : row; }
     if (e.factor.data != nullptr) { e.factor.data = is_of_columns ? row : column; }
     if (e.residual.data != nullptr) { e.residual.data = whole; }
-    CHECK_OK(launch(k_wg_steps, 2, 256, nullptr, p, e, (const float *) from));
+    CHECK_OK(launch(k_wg_epilogue, 2, 256, nullptr, p, e, (const float *) from));
     compare(o, fetched(y, o.y.size()), sums, flags, is_activated, glu);
     for (float * q : { row, column, whole, y, from }) { CHECK(cudaFree(q) == cudaSuccess); }
 }

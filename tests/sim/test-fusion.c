@@ -104,6 +104,14 @@ struct options {
     int n_launches; // steps in all; 0: any
 };
 
+// Takes every node by itself, so that nothing is fused.
+static gcuda_backend_t without_plans(void) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
 // What the case builds, as a graph.
 static struct gcuda_cgraph * graph_of(struct build * b, struct gcuda_context * ctx, builder make, int variant) {
     memset(b, 0, sizeof *b);
@@ -582,6 +590,251 @@ TEST(keys_of_two_caches_are_a_launch_each) {
     clean();
 }
 
+// ---- queries, keys and values ----
+#define ALL_INPUTS "rope of queries + rope + set_rows + values"
+
+// What comes between a product and rope.
+enum { HAS_BIAS = 1, HAS_NORM = 2, HAS_HADAMARD = 4, IS_JOINT = 8 }; // joint: heads of queries, keys and values are views of one row
+static struct gcuda_tensor * before_rope(struct build * b, struct gcuda_tensor * x, int64_t head, int64_t heads, int steps) {
+    struct gcuda_context * c = b->ctx;
+    if (steps & HAS_BIAS) { x = gcuda_add(c, x, f32(b, x->ne[0], 1, 1)); }
+    if (x->ne[1] != heads || x->ne[0] != head) { x = gcuda_reshape_3d(c, x, head, heads, x->ne[1]); }
+    return steps & HAS_NORM ? gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, head, 1, 1)) : x;
+}
+
+static struct gcuda_tensor * transformed(struct build * b, struct gcuda_tensor * x, int64_t n) {
+    struct gcuda_tensor * rows = gcuda_reshape_2d(b->ctx, x, n, gcuda_nelements(x) / n);
+    struct gcuda_tensor * y = gcuda_mul_mat(b->ctx, gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F32, n, n), rows);
+    CHECK_OK(gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD));
+    return gcuda_reshape(b->ctx, y, x);
+}
+
+static struct gcuda_tensor * heads_of_row(struct build * b, struct gcuda_tensor * row, int64_t head, int64_t first, int64_t heads) {
+    return row == NULL ? f32(b, head * heads, b->variant % 2 ? 1 : 5, 1)
+                       : gcuda_view_3d(b->ctx, row, head, heads, row->ne[1], 4 * (size_t) head, row->nb[1], 4 * (size_t) (first * head));
+}
+
+static void build_inputs(struct build * b) {
+    static const enum gcuda_type types[5] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_BF16, GCUDA_TYPE_F32 };
+    static const int64_t sizes[4] = { 128, 64, 256, 512 };
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant, steps = v / 5, mode = v % 3 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
+    const int64_t head = sizes[(v + steps) % 4], tokens = v % 2 ? 1 : 5, n_turned = v % 4 == 3 ? head / 2 : head;
+    struct gcuda_tensor * row = steps & IS_JOINT ? f32(b, 9 * head, tokens, 1) : NULL, * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * x[3] = { heads_of_row(b, row, head, 0, 5), heads_of_row(b, row, head, 5, 2), heads_of_row(b, row, head, 7, 2) };
+    struct gcuda_tensor * q = gcuda_rope(c, before_rope(b, x[0], head, 5, steps), pos, (int) n_turned, mode);
+    struct gcuda_tensor * k = gcuda_rope(c, before_rope(b, x[1], head, 2, steps), pos, (int) n_turned, mode);
+    struct gcuda_tensor * values = before_rope(b, x[2], head, 2, steps & HAS_BIAS);
+    if (steps & HAS_HADAMARD) {
+        q = transformed(b, q, head);
+        k = transformed(b, k, head);
+        values = transformed(b, values, 64);
+    }
+    struct gcuda_tensor * v_cache = gcuda_new_tensor_2d(c, types[v % 5], 2 * head, 9), * ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * v_rows = row != NULL ? gcuda_view_2d(c, values, 2 * head, tokens, values->nb[2], 0) : gcuda_reshape_2d(c, values, 2 * head, tokens);
+    struct gcuda_tensor * k_set = into_cache(b, types[v % 5], k), * v_set = gcuda_set_rows(c, v_cache, v_rows, ids);
+    struct gcuda_tensor * const all[3] = { q, k_set, v_set };
+    for (int i = 0; i < 3; ++i) { out(b, all[(i + v) % 3]); }
+}
+
+TEST(queries_keys_and_values_are_one_launch) {
+    for (int v = 0; v < 5 * IS_JOINT + 5; ++v) { fires(build_inputs, v, ALL_INPUTS, 1); }
+    clean();
+}
+
+// Values of another size than keys, values that come with keys alone, ropes in the order of graphs of other programs, in place.
+static void build_inputs_other(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t tokens = 3;
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * qx = f32(b, 32, 4, tokens), * kx = f32(b, 32, 2, tokens);
+    struct gcuda_tensor * q = v == 2 ? gcuda_rope_inplace(c, qx, pos, 32, 0) : gcuda_rope(c, qx, pos, 32, 0), * k = gcuda_rope(c, kx, pos, 32, 0);
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, v == 0 ? 160 : 64, 9), * ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, tokens);
+    struct gcuda_tensor * values = gcuda_set_rows(c, cache, f32(b, v == 0 ? 160 : 64, tokens, 1), ids);
+    if (v != 1) { b->before = q; } // rope, rope, write, write
+    out(b, k);
+    b->n_out = 0;
+    out(b, into_cache(b, GCUDA_TYPE_F16, k));
+    out(b, values);
+    if (v != 1) { out(b, q); }
+}
+
+TEST(values_join_keys) {
+    fires(build_inputs_other, 0, ALL_INPUTS, 1);
+    fires(build_inputs_other, 1, "rope + set_rows + values", 1);
+    fires(build_inputs_other, 2, ALL_INPUTS, 1);
+    clean();
+}
+
+// Each is taken apart where a condition fails; what still fits is one launch.
+static void build_inputs_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t tokens = 3, head = 64;
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, tokens);
+    struct gcuda_tensor * row = f32(b, 2 * head + 3, tokens, 1);
+    struct gcuda_tensor * x = v == 0 ? gcuda_view_3d(c, row, head, 2, tokens, 4 * head, row->nb[1], 4) : f32(b, head, 2, tokens); // rows not aligned
+    struct gcuda_tensor * norm = v == 1 ? gcuda_norm(c, x, 1e-5f) : gcuda_rms_norm(c, x, 1e-5f);
+    struct gcuda_tensor * heads = gcuda_mul(c, norm, f32(b, head, v == 2 ? 2 : 1, 1)); // weights of each head
+    struct gcuda_tensor * k = gcuda_rope(c, heads, pos, (int) head, 0), * keys = into_cache(b, GCUDA_TYPE_F16, k);
+    struct gcuda_tensor * cache = v == 3 ? keys->view_src : gcuda_new_tensor_2d(c, v == 4 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F16, 2 * head, 11);
+    struct gcuda_tensor * values = gcuda_set_rows(c, cache, v == 5 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 2 * head, tokens) : f32(b, 2 * head, tokens, 1), ids);
+    if (v == 6) { gcuda_set_output(norm); }
+    if (v == 7) { gcuda_set_output(heads); }
+    out(b, keys);
+    out(b, values);
+    if (v == 6) { out(b, norm); }
+    if (v == 7) { out(b, heads); }
+    if (v == 8) { out(b, gcuda_scale(c, heads, 2.0f)); } // another reader
+    if (v == 9) { out(b, gcuda_scale(c, norm, 2.0f)); }
+}
+
+TEST(keys_and_values_stay_apart) {
+    static const char * const names[10] = { "rms_norm + mul, rope + set_rows + values", "rope + set_rows + values", "rms_norm + mul, rope + set_rows + values",
+        "rope + set_rows", "rope + set_rows", "rope + set_rows", "rope + set_rows + values", "rms_norm + mul, rope + set_rows + values",
+        "rms_norm + mul, rope + set_rows + values", "rope + set_rows + values" };
+    for (int v = 0; v < 10; ++v) { stops(build_inputs_not, v, names[v]); }
+    clean();
+}
+
+// Products of the same activations, with rope and writes in between, as programs list them.
+static void build_layer(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t head = 64, width = 256, tokens = v == 4 ? 10 : 1;
+    const enum gcuda_type type = v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0;
+    struct gcuda_tensor * x = f32(b, width, tokens, 1), * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * heads[3];
+    for (int i = 0; i < 3; ++i) {
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(c, v == 2 && i == 1 ? GCUDA_TYPE_Q4_0 : type, width, i == 0 ? 256 : 128);
+        heads[i] = before_rope(b, gcuda_mul_mat(c, w, x), head, i == 0 ? 4 : 2, (v == 3 ? HAS_BIAS : 0) | (v == 5 && i < 2 ? HAS_NORM : 0));
+    }
+    struct gcuda_tensor * q = gcuda_rope(c, heads[0], pos, (int) head, 0), * k = gcuda_rope(c, heads[1], pos, (int) head, 0);
+    out(b, q);
+    out(b, into_cache(b, GCUDA_TYPE_F16, k));
+    out(b, into_cache(b, GCUDA_TYPE_F16, heads[2]));
+}
+
+TEST(products_of_the_same_activations_run_together) {
+    fires(build_layer, 0, "mul_mat beside mul_mat, " ALL_INPUTS, 2);
+    fires(build_layer, 1, "mul_mat beside mul_mat, " ALL_INPUTS, 2);
+    fires(build_layer, 2, "mul_mat beside mul_mat, " ALL_INPUTS, 3); // keys have weights of another type
+    fires(build_layer, 3, "mul_mat beside mul_mat, " ALL_INPUTS, 2); // biases go with rope
+    fires(build_layer, 4, "mul_mat beside mul_mat, tiles, " ALL_INPUTS, 2); // more tokens
+    fires(build_layer, 5, "mul_mat beside mul_mat, " ALL_INPUTS, 2); // norms too
+    clean();
+}
+
+// A product stays where it is when a node in between touches its memory; and goes back when that becomes so.
+TEST(products_do_not_pass_who_touches_their_memory) {
+    enum { WIDTH = 256, HEAD = 64 };
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_context * c = p.ctx;
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, WIDTH, 1), * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, 1), * w[2], * y[2], * r[2];
+    struct gcuda_cgraph * graph = gcuda_new_graph(c);
+    for (int i = 0; i < 2; ++i) {
+        w[i] = gcuda_new_tensor_2d(c, GCUDA_TYPE_Q8_0, WIDTH, WIDTH);
+        y[i] = gcuda_mul_mat(c, w[i], x);
+        r[i] = gcuda_rope(c, gcuda_reshape_3d(c, y[i], HEAD, WIDTH / HEAD, 1), pos, HEAD, 0);
+        CHECK_OK(gcuda_build_forward_expand(graph, r[i]));
+    }
+    REQUIRE(plain != NULL && fused != NULL && place_alloc(&p, plain));
+    void * const own[2] = { y[1]->data, r[0]->data };
+    for (int turn = 0; turn < 6; ++turn) { // 0, 3: apart; 1, 4: on the first product; 2: on what the first rope writes, which is read last
+        float got[2][WIDTH];
+        struct gcuda_tensor * view = r[1]->src[0];
+        y[1]->data = view->data = turn % 3 == 1 ? y[0]->data : own[0];
+        r[0]->data = turn % 3 == 2 ? x->data : own[1];
+        for (int k = 0; k < 2; ++k) {
+            fill(x, 1 + turn);
+            fill(pos, 2);
+            for (int i = 0; i < 2; ++i) { fill(w[i], 3 + i); }
+            CHECK_OK(gcuda_backend_graph_compute(k == 0 ? plain : fused, graph));
+            CHECK_OK(gcuda_backend_tensor_get(r[1], got[k], 0, sizeof got[k]));
+        }
+        CHECK_MSG(memcmp(got[0], got[1], sizeof got[0]) == 0, "turn %d: other bits", turn);
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
+        char names[200];
+        REQUIRE(plan != NULL);
+        names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+        CHECK_MSG(strcmp(names, turn % 3 == 0 ? "mul_mat beside mul_mat" : "") == 0, "turn %d: \"%s\"", turn, names);
+        gcuda_backend_graph_plan_free(fused, plan);
+    }
+    place_end(&p);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+// ---- Hadamard transforms ----
+static void hadamard_once(int64_t n, enum gcuda_type type) {
+    enum { ROWS_HERE = 11, MOST = 512 };
+    static float h[MOST * MOST], x[ROWS_HERE * MOST], got[ROWS_HERE * MOST], want[ROWS_HERE * MOST];
+    static gcuda_fp16_t x16[ROWS_HERE * MOST];
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, n), * b = gcuda_new_tensor_2d(p.ctx, type, n, ROWS_HERE);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32));
+    CHECK_OK(gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD));
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    for (int64_t i = 0; i < n * n; ++i) {
+        int is_odd = 0;
+        for (int64_t common = i / n & i % n; common != 0; common &= common - 1) { is_odd = !is_odd; }
+        h[i] = (float) ((is_odd ? -1.0 : 1.0) / sqrt((double) n));
+    }
+    for (int64_t i = 0; i < n * ROWS_HERE; ++i) {
+        x16[i] = gcuda_fp32_to_fp16((float) (i * 7919 % 1009) / 504.5f - 1.0f);
+        x[i] = gcuda_fp16_to_fp32(x16[i]);
+    }
+    for (int64_t r = 0; r < ROWS_HERE; ++r) {
+        for (int64_t i = 0; i < n; ++i) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < n; ++k) { sum += (double) h[i * n + k] * (double) x[r * n + k]; }
+            want[r * n + i] = (float) sum;
+        }
+    }
+    CHECK_OK(gcuda_backend_tensor_set(a, h, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_backend_tensor_set(b, type == GCUDA_TYPE_F32 ? (const void *) x : x16, 0, gcuda_nbytes(b)));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, got, 0, gcuda_nbytes(y)));
+    const double error = error_of(got, want, (size_t) (n * ROWS_HERE));
+    CHECK_MSG(error < 1e-13, "n %d, %s: relative squared error %g", (int) n, gcuda_type_name(type), error);
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    char names[64];
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(strcmp(names, n >= 64 && n <= 512 ? "hadamard" : "") == 0, "n %d: \"%s\"", (int) n, names);
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(a_product_with_the_hadamard_matrix_is_a_transform) {
+    for (int64_t n = 32; n <= 512; n *= 2) {
+        hadamard_once(n, GCUDA_TYPE_F32);
+        hadamard_once(n, GCUDA_TYPE_F16);
+    }
+    clean();
+}
+
+TEST(hints_are_checked) {
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 48, 3);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 48, 48), x);
+    CHECK_OK(gcuda_mul_mat_set_hint(NULL, GCUDA_HINT_SRC0_IS_HADAMARD));
+    CHECK_OK(gcuda_mul_mat_set_hint(y, GCUDA_HINT_NONE));
+    CHECK_EQ_I(gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(strstr(gcuda_last_error(), "48 x 48") != NULL);
+    CHECK_EQ_I(gcuda_mul_mat_set_hint(y, (enum gcuda_hint) 7), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_mul_mat_set_hint(gcuda_neg(p.ctx, x), GCUDA_HINT_SRC0_IS_HADAMARD) != GCUDA_STATUS_SUCCESS);
+    CHECK_EQ_I(y->op_params[1], 0);
+    gcuda_free(p.ctx);
+    clean();
+}
+
 // Two tokens for one row: the last stays; and an index that is out of range.
 TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
     for (int kind = 0; kind < 4; ++kind) { // 2, 3: in blocks
@@ -672,7 +925,7 @@ static void build_route(struct build * b) {
 }
 
 TEST(routing_is_one_launch) {
-    for (int v = 0; v <= 7; ++v) { fires(build_route, v, "route", 0); }
+    for (int v = 0; v <= 7; ++v) { fires(build_route, v, "route", v == 1 ? 4 : 0); } // 1: with a clamp, which is in place
     clean();
 }
 
@@ -733,14 +986,6 @@ static void build_route_other(struct build * b) {
 TEST(routing_of_other_kinds_stays_apart) {
     for (int v = 1; v <= 13; ++v) { stops(build_route_other, v, ""); }
     clean();
-}
-
-// Takes every node by itself, so that nothing is fused.
-static gcuda_backend_t without_plans(void) {
-    struct gcuda_cuda_params params;
-    memset(&params, 0, sizeof params);
-    params.max_plans = -1;
-    return gcuda_backend_cuda_init_params(&params);
 }
 
 // Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all logits are read
@@ -3985,6 +4230,7 @@ TEST(what_is_not_computed_is_in_no_group) {
     leave_out_one(build_rope_set, 0, "rope + set_rows");
     leave_out_one(build_rope_set_blocks, 4, "rope + set_rows");
     for (int v = 3; v < 6; ++v) { leave_out_one(build_rope_rope_set, v, "rope of queries + rope + set_rows"); }
+    for (int v = 0; v < 3; ++v) { leave_out_one(build_inputs, v, ALL_INPUTS); }
     leave_out_one(build_route, 4, "route");
     leave_out_one(build_pair, 0, "mul_mat + steps");
     leave_out_one(build_group, 1, "mul_mat beside mul_mat");

@@ -389,24 +389,51 @@ static struct gcuda_tensor * attention(struct gen * g, struct gcuda_tensor * q, 
     return gcuda_flash_attn_ext(g->ctx, q, k, v, mask, 0.125f, 0.0f, below(g, 3) ? 0.0f : 5.0f);
 }
 
-// Queries turned beside keys that go into their cache, whose attention reads them there. The graph has the queries before
-// the keys, between these and the write, or behind it.
+enum { HEADS_BIAS = 1, HEADS_NORM = 2, HEADS_HADAMARD = 4 };
+
+// What rope is given: columns, with a bias and a norm of heads or without.
+static struct gcuda_tensor * heads_of(struct gen * g, int64_t head, int64_t heads, int64_t tokens, int steps) {
+    struct gcuda_context * c = g->ctx;
+    struct gcuda_tensor * x = columns(g, head * heads, tokens, 1);
+    if (g->n_early < MAX_EARLY && x != NULL) { g->early[g->n_early++] = x; } // else it comes between the ropes
+    if (steps & HEADS_BIAS) { x = seen(g, gcuda_add(c, x, f32(g, head * heads, 1, 1, 1))); }
+    x = gcuda_reshape_3d(c, x, head, heads, tokens);
+    return steps & HEADS_NORM ? seen(g, gcuda_mul(c, seen(g, gcuda_rms_norm(c, x, 1e-5f)), f32(g, head, 1, 1, 1))) : x;
+}
+
+// Rotated by the Hadamard matrix, which fill_leafs knows by its name.
+static struct gcuda_tensor * rotated(struct gen * g, struct gcuda_tensor * x, int steps) {
+    enum { N = 64 };
+    if (!(steps & HEADS_HADAMARD) || x == NULL) { return x; }
+    struct gcuda_tensor * y = gcuda_mul_mat(g->ctx, gcuda_set_name(f32(g, N, N, 1, 1), "hadamard"), gcuda_reshape_2d(g->ctx, x, N, gcuda_nelements(x) / N));
+    CHECK_OK(gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32));
+    CHECK_OK(gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD));
+    return gcuda_reshape(g->ctx, seen(g, y), x);
+}
+
+// Queries turned next to keys that go into their cache, whose attention reads them there; values that go into theirs. The graph has the
+// queries before the keys, between these and the write, or after it.
 static struct gcuda_tensor * block_rope(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     const int64_t head = 32 * (1 + below(g, 2)), kv_heads = 1 + below(g, 2), heads = kv_heads * (1 + below(g, 3)), tokens = 1 + below(g, 4), positions = 12;
-    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 3);
+    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 3), order = below(g, 3);
+    const int steps = below(g, 2) ? below(g, head == 64 ? 8 : 4) : 0;
+    const enum gcuda_type type = cache_type(g);
     struct gcuda_tensor * pos = leaf(g, GCUDA_TYPE_I32, tokens, 1, 1, 1, 50), * ids = leaf(g, GCUDA_TYPE_I64, tokens, 1, 1, 1, positions);
-    struct gcuda_tensor * x = columns(g, head, kv_heads, tokens), * of_q = columns(g, head, heads, tokens);
-    struct gcuda_tensor * q = seen(g, gcuda_rope(c, of_q, pos, (int) head, mode));
-    struct gcuda_tensor * k = seen(g, gcuda_rope(c, x, pos, (int) head, mode));
-    struct gcuda_tensor * cache = leaf(g, cache_type(g), head * kv_heads, positions, 1, 1, 0);
-    struct gcuda_tensor * set = gcuda_set_rows(c, cache, gcuda_reshape_2d(c, k, head * kv_heads, tokens), ids);
-    if (set == NULL || q == NULL || g->n_early + 3 > MAX_EARLY) { return NULL; }
+    struct gcuda_tensor * x = heads_of(g, head, kv_heads, tokens, steps), * of_q = heads_of(g, head, heads, tokens, steps);
+    struct gcuda_tensor * q = rotated(g, seen(g, gcuda_rope(c, of_q, pos, (int) head, mode)), steps);
+    struct gcuda_tensor * k = rotated(g, seen(g, gcuda_rope(c, x, pos, (int) head, mode)), steps);
+    struct gcuda_tensor * set = gcuda_set_rows(c, leaf(g, type, head * kv_heads, positions, 1, 1, 0), gcuda_reshape_2d(c, k, head * kv_heads, tokens), ids);
+    struct gcuda_tensor * v = order == 0 ? NULL : rotated(g, heads_of(g, head, kv_heads, tokens, steps & HEADS_BIAS), steps), * v_set = NULL;
+    if (v != NULL) {
+        v_set = gcuda_set_rows(c, leaf(g, type, head * kv_heads, positions, 1, 1, 0), gcuda_reshape_2d(c, v, head * kv_heads, tokens), ids);
+    }
+    if (set == NULL || q == NULL || (v_set == NULL) != (order == 0) || g->n_early + 3 > MAX_EARLY) { return NULL; }
     const size_t of_head = gcuda_row_size(set->type, head);
     struct gcuda_tensor * keys = gcuda_view_3d(c, set, head, positions, kv_heads, set->nb[1], of_head, 0);
-    g->early[g->n_early++] = x; // or they come between the two ropes
-    g->early[g->n_early++] = of_q;
+    if (order == 1) { g->early[g->n_early++] = v_set; }
     if (place > 0) { g->early[g->n_early++] = place == 1 ? k : set; }
+    if (order == 2) { g->early[g->n_early++] = v_set; }
     return attention(g, gcuda_permute(c, q, 0, 2, 1, 3), keys, positions, kv_heads);
 }
 
@@ -591,6 +618,11 @@ static char * leaf_data(struct gen * g, int i, int round, int nudge) {
     float * v = (float *) malloc((size_t) n * sizeof(float));
     char * bytes = (char *) calloc(1, gcuda_nbytes(t) + 8);
     for (int64_t k = 0; k < n; ++k) { v[k] = (float) below(&r, 2001) / 1000.0f - 1.0f; }
+    for (int64_t k = 0; k < n && strcmp(t->name, "hadamard") == 0; ++k) { // 64 x 64
+        int is_odd = 0;
+        for (int64_t common = k / 64 & k % 64; common != 0; common &= common - 1) { is_odd = !is_odd; }
+        v[k] = is_odd ? -0.125f : 0.125f;
+    }
     for (int64_t k = 0; k < n && nudge != 0; ++k) { v[k] *= 1.0f + (float) ((k * nudge) % 7 - 3) * FLT_EPSILON; }
     for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I32; ++k) { ((int32_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
     for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I64; ++k) { ((int64_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Checks on gcuda.h and gcuda_kernels.cu that no compiler makes. Last line: N passed, N failed.
 
-  - CONTENTS and the section banners name the same tags in the same order, with the same words
+  - CONTENTS and the section banners name the same tags in the same order; those of the kernels with the same words
   - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
     every constructor has its row in test-errors.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
   - kernels do not ask the processor what it has: the chosen instruction set says it
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
+  - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
+  - every kernel has a contract directly above it that names its floor; sections not done yet are exempt by name
   - generated parts are as their generators write them
 """
 import glob
+import itertools
 import os
 import re
 import subprocess
@@ -60,6 +63,13 @@ def check_contents(text):
     check("CONTENTS lists the banners in order", bad)
 
 
+def check_kernel_contents(text):
+    rows = re.findall(r"^//   >>([a-z0-9-]+)\s+(.*?)\s*$", text, re.M)
+    banners = re.findall(r"^// =+\n// >>([a-z0-9-]+)\s+(.*?)\s*$", text, re.M)
+    bad = [f"CONTENTS {a or ''}, banner {b or ''}" for a, b in itertools.zip_longest(rows, banners) if a != b]
+    check("gcuda_kernels.cu: CONTENTS lists the banners word for word", bad)
+
+
 def registry(text):
     table = re.search(r"#define GCUDA_OPS\(X\)((?:.*\\\n)*.*\n)", text)
     return re.findall(r"\bX\(\s*([A-Z0-9_]+)\s*,\s*([a-z0-9_]+)", re.sub(r"/\*.*?\*/", "", table.group(1), flags=re.S)) if table else []
@@ -102,6 +112,170 @@ def check_words(path, text):
     for m in re.finditer(r"\b(?:TODO|FIXME|XXX|HACK|WIP)\b|\bplaceholder\b", text):
         bad.append(f"{path}:{where(text, m.start())}: {m.group()}")
     check(f"{path}: no marks of unfinished work", bad)
+
+
+# What comments and documentation do not say, and what is written instead. Only the first two columns of a row are needed: words in
+# their plain sense are let through by the patterns themselves, or stand in PLAIN.
+PHRASES = [
+    (r"\b(?:as|where|what) (?:it|they) (?:lies?|stands?)\b|\bas they lie\b|\bwhat lies\b", "in place, unconverted, its address"),
+    (r"\blies? (?:as|in|at|where|behind|beside|together|apart|next)\b", "is, starts, has the layout"),
+    (r"\bwhat (?:is|was) there\b|\b(?:is|are|was|were) there\b(?! (?:a|an|no|any)\b)", "exists, is available"),
+    (r"\bbehind\b", "after, next, past the end"),
+    (r"\bin front\b", "before"),
+    (r"\bin turns?\b(?! [a-z]\b)", "PDL wait; alternately; in order"),
+    (r"\bbeside\b|\bside by side\b", "concurrently with, next to, in parallel"),
+    (r"(?:^|\. )The same(?: of| as|,|\.|$| for| with| without| where| by| in)", "say what is the same as what, and what differs"),
+    (r"\bthe same, but\b", "say what differs"),
+    (r"\bmultiprocessors?\b", "SM"),
+    (r"\bwarp[ -]groups?\b", "warpgroup, wgmma"),
+    (r"\b(?:warps|threads|blocks|lanes|all)(?: \w+)? meet\b|\b(?:meet|meets|meeting) (?:in|at|for)\b", "synchronize, are reduced"),
+    (r"\bunder way\b|\bon (?:its|their) way\b", "in flight"),
+    (r"\bhalfs\b", "F16, halves"),
+    (r"\b(?:made|makes?|make) (?:\w+ )?ready\b", "quantized, prepared, packed"),
+    (r"\bwork(?:s|ed)? out\b", "compute"),
+    (r"\bstretch(?:es)?\b", "segment, range"),
+    (r"\bthat which\b|\bwhat becomes? of\b", "name the thing: epilogue"),
+    (r"\bdone with\b", "have been read, has finished"),
+    (r"\b(?:is|are) asked for\b|\basks? for its\b", "loaded, requested"),
+    (r"\bof (?:its|their) own\b", "separate, its own"),
+    (r"\b(?:behind|after) each other\b|\bone behind the other\b|\bthe one behind\b", "in order, consecutive"),
+    (r"\b[Ww]hoever\b|\b[Nn]obody\b", "the caller, no kernel"),
+    (r"\brounded columns?\b|\bcolumns? as bytes\b", "prequantized activations"),
+    (r"\bthe (?:kernel|launch|step|block|tile|one) before\b", "the previous one"),
+    (r"(?:^|\. )Of (?:a|an|the|what|all|one|two|several) [a-z]", "begin with the thing"),
+    (r"(?:^|\. )What (?:a|an|the|it|is|was|may|goes|lies) ?", "begin with the thing"),
+    (r"\bso many\b", "name the number"),
+]
+PLAIN = ("LICENSE beside this one", "hides behind", "hide behind", "test-warp-groups.c")
+MAX_SENTENCE = 30  # words
+
+# Sections whose comments are not rewritten yet, by name. Checked are these files and examples/*.c.
+UNWRITTEN = {
+    "README.md": "",
+    "CHANGELOG.md": "",
+    "gcuda_kernels.cu": "k-sm90 k-attention",
+    "gcuda.h": "cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
+}
+NO_CONTRACTS = ("k-sm90", "k-attention")  # sections whose kernels have none yet
+
+
+def sections(text):
+    """The section of each line, by its banner; "" before the first."""
+    name, out, lines = "", [], text.split("\n")
+    for i, line in enumerate(lines):
+        banner = re.match(r"// >>([a-z0-9-]+)", line)
+        if banner and i > 0 and lines[i - 1].startswith("// ==="):
+            name = banner.group(1)
+        out.append(name)
+    return out
+
+
+def comments(text):
+    """(line, text): comments that fill lines are joined to paragraphs; rows of tables (indented), titles and ends of lines stand alone."""
+    out, joins, is_block = [], False, False
+    for n, line in enumerate(text.split("\n"), 1):
+        if line == "/*" or (is_block and line == "*/"):
+            is_block, joins = not is_block, False
+            continue
+        if is_block:  # paragraphs, list items and rows of tables; code is left out
+            body = line.strip()
+            is_code = body == "" or body.startswith("#") or body.endswith((";", "{", "}", "\\"))
+            is_first = re.match(r"(>>|- |\d\. |[A-Z][A-Za-z+ ]*: )", body) is not None
+            if not is_code and joins and not is_first:
+                out[-1] = (out[-1][0], out[-1][1] + " " + body)
+            elif not is_code:
+                out.append((n, body))
+            joins = not is_code
+            continue
+        whole = re.match(r"\s*//( ?)(.*)$", line)
+        if not whole:
+            tail = re.search(r"\s// (.*)$", code_and_comment(line))
+            if tail:
+                out.append((n, tail.group(1)))
+            joins = False
+            continue
+        body = whole.group(2)
+        is_prose = body.strip(" =-") != "" and not body.startswith((" ", ">>", "---"))
+        if joins and is_prose:
+            out[-1] = (out[-1][0], out[-1][1] + " " + body)
+        elif body.strip(" =-") != "":
+            out.append((n, body.strip()))
+        joins = is_prose
+    return out
+
+
+def prose(text):
+    """(line, text) of a Markdown file: paragraphs and list items, and the cells of tables; code blocks are left out."""
+    out, is_code, joins = [], False, False
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.startswith("```"):
+            is_code, joins = not is_code, False
+        elif is_code or not line.strip() or line.startswith(("#", "<!--")):
+            joins = False
+        elif line.lstrip().startswith("|"):
+            out += [(n, cell.strip()) for cell in line.strip("| ").split(" | ")]
+            joins = False
+        elif joins and not re.match(r"\s*(?:[-*]|\d+\.) ", line):
+            out[-1] = (out[-1][0], out[-1][1] + " " + line.strip())
+        else:
+            out.append((n, line.strip("-* ")))
+            joins = True
+    return out
+
+
+def code_and_comment(line):
+    """The line with strings blanked, so that // in one is no comment."""
+    return re.sub(r'"(?:\\.|[^"\\])*"', lambda m: " " * len(m.group()), line)
+
+
+def find_phrases(path, text):
+    """Refused phrases and long sentences of the sections that are not exempt."""
+    exempt, where_is = UNWRITTEN.get(path, "").split(), sections(text)
+    phrases, long_ones = [], []
+    for n, comment in prose(text) if path.endswith(".md") else comments(text):
+        if where_is[n - 1] in exempt:
+            continue
+        plain = comment
+        for words in PLAIN:
+            plain = plain.replace(words, "")
+        for pattern, instead in PHRASES:
+            hit = re.search(pattern, plain)
+            if hit:
+                phrases.append(f"{path}:{n}: \"{hit.group().strip()}\": {instead}. In: {comment[:90]}")
+        for sentence in re.split(r"(?<=[.?!])\s+(?=[A-Za-z0-9(`])", comment):
+            words = [w for w in sentence.split() if re.search(r"[A-Za-z]", w)]
+            if len(words) > MAX_SENTENCE:
+                long_ones.append(f"{path}:{n}: {len(words)} words: {sentence[:90]}")
+    return phrases, long_ones
+
+
+def check_phrases(name, paths):
+    exempt = " ".join(UNWRITTEN.get(path, "") for path in paths).split()
+    note = "" if not exempt else ", but " + (" ".join(exempt) if len(exempt) < 4 else f"{len(exempt)} sections")
+    found = [find_phrases(path, read(path)) for path in paths]
+    check(f"{name}: uses the field's terms{note}", [bad for phrases, _ in found for bad in phrases])
+    check(f"{name}: no sentence has more than {MAX_SENTENCE} words{note}", [bad for _, long_ones in found for bad in long_ones])
+
+
+def check_contracts(text):
+    """Directly above a kernel stands a comment with a row `floor`; a title (>>op:, ----) alone is none."""
+    lines, where_is, bad, n_kernels, n_exempt = text.split("\n"), sections(text), [], 0, 0
+    for i, line in enumerate(code_of(text).split("\n")):
+        if not re.search(r"\b__global__\b", line) or line.lstrip().startswith("#"):
+            continue
+        name = re.search(r"\b(k_\w+)", " ".join(lines[i:i + 4]))
+        first = i
+        while lines[first - 1].lstrip().startswith(("template", "static")) and not lines[first - 1].rstrip().endswith((";", "}")):
+            first -= 1
+        above = first
+        while lines[above - 1].startswith("//"):
+            above -= 1
+        n_kernels += 1
+        if where_is[i] in NO_CONTRACTS:
+            n_exempt += 1
+        elif not any(row.startswith("//   floor ") for row in lines[above:first]):
+            bad.append(f"gcuda_kernels.cu:{i + 1}: {name.group(1) if name else '?'} has no contract with a floor directly above it")
+    check(f"{n_kernels - n_exempt} of {n_kernels} kernels have a contract, not {' '.join(NO_CONTRACTS)}", bad)
 
 
 def check_layout(path, text):
@@ -160,6 +334,15 @@ def main():
         if os.path.exists(os.path.join(ROOT, path)):
             check_words(path, read(path))
             check_layout(path, read(path))
+    for path in UNWRITTEN:
+        if os.path.exists(os.path.join(ROOT, path)):
+            check_phrases(path, [path])
+    folder = os.path.join(ROOT, "examples")
+    examples = sorted("examples/" + name for name in os.listdir(folder) if name.endswith(".c")) if os.path.isdir(folder) else []
+    check_phrases(f"{len(examples)} examples", examples)
+    if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
+        check_kernel_contents(read("gcuda_kernels.cu"))
+        check_contracts(read("gcuda_kernels.cu"))
     check_names(text)
     check_instruction_sets(text)
     check_generated()
