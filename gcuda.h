@@ -160,6 +160,12 @@ ADDING AN OPERATION
     A new gate needs GCUDA_GLU_OPS, GCUDAI_GLU and d_glus, gcudai_glu_act for its derivative, and gcudai_cuda_gate_of if it
     equals a unary kind times 1.
 
+    A new path of matrix products on CUDA:
+      - its name in enum gcuda_mul_mat_path
+      - in gcuda_kernels.cu a struct mul_mat_path (takes, scratch_bytes, launch, layout) and its place in mul_mat_path_of, which the
+        compiler asks for
+      - when it pays: rows of gcudai_cuda_mm_rules
+
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
     computed with, but not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but cannot be weights of
@@ -877,28 +883,6 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
-#define gcuda_launch_mul_mat_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_gemm)
-#define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
-#define gcuda_launch_mul_mat_id_mma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_mma)
-#define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
-#define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
-#define gcuda_launch_mul_mat_id_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float_fused)
-#define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
-#define gcuda_launch_mul_mat_id_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_wg)
-#define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
-#define gcuda_launch_mul_mat_tile_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_fused)
-#define gcuda_launch_mul_mat_tile_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_group)
-#define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
-#define gcuda_launch_mul_mat_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float)
-#define gcuda_launch_mul_mat_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_fused)
-#define gcuda_launch_mul_mat_vec_float_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_group)
-#define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
-#define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
-#define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
-#define gcuda_launch_mul_mat_wg_columns GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_columns)
-#define gcuda_launch_mul_mat_wg_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_fused)
-#define gcuda_launch_mul_mat_wg_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_group)
-#define gcuda_launch_mul_mat_wg_product GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_product)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
@@ -955,29 +939,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
 #define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
-#define gcuda_mul_mat_gemm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_gemm_scratch_bytes)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
-#define gcuda_mul_mat_id_mma_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_mma_scratch_bytes)
-#define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
-#define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
+#define gcuda_mul_mat_layout GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_layout)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_scratch_bytes)
 #define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
-#define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
-#define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
-#define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
-#define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
-#define gcuda_mul_mat_vec_most GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_most)
-#define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
-#define gcuda_mul_mat_vec_takes_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_takes_group)
-#define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
-#define gcuda_mul_mat_wg_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_form)
-#define gcuda_mul_mat_wg_form_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_form_bytes)
-#define gcuda_mul_mat_wg_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_fused_scratch_bytes)
-#define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
-#define gcuda_mul_mat_wg_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts)
-#define gcuda_mul_mat_wg_parts_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts_bytes)
-#define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
+#define gcuda_mul_mat_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_takes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
 #define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
@@ -2237,7 +2205,7 @@ struct gcuda_glu_args {
     struct gcuda_array x, g, y; // all of y's shape
     enum gcuda_glu_op op;
     float alpha, limit; // SWIGLU_OAI
-    int form; // launchers: 0: y is floats, else what gcuda_mul_mat_wg_form says
+    int form; // launchers: 0: y is floats, else that of gcuda_mul_mat_layout, path WGMMA
 };
 GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
 // of a GLU node, else GCUDA_GLU_OP_COUNT
@@ -2613,10 +2581,10 @@ GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum g
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
 struct gcuda_mul_mat_args {
-    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16, but for _wg, _gemm, and epilogues in tiles or of float vectors
+    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16 on paths PLAIN, VEC, TILE; with an epilogue VEC of blocks alone
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
+    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
     enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
@@ -2665,9 +2633,9 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, str
 struct gcuda_mul_mat_id_args {
     struct gcuda_array as, b, ids, y;
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
-    void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
+    void * scratch;      // set by the launcher, from its job
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    enum gcuda_prec prec; // launchers: gcuda_launch_mul_mat_id applies it; do not ask GCUDA_PREC_F32 of launchers that round
+    enum gcuda_prec prec; // launchers: paths that round refuse GCUDA_PREC_F32
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -3826,10 +3794,12 @@ struct gcuda_cuda_params {
     // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32): no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
-    // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
-    // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. The same of
-    // mul_mat_id for "own" (which goes in tiles where it can), "vector", "warp_groups", and "bytes", which is for that alone. NULL: what
-    // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
+    // For experiments: the path of every product that it takes; others, and products with row-split weights, are dispatched as always.
+    //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
+    //                "cublas", "converted", "halves"         cuBLAS: operands in place, packed to F32, packed to 16 bits
+    //                "gemm"                                  packed operands, then WGMMA or GEMM
+    //   mul_mat_id   "own", "vector", "warp_groups", "bytes" PLAIN, VEC, WGMMA, INT8
+    // NULL: GCUDA_CUDA_PRODUCT. "": no path is named. Read when the backend is made.
     const char * product;
     // Columns per copy of mul_mat with row-split weights, if copies are direct: the next ones are copied while the previous ones are
     // multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, this device rounds the
@@ -3980,11 +3950,11 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 
 // ---- products of raw pointers ----
-// What a node of mul_mat or mul_mat_id would do, without tensors or a graph: enqueued on the backend's stream, the way that dispatch
-// takes (or gcuda_cuda_params.product names), with scratch of the backend's, and cuBLAS where it is there. Launchers at the end of
-// this section are the ways one by one.
+// Computes what a node of mul_mat or mul_mat_id would, without tensors or a graph: enqueues it on the backend's stream, on the path that
+// dispatch chooses (or gcuda_cuda_params.product names), with the backend's scratch and cuBLAS. gcuda_launch_mul_mat at the end of this
+// section launches one path.
 //   args     a, b, y, prec; as, b, ids, y: types, sizes and strides as the operations say, y F32 and packed, all in memory
-//            that the backend's device reaches; what is the launchers' does not count
+//            that the backend's device reaches; fields for launchers are ignored
 //   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; else as
 //            computing a graph. Ids outside 0..E-1 are reported by the next gcuda_backend_synchronize
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args);
@@ -4338,8 +4308,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
     const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
-// y, a matrix, may be left as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes at a multiple of 16 bytes that overlap
-// neither x nor g: F32 rows at such multiples too. UNSUPPORTED otherwise.
+// y, a matrix, may be left in the layout of products on path WGMMA: its bytes begin at a multiple of 16 and overlap neither x nor g,
+// F32 rows of these are at multiples of 16 bytes too. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args); // 0 too
 // Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
 // follow each other would give, bit for bit. x and y are floats of one type and shape, or y is F32 and x another of the floats;
@@ -4364,21 +4334,18 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is floats, else what gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form says
+    int form; // 0: y is floats, else that of gcuda_mul_mat_layout
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// y may be left as bytes with their scales, in its first 3072 bytes for each 2048 elements or part of them, for products that would
-// round it to just those: gcuda_launch_mul_mat_vec, _fused and _group with is_rounded set, whose weights' type has this form. What
-// takes such a form: one row of whole 32 elements that has the room (768 have), all arrays at multiples of 16 bytes.
-// Or, of any number of rows, as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes that overlap nothing that is read:
-// rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
+// y may be left prequantized for products (gcuda_mul_mat_layout), whose is_rounded is then set; UNSUPPORTED otherwise:
+//   form of VEC     8-bit codes and scales, 3072 bytes for each 2048 elements or part of them: one row of whole 32 elements that is as
+//                   long as these bytes (768 are), all arrays at multiples of 16 bytes
+//   form of WGMMA   any number of rows; the layout's bytes overlap nothing that is read; rows of x, y and sum at multiples of 16 bytes
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
-GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Attention's inputs. Token i of rope's result (F32, not written itself), all its heads after each other, becomes row ids[i] of y: of
-// floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole
-// blocks have no more. Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3].
-// q_y may be q. v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type. It reads element by element: graphs leave more than
-// GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers.
+// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
+// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
+// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
+// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_steps { // in this order; rope comes after the norm
     const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
@@ -4485,120 +4452,66 @@ GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args
 GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_top_k_scratch_bytes(const struct gcuda_sort_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, floats and blocks of Q4_K and
-// Q5_K at multiples of 16 bytes; columns of floats; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// The same with an epilogue, for at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix and results in F32, or with NULL. UNSUPPORTED
-// with an epilogue: more columns, a second matrix of weights, or of columns. The scratch does for both.
-#define GCUDA_MUL_MAT_TILE_FUSED 16
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_fused(const struct gcuda_mul_mat_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
-// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a, or from 8.0 on as many as
-// gcuda_mul_mat_vec_most says, 8 or 16, with rows of weights at multiples of 4 bytes less than 2 MiB apart: the weights are read once, as
-// they lie. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column that is done
-// once, in scratch. UNSUPPORTED for what does not fit.
-GCUDA_KERNEL_API int gcuda_mul_mat_vec_most(enum gcuda_type type); // of weights
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Up to three products of the same columns, which are rounded once: one matrix each, of one type, row length and row stride, and with
-// more than one column in rows at multiples of as many bytes (1 to 16); one matrix of columns. scratch: as of the first by itself, NULL
-// with one column. The bits are those of each by itself. UNSUPPORTED, as takes_group says: anything else; more than two columns below 8.0.
-#define GCUDA_MUL_MAT_GROUP 3
-GCUDA_KERNEL_API bool gcuda_mul_mat_vec_takes_group(const struct gcuda_mul_mat_args * args, int n_args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(
-    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
-// gcuda_launch_mul_mat_tile for 1 to GCUDA_MUL_MAT_GROUP products of the same columns, which are rounded once: one matrix of weights each,
-// of one type, row length and row stride, one matrix of columns, results of one type and element stride, at least one of each. The bits
-// are those of each by itself. UNSUPPORTED: anything else. scratch_bytes: 0 for a number of products that is refused.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_group(
-    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
-// gcuda_launch_mul_mat_vec with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
-// The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
-// is F32, columns may be rounded to TF32, and with five or more of them F32 weights as well. Nothing behind the last row is read.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// The same with an epilogue or with NULL, for weights and F32 columns in rows of 16-byte pieces at multiples of 16 bytes, a second
-// matrix included, which is for one column. UNSUPPORTED: anything else.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_fused(
-    const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream);
-// And at most GCUDA_MUL_MAT_GROUP products of the same one column, whose weights are of one type, row length and stride.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_group(
-    const struct gcuda_mul_mat_args * args, int n_args, gcuda_stream stream);
-// For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
-// the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
-// columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
-// sums are in F32.
-// UNSUPPORTED for what does not fit, max_shared included. Floats with columns of the same type, packed rows of both at multiples
-// of 16 bytes, are multiplied as they lie, any number of matrices; scratch is then for the sums of parts of k only.
-GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Into how many parts it cuts k for the current device (1: it does not), whose sums a kernel behind adds up.
-GCUDA_KERNEL_API int gcuda_mul_mat_wg_parts(const struct gcuda_mul_mat_args * args);
-// The same with an epilogue, or with NULL: the bits of nodes of their own. The kernel that adds up parts takes the steps; where there
-// is one part it follows for them alone. UNSUPPORTED with an epilogue: a second matrix; several matrices of floats.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_fused(const struct gcuda_mul_mat_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Several products of the same columns, which are rounded once: at most GCUDA_MUL_MAT_GROUP, weights in blocks of one type, with
-// rows of one length and stride. k is not cut into parts, so bits are those of single products that are not cut either.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_group(
-    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
-// The form in which such a product of weights in blocks (n_args 1: gcuda_launch_mul_mat_wg or _fused), or a group of at least two, takes
-// columns that are rounded already, on the current device: with is_rounded set, b.data is what gcuda_launch_norm_mul or gcuda_launch_glu
-// has left in that form, BF16 in the order in which the products read it, b otherwise as if it were the floats. Bits are those
-// of the floats. b.data may be the beginning of scratch. 0: there is none, k (a's rows) is no multiple of 256, or the products do not fit.
-GCUDA_KERNEL_API int gcuda_mul_mat_wg_form(const struct gcuda_mul_mat_args * args, int n_args);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n_columns); // 0: no such form
-// One product of weights in blocks in two steps, so that others, on other devices too, have its columns rounded already: tiles of
-// GCUDA_MUL_MAT_WG_TILE columns, one right behind the other, the last filled up with zeros. A product of some of the rows, or of
-// columns from a multiple of that on, takes what is there of them. parts: scratch of the second step alone. UNSUPPORTED as above.
-#define GCUDA_MUL_MAT_WG_TILE 256
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_columns(
-    const struct gcuda_mul_mat_args * args, void * columns, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_product(
-    const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_columns_bytes(const struct gcuda_mul_mat_args * args);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_parts_bytes(const struct gcuda_mul_mat_args * args); // 0: none
-// Products of floats on tensor cores from 8.0 on (slow below): a and b of one type, F16, BF16 or F32 (rounded to TF32), packed rows
-// at multiples of 16 bytes; y F32. Sums are in F32. UNSUPPORTED for what does not fit.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_gemm(
-    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mul_mat_gemm_scratch_bytes(const struct gcuda_mul_mat_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-// As gcuda_launch_mul_mat_vec, a column at a time: for few tokens. Takes no scratch.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcuda_mul_mat_id_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // epilogue NULL: as before
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(const struct gcuda_mul_mat_id_args * args,
-    const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // with an epilogue as, b: rows of pieces of 16 bytes, b F32
-GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
-// The same for a few tokens of each expert, from 8.0 on: experts in Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, IQ2_XS or MXFP4, with up
-// to eight slots of one as gcuda_launch_mul_mat_vec multiplies eight columns, rounded to bytes. UNSUPPORTED: other experts, rows that do not
-// begin at multiples of 4 bytes (MXFP4: at any), or 2 MiB and more apart.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_mma(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_mma_scratch_bytes
-GCUDA_KERNEL_API size_t gcuda_mul_mat_id_mma_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
-// The same on warp groups (gcuda_has_warp_groups): experts in blocks, at a multiple of 16 bytes, whose rows are at even bytes, of types with
-// blocks of 256 at multiples of 16; results in F32. Rounds as gcuda_launch_mul_mat_wg. UNSUPPORTED for what does not fit, max_shared included.
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
-    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_wg_scratch_bytes
-GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
+// ---- matrix products: one job, four functions ----
+// A job is a product, a group of products of the same activations, or a product with experts; its path says which kernels compute it.
+//
+//   path    weights, activations (A: at multiples of 16 bytes)   activation columns   rounded to                     capability
+//   PLAIN   any the operation takes, any strides                 any                  nothing                        any
+//   VEC     blocks; floats                                       8 (16: see layout)   blocks: 8 bits; floats: TF32   any
+//   TILE    whole 32 elements; floats, Q4_K, Q5_K: A; floats     any                  BF16, F16 or TF32, as weights  8.0 (slow below)
+//   GEMM    floats of one type, A, packed rows; floats           any                  F32: TF32                      8.0 (slow below)
+//   WGMMA   blocks, A; floats, A; floats                         any                  BF16, F16 or TF32, as weights  9.0a
+//   INT8    experts in nine block formats; floats                any                  8 bits                         8.0
+//
+// Columns count per matrix of weights. VEC keeps floats as they are with GCUDA_PREC_F32 and for experts; a path that rounds refuses
+// GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN takes tensor cores where it can, VEC has a block per expert-token pair.
+enum gcuda_mul_mat_path {
+    GCUDA_MUL_MAT_PLAIN, GCUDA_MUL_MAT_VEC, GCUDA_MUL_MAT_TILE, GCUDA_MUL_MAT_GEMM, GCUDA_MUL_MAT_WGMMA, GCUDA_MUL_MAT_INT8,
+    GCUDA_MUL_MAT_PATHS
+};
+// WGMMA of weights in blocks can be launched in two stages, so that products on other devices reuse the rounded activations: tiles of
+// GCUDA_MUL_MAT_WG_TILE columns, contiguous, the last one zero-filled. PRODUCT takes any rows, and columns from a multiple of that on.
+enum gcuda_mul_mat_stage { GCUDA_MUL_MAT_ALL, GCUDA_MUL_MAT_ACTIVATIONS, GCUDA_MUL_MAT_PRODUCT };
+struct gcuda_mul_mat_device { // a device that need not be current
+    int capability; // 100 * major + 10 * minor
+    bool has_wgmma; // gcuda_has_warp_groups there, and a block may have 227 KiB of shared memory
+};
+#define GCUDA_MUL_MAT_GROUP 3       // products in a group
+#define GCUDA_MUL_MAT_TILE_FUSED 16 // activation columns with an epilogue, TILE
+#define GCUDA_MUL_MAT_WG_TILE 256   // activation columns
+struct gcuda_mul_mat_job { // zero-filled but for args: the plain kernel
+    enum gcuda_mul_mat_path path;
+    const struct gcuda_mul_mat_args * args;         // a product, or n_args of them
+    int n_args;                                     // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
+    const struct gcuda_mul_mat_id_args * experts;   // in place of args; its scratch is ignored
+    const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. VEC, TILE, WGMMA, of one product; VEC, of experts
+    enum gcuda_mul_mat_stage stage;
+    void * activations;                             // of ACTIVATIONS the result, of PRODUCT an operand
+    void * scratch;                                 // gcuda_mul_mat_scratch_bytes of it, at a multiple of 16 bytes
+    const struct gcuda_mul_mat_device * device;     // that takes, scratch_bytes and layout are asked about. NULL: the current one
+};
+// What a path makes of the activations of a job that it takes.
+struct gcuda_activation_layout {
+    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_rounded set; 0: none
+    size_t bytes;           // WGMMA: of them in that form, or of the stage ACTIVATIONS. VEC: 0, they fit in place of one column of floats
+    int n_splits;           // WGMMA: into how many parts k is split; an epilogue is free from two on. 0: of a group
+    int64_t max_columns;    // VEC: most columns; above 8 for rows at multiples of 4 bytes less than 2 MiB apart, from 8.0 on
+    bool is_vectorized;     // VEC of floats: both operands are loaded 16 bytes at a time
+};
+// Group: one matrix of weights and one of activations each, all with the same activations, type, row length and row stride of weights.
+// Results have the bits of single products, WGMMA those of products with one split. VEC of blocks with two columns and more: rows at
+// equal multiples of 1 to 16 bytes; of floats: one column. TILE: results of one type and element stride.
+// Epilogue: a second matrix with VEC alone, for one column (blocks: two). VEC of floats: F32 activations, packed rows at multiples of
+// 16 bytes. TILE: at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix, F32 results. WGMMA: one matrix of floats.
+GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);           // whether a launch would do; asks no device if given one
+GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job); // 0 for a job that is not taken; SIZE_MAX: CUDA failed
+GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job); // zero for a job that is not taken
+// UNSUPPORTED: the path does not take the job, scratch is missing or not aligned, max_shared is too small.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_job * job, gcuda_stream stream);
+GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // kernels for 9.0a are in this build and run on the current device
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 // Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
@@ -27323,6 +27236,7 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     size_t max_bytes;
     uint64_t clock;
     bool use_graphs, use_fusion, use_lanes, use_overlap;
+    uint64_t n_choices; // paths of products chosen so far: a test counts them
     cudaEvent_t * events; // between lanes
     size_t n_events, cap_events;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
@@ -27340,9 +27254,9 @@ struct gcudai_cuda {
     bool owns_stream;
     enum gcuda_cuda_wait wait;
     size_t max_shared; // bytes of shared memory a block may have
-    bool has_warp_groups; // kernels compiled for 9.0a, and the shared memory that they want
+    struct gcuda_mul_mat_device kernels; // capability, and whether kernels for 9.0a and the shared memory that they want are there
     bool is_full_precision; // of what goes to cuBLAS
-    int product; // 1 + the way of all products that can go it; 0: as gcudai_cuda_choose_product says
+    int product; // 1 + the path of all products that can take it; 0: as gcudai_cuda_mm_rules say
     struct gcudai_cuda_cancel cancel;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
@@ -28349,7 +28263,7 @@ static const char * gcudai_cublas_status_name(int status) {
     }
 }
 
-// CUDA's own error, which may be behind it, is left for whoever asks next.
+// Leaves the CUDA error that may have caused it for the next caller of cudaGetLastError.
 static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status, const char * call) {
     return gcudai_fail(status == 3 ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_FAILED, "%s on %s: %s (%d)", call,
         cu->device->name, gcudai_cublas_status_name(status), status);
@@ -28367,10 +28281,9 @@ static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
 }
 
 // ---- handles outlive their backends ----
-// Destroying a handle waits for the whole device, which spoils a capture that begins or is under way in another thread, even
-// in the middle of a call of cuBLAS's there. So a handle is put aside, for the next backend of the context, and destroyed
-// with the last one: then nothing of gcuda's is being captured, by a plan or by the caller. Nobody makes or lists a backend
-// meanwhile: the registry's lock is held.
+// cublasDestroy synchronizes the device, which breaks a capture in another thread. So a freed backend parks its handle for the next
+// backend of the context, and the last backend destroys it: then no plan and no caller captures work of gcuda. The registry's lock is
+// held, so no backend is made meanwhile.
 
 static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct CUctx_st * context) {
     struct gcudai_cublas ** at = &gcudai_cuda_found.parked;
@@ -28388,7 +28301,7 @@ static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * cont
     }
 }
 
-// A context of the caller's may be gone by now: what is left in those is lost.
+// The caller may have destroyed his contexts by now; handles in those are leaked.
 static void gcudai_cublas_forget(void) {
     for (int i = 0; i < gcudai_cuda_found.n; ++i) {
         struct gcudai_cuda_scope scope;
@@ -28405,13 +28318,13 @@ static void gcudai_cublas_forget(void) {
     }
 }
 
-// Of a backend that is not listed any more. On a device that is lost destroying waits for nothing.
+// The backend is no longer in the registry. On a lost device destroying a handle returns at once.
 static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_cuda_give(&c->workspace);
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
-        // neither the stream nor the workspace will be there
+        // the stream and the workspace are about to be freed
         (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
         *c->aside = *c;
         c->aside->next = gcudai_cuda_found.parked;
@@ -28452,7 +28365,7 @@ static bool gcudai_cublas_load(struct gcudai_cublas * c) {
     return is_ok;
 }
 
-// Without it products take gcuda's own kernel. The context is current. `callers` is a handle to use, or NULL.
+// Without cuBLAS products take gcuda's own kernels. The context is current. callers: the caller's handle, or NULL.
 static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_handle callers) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -28482,9 +28395,9 @@ static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_ha
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Memory for cuBLAS, asked for when cuBLAS is first used, which has to be before a capture begins. Its own would be in no
-// budget, and would be allocated in the middle of one. 32 MiB is what Hopper's kernels want, 4 MiB is enough before; without room 64 KiB, the least
-// with which every routine works (16 KiB, by its manual) and some to spare; and else none at all.
+// Allocates cuBLAS's workspace at the first use of cuBLAS, before any capture: a workspace of its own would be outside every budget and
+// allocated during a capture. Hopper's kernels want 32 MiB, older ones 4 MiB. If that fails: 64 KiB (every routine works with 16 KiB, by
+// the manual); if that fails too: none.
 static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
@@ -28500,7 +28413,7 @@ static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
 
 enum { GCUDAI_CUBLAS_DEFAULT_MATH = 0, GCUDAI_CUBLAS_POINTER_HOST = 0 };
 
-// What the caller's handle was set to, before it is used.
+// Saves the settings of the caller's handle before gcuda changes them.
 static gcuda_status gcudai_cublas_keep(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     if (!c->is_callers) { return GCUDA_STATUS_SUCCESS; }
@@ -28520,7 +28433,7 @@ static gcuda_status gcudai_cublas_restore(struct gcudai_cuda * cu, gcuda_status 
     return status == 0 || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cublas_fail(cu, status, "restoring the caller's settings");
 }
 
-// Before every use. Setting the stream forgets the workspace.
+// Before every use. cublasSetStream resets the workspace.
 static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     GCUDAI_TRY(gcudai_cublas_workspace(cu));
@@ -28535,7 +28448,7 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasSetWorkspace");
 }
 
-// A kernel that could not be launched, with the node it was for.
+// The error of a launch, with the node that it was for.
 static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
     char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
     if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
@@ -28561,7 +28474,7 @@ static long long gcudai_cublas_stride(const struct gcuda_array * t, int d) {
     return (long long) (t->nb[d] / gcuda_type_size(t->type));
 }
 
-// A matrix [k, rows] as cuBLAS sees it: k dense (then it is k by rows, else rows by k), and how far apart columns are.
+// A matrix [k, rows] in cuBLAS's column-major terms: k x rows if k is dense, else rows x k; ld: leading dimension.
 struct gcudai_cublas_matrix {
     bool is_dense_k;
     int ld; // elements
@@ -28578,7 +28491,7 @@ static bool gcudai_cublas_matrix_of(const struct gcuda_array * t, struct gcudai_
            t->nb[2] % size == 0;
 }
 
-// What all calls of a product have in common. Sums in F32; F32 operands are rounded to TF32 unless F32 is asked for.
+// Arguments that all calls of a product share. Accumulators are F32; F32 operands are rounded to TF32 unless the precision is F32.
 struct gcudai_cublas_call {
     int op_a, op_b, m, n, k, type_a, lda, type_b, ldb, ldc, compute;
 };
@@ -28604,7 +28517,7 @@ static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// n_batch products of one matrix of a each, or all with the same one, at dimension 2 of b from i2 on.
+// n_batch products from matrix [i2, i3] of b on, along dimension 2; is_shared: all with one matrix of a.
 static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcudai_cublas_call * c, bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
     const float one = 1.0f, zero = 0.0f;
@@ -28616,7 +28529,7 @@ static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const stru
     return st == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, st, "cublasGemmStridedBatchedEx");
 }
 
-// All products in one call. A kernel writes the addresses, not the host: a captured graph does so whenever it runs, and nobody waits.
+// All products in one call. A kernel writes the array of addresses, so that a captured graph writes it at every run.
 static gcuda_status gcudai_cuda_gemm_pointers(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcudai_cublas_call * c) {
     const float one = 1.0f, zero = 0.0f;
@@ -28642,7 +28555,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
     return st;
 }
 
-// Matrices of b and y along dimension d that meet one matrix of a, joined to dimension 1: larger products, and fewer.
+// Joins the matrices of b and y along dimension d that meet one matrix of a into dimension 1: fewer, larger products.
 static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
     struct gcuda_array * b = &p->b, * y = &p->y;
     const int64_t n = p->a.ne[d] > 0 ? b->ne[d] / p->a.ne[d] : 1;
@@ -28662,7 +28575,7 @@ static void gcudai_cuda_join_all_columns(struct gcuda_mul_mat_args * p) {
     }
 }
 
-// Dimension 3 as a part of dimension 2, if the matrices of t then still lie at equal distances.
+// Whether dimensions 2 and 3 can be one: the matrices of t are evenly strided.
 static bool gcudai_cuda_can_join_batch(const struct gcuda_array * t) {
     return t->ne[2] == 1 || t->ne[3] == 1 || t->nb[3] == t->nb[2] * (size_t) t->ne[2];
 }
@@ -28683,13 +28596,13 @@ static void gcudai_cuda_join_batches(struct gcuda_mul_mat_args * p) {
     }
 }
 
-// What cuBLAS cannot know of addresses that are on the device: that its loads of 16 bytes may be used.
+// cublasGemmBatchedEx cannot see whether addresses in device memory are aligned for its 16-byte loads.
 static bool gcudai_cublas_may_point_to(const struct gcuda_array * t) {
     return ((size_t) (uintptr_t) t->data | t->nb[2] | t->nb[3]) % 16 == 0;
 }
 
-// Rather than several calls one after another, where one alone has too few tiles for all multiprocessors: those that have enough lose
-// nothing, and need no addresses to be written (how many are enough has not been compared).
+// One batched call by addresses instead of several strided ones, where one of these has fewer tiles than the device has SMs. Larger
+// ones lose nothing and need no addresses (the limit has not been compared).
 #define GCUDAI_CUBLAS_TILE 128
 static bool gcudai_cublas_wants_pointers(
     const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t n_batch) {
@@ -28699,8 +28612,8 @@ static bool gcudai_cublas_wants_pointers(
            gcudai_cublas_may_point_to(&p->y);
 }
 
-// Through cuBLAS, operands of one type as it takes them. One call, if the matrices lie evenly or can be pointed to; else a call for
-// each matrix of dimension 3, and there one for all of dimension 2, unless several of b share each of several of a.
+// The product through cuBLAS; operands have one type and strides that cuBLAS takes. One call if matrices are evenly strided or can be
+// addressed; else one per matrix of dimension 3, or per group of matrices of b that share one of several matrices of a.
 static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
     struct gcudai_cublas_call call;
@@ -28727,24 +28640,48 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
     return gcudai_cublas_restore(cu, gcudai_cuda_gemm_all(cu, p));
 }
 
-enum gcudai_cuda_product {
-    GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's tensor core kernel, sm_80 or later; operands TF32 for F32 weights, F16 for F16 weights, else BF16
-    GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
-    GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
-    GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
-    GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
-    GCUDAI_CUDA_PRODUCT_HALVES,    // cuBLAS after copies to F16 where the weights are, else to BF16
-    GCUDAI_CUDA_PRODUCT_GEMM,      // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES (below 8.0: OWN)
-    GCUDAI_CUDA_PRODUCT_BYTES      // mul_mat_id with few tokens of each expert, both sides as bytes; from 8.0 on
+// ---- the choice of a path ----
+// A product's path is chosen once: when a plan is made, or before a single run (struct gcudai_cuda_mm_choice). What a kernel accepts, the
+// kernel file says (gcuda_mul_mat_takes); what pays is the table gcudai_cuda_mm_rules.
+
+enum gcudai_cuda_mm_path {
+    GCUDAI_CUDA_MM_PLAIN = GCUDA_MUL_MAT_PLAIN,
+    GCUDAI_CUDA_MM_VEC = GCUDA_MUL_MAT_VEC,
+    GCUDAI_CUDA_MM_TILE = GCUDA_MUL_MAT_TILE,
+    GCUDAI_CUDA_MM_WGMMA = GCUDA_MUL_MAT_WGMMA,
+    GCUDAI_CUDA_MM_INT8 = GCUDA_MUL_MAT_INT8,
+    GCUDAI_CUDA_MM_CUBLAS = GCUDA_MUL_MAT_PATHS, // cuBLAS, F32 operands in place
+    GCUDAI_CUDA_MM_CUBLAS_F32, // cuBLAS after packing operands to F32
+    GCUDAI_CUDA_MM_CUBLAS_16,  // cuBLAS after packing operands to F16 for F16 weights, to BF16 for others
+    GCUDAI_CUDA_MM_GEMM,       // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
+    GCUDAI_CUDA_MM_PATHS
 };
 
-#define GCUDAI_CUDA_TILE_COLUMNS 9           // from which tensor cores are used
-#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 129 // of quantized weights, from which writing them out as BF16 for cuBLAS pays:
-                                            // 4096 x 14336, 128 columns: q4_0 96 us, tiles 81; q8_0 103 and 90 (H200)
-#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
+// The device that computes a product; for row-split weights the least of all devices.
+struct gcudai_cuda_mm_device {
+    struct gcuda_mul_mat_device kernels;
+    bool has_cublas;
+};
 
-// Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
+struct gcudai_cuda_mm_choice {
+    bool is_made;
+    enum gcudai_cuda_mm_path path;
+    enum gcuda_prec prec; // that the launch asks for
+    bool takes_epilogue;  // any but a second matrix of weights
+    struct gcuda_activation_layout layout; // of VEC and WGMMA
+    size_t scratch_bytes; // of a path of the kernel file; SIZE_MAX: the device could not be asked
+};
+
+// One product, as rules and paths see it: args, or experts.
+struct gcudai_cuda_mm_case {
+    const struct gcuda_mul_mat_args * args;
+    const struct gcuda_mul_mat_id_args * experts;
+    const struct gcudai_cuda_mm_device * device;
+    struct gcuda_mul_mat_args joined; // args with their matrices of activations joined where one matrix of weights meets several
+    bool may_cublas;                  // cuBLAS is available and takes the product, operands packed where it wants that
+};
+
+// cuBLAS multiplies rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
 static bool gcudai_cublas_takes(const struct gcuda_array * t, enum gcuda_type type) {
     const size_t size = gcuda_type_size(type);
     return t->type == type && t->nb[0] == size && t->nb[1] % size == 0 && t->nb[2] % size == 0 &&
@@ -28755,303 +28692,328 @@ static bool gcudai_is_aligned(const struct gcuda_array * t, size_t size) {
     return ((size_t) (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3]) % size == 0;
 }
 
-// What gcuda_launch_mul_mat_tile wants of its operands.
-static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
-    const bool is_wide = !gcuda_is_quantized(p->a.type) || p->a.type == GCUDA_TYPE_Q4_K || p->a.type == GCUDA_TYPE_Q5_K;
-    const double matrices = (double) p->a.ne[2] * (double) p->a.ne[3];
-    const double tiles = (double) p->b.ne[1] * (double) p->b.ne[2] * (double) p->b.ne[3] / 8.0 + matrices;
-    const double steps = tiles * (double) (p->a.ne[1] / 128 + 1) * (double) (p->a.ne[0] / 64 + 1); // counted in 32 bits
-    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && p->a.nb[0] == gcuda_type_size(p->a.type) && p->a.ne[1] <= INT32_MAX &&
-           (!is_wide || gcudai_is_aligned(&p->a, 16)) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
-           steps <= (double) INT32_MAX;
-}
-
-// Few columns: weights are read as they lie, and nothing else costs time.
-#define GCUDAI_CUDA_VECTOR_COLUMNS 8
-#define GCUDAI_CUDA_VECTOR_MMA_ROW (1 << 21) // bytes from row to row below which blocks may take more
-#define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
-#define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
-#define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 96
-
-// Columns of floats beside a matrix of at least one block a row, or of floats in rows that an int can count.
-static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct gcuda_array * b) {
-    const bool a_fits = gcuda_is_quantized(a->type) ? a->ne[0] > 0 : gcudai_is_float(a->type) && a->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS;
-    return a_fits && gcudai_is_float(b->type) && a->ne[1] <= GCUDAI_CUDA_VECTOR_ROWS;
-}
-
-static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p, int cc) {
-    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    const bool is_quantized = gcuda_is_quantized(p->a.type);
-    const bool has_precision = !is_quantized || p->prec != GCUDA_PREC_F32; // blocks meet columns of bytes
-    const bool is_mma = is_quantized && cc >= 800 && gcudai_is_aligned(&p->a, 4) && p->a.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW;
-    return has_precision && gcudai_cuda_fits_vector(&p->a, &p->b) && matrices > 0 &&
-           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= (is_mma ? gcuda_mul_mat_vec_most(p->a.type) : GCUDAI_CUDA_VECTOR_COLUMNS);
-}
-
-// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, and one large matrix of such rows in F32, on tensor cores (4096 x 14336
-// on an H100, 2 and 8 columns: F16 42.0 and 43.3 us, with cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, 45.3 and 45.9); one or two columns
-// of any but other large matrices of halves. More columns of the others are left to cuBLAS.
-#define GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS 2
-#define GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS (1 << 25)
-static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc) {
-    const int64_t columns = p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / (p->a.ne[2] * p->a.ne[3]));
-    const bool is_wide = gcudai_is_aligned(&p->a, 16) && gcudai_is_aligned(&p->b, 16) && p->a.ne[0] % 8 == 0;
-    const bool is_half = p->a.type == GCUDA_TYPE_F16 || p->a.type == GCUDA_TYPE_BF16;
-    const bool is_large = p->b.ne[2] * p->b.ne[3] == 1 && p->a.ne[0] * p->a.ne[1] >= GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS;
-    const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type) && (cc >= 800 || !is_large);
-    const bool is_tf32 = is_large && is_wide && p->a.type == GCUDA_TYPE_F32 && p->b.type == GCUDA_TYPE_F32 &&
-                         p->prec != GCUDA_PREC_F32 && cc >= 800;
-    if (is_half && p->prec == GCUDA_PREC_F32) { return true; } // cuBLAS would get copies
-    const int64_t most = is_half && is_large ? 1 : GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS;
-    return gcuda_is_quantized(p->a.type) || columns <= most || is_mma || is_tf32;
-}
-
-// Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
-// to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
-// they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
-#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
-#define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
-#define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
-#define GCUDAI_CUDA_WARP_GROUP_SHARED ((size_t) 227 << 10) // bytes of shared memory
-
-// max_shared: what a block may have, on the device or by gcuda_cuda_params.max_shared.
-static bool gcudai_cuda_fits_warp_groups(size_t max_shared) { return max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED; }
-
-static bool gcudai_has_large_codebook(enum gcuda_type type) {
-    return type == GCUDA_TYPE_IQ1_S || type == GCUDA_TYPE_IQ1_M || type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS ||
-           type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
-}
-
-// Columns from which on. 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us, 32 columns in tiles took
-// 32.8, 34.1 and 40.9. From 17 on tiles do the work of 32.
-static int64_t gcudai_cuda_warp_group_columns(enum gcuda_type type) { return type == GCUDA_TYPE_F32 ? 128 : 17; }
-
-static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args, bool has_cublas) {
-    struct gcuda_mul_mat_args p = *args;
-    gcudai_cuda_join_all_columns(&p);
-    const bool is_quantized = gcuda_is_quantized(p.a.type);
-    const bool a_fits = (is_quantized || p.a.type == GCUDA_TYPE_F32) && p.a.ne[2] * p.a.ne[3] == 1 &&
-                        gcudai_is_aligned(&p.a, 16) && gcuda_row_size(p.a.type, p.a.ne[0]) % 16 == 0;
-    const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
-                      p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
-                      p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
-    const bool is_large = p.b.ne[1] >= gcudai_cuda_warp_group_columns(p.a.type) && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
-                          p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_WEIGHTS;
-    const bool is_slower = has_cublas && (!is_quantized || (gcudai_has_large_codebook(p.a.type) &&
-                                                               p.b.ne[1] > GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS));
-    return fits && a_fits && is_large && !is_slower;
-}
-
-// Without cuBLAS: floats with many columns, and blocks with so many that writing them out as BF16 pays.
-#define GCUDAI_CUDA_GEMM_COLUMNS 65
-#define GCUDAI_CUDA_GEMM_DEQUANTIZED_COLUMNS 256
-
-static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
-    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2;
-    const int64_t least = gcuda_is_quantized(p->a.type) ? GCUDAI_CUDA_GEMM_DEQUANTIZED_COLUMNS : GCUDAI_CUDA_GEMM_COLUMNS;
-    return fits && p->a.ne[1] >= 16 && p->b.ne[1] >= least && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
-           p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
-}
-
-// Up to how many slots go one by one. A slot costs one reading of an expert, a tile about two, of floats less. Slightly more slots than
-// experts are still faster than lists: 36 for 32 experts of 1792 x 2048 take 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0 against 24.3,
-// 37.6 and 34.0 (H200); with 48 only Q6_K gains. Floats: 96 at most.
-static int64_t gcudai_cuda_id_vector_slots(const struct gcuda_mul_mat_id_args * p) {
-    const int64_t n = p->as.ne[2], most = gcuda_is_quantized(p->as.type) ? n + n / 8 : GCUDAI_MIN(n, GCUDAI_CUDA_VECTOR_FLOAT_SLOTS);
-    return GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
-}
-
-// Whether the path may round operands. With GCUDA_PREC_F32 quantized experts have only the plain kernel, which gcuda_launch_mul_mat_id chooses.
-static bool gcudai_cuda_id_may_round(const struct gcuda_mul_mat_id_args * p) { return p->prec != GCUDA_PREC_F32; }
-
-static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    const bool has_precision = !gcuda_is_quantized(p->as.type) || gcudai_cuda_id_may_round(p); // as gcudai_cuda_takes_vector
-    return has_precision && gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
-}
-
-// What gcuda_launch_mul_mat_id_wg wants of its operands.
-static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args * p) {
-    const size_t multiple = gcuda_blck_size(p->as.type) == 32 ? 2 : 16; // of blocks of 256 all pieces of 16 bytes are to be whole
-    const bool a_fits = gcuda_is_quantized(p->as.type) && p->as.ne[0] > 0 && p->as.ne[0] % 32 == 0 && p->as.ne[0] <= (1 << 29) &&
-                        (size_t) (uintptr_t) p->as.data % 16 == 0 && (p->as.nb[1] | p->as.nb[2]) % multiple == 0;
-    const double tiles = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 64.0 + (double) p->as.ne[2] + 1.0; // counted in 32 bits
-    return gcudai_cuda_id_may_round(p) && a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
-           (p->y.nb[1] | p->y.nb[2]) % sizeof(float) == 0 && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) && p->as.ne[2] <= (1 << 24) &&
-           tiles * ((double) p->as.ne[1] / 128.0 + 1.0) <= (double) INT32_MAX;
-}
-
-// Slots for each expert up to which experts rounded to bytes, a list of at most eight slots at a time, are faster than tiles and warp
-// groups: measured at 1, 2, 4, 8 and 16 on an H200 (E=128, m=768 and E=32, m=1792, k=2048), of Q5_K, IQ4_NL and IQ4_XS inferred. With about
-// one slot for each, slot by slot is faster. 0: the type has no kernels for lists.
-static int64_t gcudai_cuda_id_bytes_slots(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_MXFP4: return 8;
-        case GCUDA_TYPE_Q5_K: case GCUDA_TYPE_Q6_K: return 6;
-        case GCUDA_TYPE_IQ2_XS: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: return 4;
-        default: return 0;
-    }
-}
-
-// What gcuda_launch_mul_mat_id_mma wants of its operands, on a device of compute capability cc.
-static bool gcudai_cuda_takes_id_bytes(const struct gcuda_mul_mat_id_args * p, int cc) {
-    const size_t bits = (size_t) (uintptr_t) p->as.data | p->as.nb[1] | p->as.nb[2] | p->as.nb[3];
-    const double units = (double) p->b.ne[1] * (double) p->b.ne[2] * ((double) p->as.ne[0] / 512.0 + 1.0); // counted in 32 bits
-    const double lists = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 8.0 + (double) p->as.ne[2] + 1.0; // and their tiles too
-    return cc >= 800 && gcudai_cuda_id_may_round(p) && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
-           (bits % 4 == 0 || p->as.type == GCUDA_TYPE_MXFP4) &&
-           p->as.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW && units * 16.0 <= (double) INT32_MAX && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) &&
-           p->as.ne[2] <= (1 << 24) && lists * ((double) p->as.ne[1] / 16.0 + 1.0) <= (double) INT32_MAX;
-}
-
-// Experts so large that waiting for their lists does not matter.
-#define GCUDAI_CUDA_ID_WARP_GROUP_ROWS 256
-#define GCUDAI_CUDA_ID_WARP_GROUP_K 1024
-// With so many pairs per expert the lists do not matter for shorter rows either: 128 experts of 2048 x 768, 16,384 pairs, Q4_0, H100:
-// 566 us in tiles; the transposed product, as many operations, takes 211 us with wgmma.
-#define GCUDAI_CUDA_ID_PROMPT_K 512
-#define GCUDAI_CUDA_ID_PROMPT_SLOTS 48
-
-// Whether mul_mat_id can go this way. OWN: a launcher that chooses between tiles and the plain kernel.
-static bool gcudai_cuda_id_product_takes(
-    enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
-    switch (product) {
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_id_vector(p);
-        case GCUDAI_CUDA_PRODUCT_BYTES: return gcudai_cuda_takes_id_bytes(p, cc);
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_id_warp_groups(p);
-        default: return product == GCUDAI_CUDA_PRODUCT_OWN;
-    }
-}
-
-// Slots for each expert from which on warp groups are faster than tiles: measured at 2, 4, 8, 16, 32 and 64 on an H200 (E=128, m=768
-// and E=32, m=1792, k=2048).
-static int64_t gcudai_cuda_id_warp_group_slots(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q5_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS:
-        case GCUDA_TYPE_IQ1_S: case GCUDA_TYPE_IQ1_M: case GCUDA_TYPE_IQ2_S: return 4;
-        case GCUDA_TYPE_Q4_1: case GCUDA_TYPE_Q5_1: case GCUDA_TYPE_Q2_K: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_Q5_K: return 24;
-        default: return 12;
-    }
-}
-
-static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
-    const int64_t n_slots = p->ids.ne[0] * p->ids.ne[1], n_experts = p->as.ne[2];
-    const bool is_tall = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS;
-    const bool is_large = is_tall && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K;
-    const bool is_few = n_slots <= gcudai_cuda_id_vector_slots(p);
-    const bool is_prompt = is_tall && p->as.ne[0] >= GCUDAI_CUDA_ID_PROMPT_K && n_slots >= GCUDAI_CUDA_ID_PROMPT_SLOTS * n_experts;
-    const struct {
-        enum gcudai_cuda_product product;
-        bool pays;
-    } ways[] = { // the first that pays and that takes the operands
-        { GCUDAI_CUDA_PRODUCT_BYTES, is_large && !is_few && n_slots <= gcudai_cuda_id_bytes_slots(p->as.type) * n_experts },
-        { GCUDAI_CUDA_PRODUCT_VECTOR, true },
-        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, is_prompt || (is_large && n_slots >= gcudai_cuda_id_warp_group_slots(p->as.type) * n_experts) },
-    };
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
-        if (ways[i].pays && gcudai_cuda_id_product_takes(ways[i].product, p, has_warp_groups, cc)) { return ways[i].product; }
-    }
-    return GCUDAI_CUDA_PRODUCT_OWN;
-}
-
-// Whether a product can go this way, on a device of compute capability cc, with cuBLAS and warp groups or without.
-static bool gcudai_cuda_product_takes(enum gcudai_cuda_product product, const struct gcuda_mul_mat_args * p, bool has_cublas,
-    bool has_warp_groups, int cc) {
+static bool gcudai_cuda_mm_may_cublas(const struct gcuda_mul_mat_args * p, bool has_cublas) {
     const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
                       p->b.ne[2] <= INT32_MAX;
-    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
-    switch (product) {
-        case GCUDAI_CUDA_PRODUCT_TILE: return cc >= 800 && gcudai_cuda_tile_takes(p);
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_vector(p, cc);
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas);
-        case GCUDAI_CUDA_PRODUCT_CUBLAS:
-            return use_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
-        case GCUDAI_CUDA_PRODUCT_CONVERTED: return use_cublas;
-        case GCUDAI_CUDA_PRODUCT_HALVES: return use_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
-        case GCUDAI_CUDA_PRODUCT_GEMM: return cc >= 800 && gcudai_cuda_takes_gemm(p);
-        case GCUDAI_CUDA_PRODUCT_OWN: return true;
-        default: return false;
+    return has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
+}
+
+static struct gcudai_cuda_mm_case gcudai_cuda_mm_case_of(const struct gcuda_mul_mat_args * p, const struct gcudai_cuda_mm_device * device) {
+    struct gcudai_cuda_mm_case c;
+    GCUDAI_ZERO(c);
+    c.args = p;
+    c.device = device;
+    c.joined = *p;
+    gcudai_cuda_join_all_columns(&c.joined);
+    c.may_cublas = gcudai_cuda_mm_may_cublas(p, device->has_cublas);
+    return c;
+}
+
+static struct gcudai_cuda_mm_case gcudai_cuda_mm_experts_of(const struct gcuda_mul_mat_id_args * p, const struct gcudai_cuda_mm_device * device) {
+    struct gcudai_cuda_mm_case c;
+    GCUDAI_ZERO(c);
+    c.experts = p;
+    c.device = device;
+    return c;
+}
+
+// The job of a path of the kernel file. WGMMA gets joined matrices of activations.
+static struct gcuda_mul_mat_job gcudai_cuda_mm_job(
+    enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
+    struct gcuda_mul_mat_job job;
+    GCUDAI_ZERO(job);
+    job.path = (enum gcuda_mul_mat_path) path;
+    job.args = args;
+    job.experts = experts;
+    return job;
+}
+static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
+    struct gcuda_mul_mat_job job =
+        gcudai_cuda_mm_job(path, c->experts != NULL ? NULL : path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args, c->experts);
+    job.device = &c->device->kernels;
+    return job;
+}
+
+// GEMM packs both operands itself, so that only sizes and types count.
+static bool gcudai_cuda_mm_gemm_takes(const struct gcuda_mul_mat_args * p) {
+    return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
+           gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
+}
+
+// Whether a product can take a path.
+static bool gcudai_cuda_mm_takes(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
+    const struct gcuda_mul_mat_args * p = c->args;
+    if (path < GCUDAI_CUDA_MM_CUBLAS) {
+        const struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, path);
+        return gcuda_mul_mat_takes(&job);
+    }
+    if (p == NULL) { return false; }
+    switch (path) {
+        case GCUDAI_CUDA_MM_CUBLAS:
+            return c->may_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
+        case GCUDAI_CUDA_MM_CUBLAS_F32: return c->may_cublas;
+        case GCUDAI_CUDA_MM_CUBLAS_16: return c->may_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
+        default: return c->device->kernels.capability >= 800 && gcudai_cuda_mm_gemm_takes(p);
     }
 }
 
-// Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
-static enum gcudai_cuda_product gcudai_cuda_choose_product(
-    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups, int cc) {
-    const bool is_quantized = gcuda_is_quantized(p->a.type), is_high = p->a.ne[1] >= 16;
-    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    const int64_t columns = matrices > 0 ? p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) : 0; // that meet one matrix of a
-    const bool use_tile = is_high && columns >= GCUDAI_CUDA_TILE_COLUMNS;
-    const bool use_cublas = gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_CONVERTED, p, has_cublas, has_warp_groups, cc);
-    const struct {
-        enum gcudai_cuda_product product;
-        bool pays;
-    } ways[] = { // the first that pays and that takes the operands
-        // More than eight columns have been compared with tiles where there are warp groups: on 9.0, with all of its shared memory.
-        { GCUDAI_CUDA_PRODUCT_VECTOR, (!use_cublas || gcudai_cuda_vector_pays(p, cc)) &&
-                                          (columns <= GCUDAI_CUDA_VECTOR_COLUMNS || has_warp_groups) },
-        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, true },
-        { GCUDAI_CUDA_PRODUCT_CUBLAS, true },
-        { GCUDAI_CUDA_PRODUCT_CONVERTED,
-            is_high && p->b.ne[1] >= 16 && (p->a.type == GCUDA_TYPE_F32 || p->prec == GCUDA_PREC_F32) },
-        { GCUDAI_CUDA_PRODUCT_TILE, use_tile && is_quantized && columns < GCUDAI_CUDA_DEQUANTIZED_COLUMNS },
-        { GCUDAI_CUDA_PRODUCT_HALVES, is_high && (!is_quantized || columns >= GCUDAI_CUDA_TILE_COLUMNS) }, // floats: any number
-        { GCUDAI_CUDA_PRODUCT_GEMM, !has_cublas },
-        { GCUDAI_CUDA_PRODUCT_TILE, use_tile },
-    };
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
-        if (ways[i].pays && gcudai_cuda_product_takes(ways[i].product, p, has_cublas, has_warp_groups, cc)) { return ways[i].product; }
+// ---- when a path pays ----
+
+#define GCUDAI_CUDA_MM_BIT(ID) ((uint64_t) 1 << GCUDA_TYPE_##ID)
+// Classes of weight types.
+#define GCUDAI_CUDA_MM_F32 GCUDAI_CUDA_MM_BIT(F32)
+#define GCUDAI_CUDA_MM_HALF (GCUDAI_CUDA_MM_BIT(F16) | GCUDAI_CUDA_MM_BIT(BF16))
+#define GCUDAI_CUDA_MM_FLOAT (GCUDAI_CUDA_MM_F32 | GCUDAI_CUDA_MM_HALF)
+#define GCUDAI_CUDA_MM_NOT_F32 (~GCUDAI_CUDA_MM_F32)
+#define GCUDAI_CUDA_MM_BLOCKS (~GCUDAI_CUDA_MM_FLOAT)
+#define GCUDAI_CUDA_MM_ANY (~(uint64_t) 0)
+#define GCUDAI_CUDA_MM_CODEBOOK                                                                                                   \
+    (GCUDAI_CUDA_MM_BIT(IQ1_S) | GCUDAI_CUDA_MM_BIT(IQ1_M) | GCUDAI_CUDA_MM_BIT(IQ2_XXS) | GCUDAI_CUDA_MM_BIT(IQ2_XS) |         \
+        GCUDAI_CUDA_MM_BIT(IQ2_S) | GCUDAI_CUDA_MM_BIT(IQ3_XXS) | GCUDAI_CUDA_MM_BIT(IQ3_S))
+#define GCUDAI_CUDA_MM_NO_CODEBOOK (GCUDAI_CUDA_MM_BLOCKS & ~GCUDAI_CUDA_MM_CODEBOOK)
+// Experts: types whose lists pay on INT8 up to so many pairs per expert, and on WGMMA from so many on.
+#define GCUDAI_CUDA_MM_INT8_TO_8 \
+    (GCUDAI_CUDA_MM_BIT(Q4_0) | GCUDAI_CUDA_MM_BIT(Q8_0) | GCUDAI_CUDA_MM_BIT(Q4_K) | GCUDAI_CUDA_MM_BIT(MXFP4))
+#define GCUDAI_CUDA_MM_INT8_TO_6 (GCUDAI_CUDA_MM_BIT(Q5_K) | GCUDAI_CUDA_MM_BIT(Q6_K))
+#define GCUDAI_CUDA_MM_INT8_TO_4 (GCUDAI_CUDA_MM_BIT(IQ2_XS) | GCUDAI_CUDA_MM_BIT(IQ4_NL) | GCUDAI_CUDA_MM_BIT(IQ4_XS))
+#define GCUDAI_CUDA_MM_WGMMA_FROM_4                                                                                               \
+    (GCUDAI_CUDA_MM_BIT(Q5_0) | GCUDAI_CUDA_MM_BIT(Q8_0) | GCUDAI_CUDA_MM_BIT(IQ4_NL) | GCUDAI_CUDA_MM_BIT(IQ4_XS) |            \
+        GCUDAI_CUDA_MM_BIT(IQ1_S) | GCUDAI_CUDA_MM_BIT(IQ1_M) | GCUDAI_CUDA_MM_BIT(IQ2_S))
+#define GCUDAI_CUDA_MM_WGMMA_FROM_24                                                                                              \
+    (GCUDAI_CUDA_MM_BIT(Q4_1) | GCUDAI_CUDA_MM_BIT(Q5_1) | GCUDAI_CUDA_MM_BIT(Q2_K) | GCUDAI_CUDA_MM_BIT(Q4_K) |                \
+        GCUDAI_CUDA_MM_BIT(Q5_K))
+#define GCUDAI_CUDA_MM_WGMMA_FROM_12 (GCUDAI_CUDA_MM_BLOCKS & ~(GCUDAI_CUDA_MM_WGMMA_FROM_4 | GCUDAI_CUDA_MM_WGMMA_FROM_24))
+
+#define GCUDAI_CUDA_MM_LARGE (1 << 24) // weights
+#define GCUDAI_CUDA_MM_HUGE (1 << 25)  // weights from which cuBLAS is faster at two columns of 16-bit floats
+
+enum {
+    GCUDAI_CUDA_MM_ALWAYS = 0,
+    GCUDAI_CUDA_MM_EXPERTS = 1,       // a rule of mul_mat_id; others are of mul_mat
+    GCUDAI_CUDA_MM_PREC_F32 = 2,      // only with GCUDA_PREC_F32
+    GCUDAI_CUDA_MM_PREC_DEFAULT = 4,  // only without
+    GCUDAI_CUDA_MM_UNLESS_CUBLAS = 8, // only where cuBLAS does not take the product
+    GCUDAI_CUDA_MM_NO_CUBLAS = 16,    // only where there is no cuBLAS
+    GCUDAI_CUDA_MM_HAS_WGMMA = 32,    // only on devices with it
+    GCUDAI_CUDA_MM_VECTORIZED = 64,   // only where the kernel loads 16 bytes at a time
+    GCUDAI_CUDA_MM_OF_B = 128         // columns of one matrix of activations, as one call of cuBLAS gets them
+};
+
+// The first rule that pays and whose path takes the product wins; without one: PLAIN. Limits are inclusive; 0: no limit.
+struct gcudai_cuda_mm_rule {
+    enum gcudai_cuda_mm_path path;
+    int flags;
+    uint64_t types;                   // of weights, a bit each
+    int64_t min_columns, max_columns; // activation columns per matrix of weights; EXPERTS: eighths of pairs per expert
+    int64_t max_pairs;                // EXPERTS: expert-token pairs in all
+    int64_t min_rows, min_k;          // of a matrix of weights
+    int64_t min_weights, max_weights; // of a matrix that meets one matrix of activations, else they count as none
+    int min_capability;
+};
+
+// clang-format off
+#define GCUDAI_RULE(path, flag, other, types, min_columns, max_columns, max_pairs, min_rows, min_k, min_weights, max_weights, capability)          \
+    { GCUDAI_CUDA_MM_##path, GCUDAI_CUDA_MM_##flag | GCUDAI_CUDA_MM_##other, GCUDAI_CUDA_MM_##types, min_columns, max_columns, max_pairs, \
+        min_rows, min_k, min_weights, max_weights, capability }
+static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
+    // Few columns. Blocks: more than 8 columns were compared with tiles on devices with wgmma only. Floats, 4096 x 14336 on an H100, 2 and
+    // 8 columns: F16 42.0 and 43.3 us, cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, cuBLAS 45.3 and 45.9. With GCUDA_PREC_F32 cuBLAS would
+    // get F32 copies of 16-bit weights.
+    //           path        flags                        types         columns    pairs rows  k     weights                            capability
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        PREC_F32,   ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         F32,           1,    2,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    2,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    1,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, GCUDAI_CUDA_MM_HUGE - 1,          0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0, 0,                                800),
+    GCUDAI_RULE(VEC,        VECTORIZED, PREC_DEFAULT,   F32,           1,    8,    0,    0,    0, GCUDAI_CUDA_MM_HUGE, 0,              800),
+    // Large N, 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us; 32 columns in tiles, the work of 17 to
+    // 32 columns, 32.8, 34.1 and 40.9. Codebooks are decoded once per 256 columns, for cuBLAS once: up to 4096 columns WGMMA was faster.
+    // Smaller products were not compared.
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         NO_CODEBOOK,   17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         CODEBOOK,      17,   4096, 0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  CODEBOOK,      17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  F32,           128,  0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE, 0,             0),
+    // cuBLAS and tiles. Dequantizing to BF16 for cuBLAS pays from 129 columns on: 4096 x 14336, 128 columns on an H200: Q4_0 96 us, tiles
+    // 81; Q8_0 103 and 90.
+    GCUDAI_RULE(CUBLAS,     ALWAYS,     ALWAYS,         F32,           0,    0,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       ALWAYS,         F32,           16,   0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       PREC_F32,       NOT_F32,       16,   0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         BLOCKS,        9,    128,  0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         HALF,          0,    0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         BLOCKS,        9,    0,    0,    16,   0, 0, 0,                                0),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           FLOAT,         65,   0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           BLOCKS,        256,  0,    0,    16,   0, 0, 0,                                800),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         ANY,           9,    0,    0,    16,   0, 0, 0,                                800),
+    // Experts, pair by pair: a pair reads an expert once, a tile about twice, of floats less. 36 pairs for 32 experts of 1792 x 2048 take
+    // 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0, lists 24.3, 37.6 and 34.0 (H200); with 48 pairs only Q6_K gains.
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         ANY,           0,    0,    8,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         BLOCKS,        0,    9,    0,    0,    0, 0, 0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         FLOAT,         0,    8,    96,   0,    0, 0, 0,                                0),
+    // Lists of pairs on integer tensor cores, measured at 1, 2, 4, 8 and 16 pairs per expert on an H100 (E = 128, m = 768 and E = 32,
+    // m = 1792, k = 2048); Q5_K, IQ4_NL and IQ4_XS inferred. Building the lists does not pay for small experts.
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_8,     0,    64,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_6,     0,    48,   0,    256,  1024, 0, 0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_4,     0,    32,   0,    256,  1024, 0, 0,                             800),
+    // WGMMA against tiles, measured at 2, 4, 8, 16, 32 and 64 pairs per expert on an H200, the same experts.
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_4,  32,   0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_12, 96,   0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_24, 192,  0,    0,    256,  1024, 0, 0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      BLOCKS,        384,  0,    0,    256,  512,  0, 0,                             0), // prompts, shorter k
+};
+#undef GCUDAI_RULE
+// clang-format on
+
+static bool gcudai_cuda_mm_is_within(int64_t n, int64_t min, int64_t max) { return n >= min && (max == 0 || n <= max); }
+
+static bool gcudai_cuda_mm_rule_is_within(const struct gcudai_cuda_mm_rule * r, const struct gcudai_cuda_mm_case * c) {
+    if (c->experts != NULL) {
+        const struct gcuda_mul_mat_id_args * p = c->experts;
+        const int64_t n = p->ids.ne[0] * p->ids.ne[1], n_experts = p->as.ne[2];
+        const bool is_many = 8 * n >= r->min_columns * n_experts, is_few = r->max_columns == 0 || 8 * n <= r->max_columns * n_experts;
+        return is_many && is_few && gcudai_cuda_mm_is_within(n, 0, r->max_pairs) && p->as.ne[1] >= r->min_rows && p->as.ne[0] >= r->min_k;
     }
-    return GCUDAI_CUDA_PRODUCT_OWN;
+    const struct gcuda_mul_mat_args * p = r->path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args;
+    const int64_t matrices = p->a.ne[2] * p->a.ne[3], of_b = p->b.ne[2] * p->b.ne[3];
+    const int64_t columns = (r->flags & GCUDAI_CUDA_MM_OF_B) != 0 ? p->b.ne[1] : matrices > 0 ? p->b.ne[1] * (of_b / matrices) : 0;
+    const int64_t weights = of_b == 1 ? p->a.ne[0] * p->a.ne[1] : 0;
+    return gcudai_cuda_mm_is_within(columns, r->min_columns, r->max_columns) && gcudai_cuda_mm_is_within(weights, r->min_weights, r->max_weights) &&
+           p->a.ne[1] >= r->min_rows && p->a.ne[0] >= r->min_k;
 }
 
-// For experiments: the way that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
+static bool gcudai_cuda_mm_is_vectorized(const struct gcudai_cuda_mm_case * c) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, GCUDAI_CUDA_MM_VEC);
+    return gcuda_mul_mat_layout(&job).is_vectorized;
+}
+
+static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const struct gcudai_cuda_mm_case * c) {
+    const enum gcuda_type type = c->experts != NULL ? c->experts->as.type : c->args->a.type;
+    const bool is_exact = (c->experts != NULL ? c->experts->prec : c->args->prec) == GCUDA_PREC_F32;
+    const int refused = (c->experts != NULL ? 0 : GCUDAI_CUDA_MM_EXPERTS) | (is_exact ? GCUDAI_CUDA_MM_PREC_DEFAULT : GCUDAI_CUDA_MM_PREC_F32) |
+                        (c->may_cublas ? GCUDAI_CUDA_MM_UNLESS_CUBLAS : 0) | (c->device->has_cublas ? GCUDAI_CUDA_MM_NO_CUBLAS : 0) |
+                        (c->device->kernels.has_wgmma ? 0 : GCUDAI_CUDA_MM_HAS_WGMMA);
+    return (r->flags & refused) == 0 && (c->experts == NULL || (r->flags & GCUDAI_CUDA_MM_EXPERTS) != 0) && (r->types >> type & 1) != 0 &&
+           c->device->kernels.capability >= r->min_capability && gcudai_cuda_mm_rule_is_within(r, c) &&
+           ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
+}
+
+// paths: a bit for each that may be chosen beside PLAIN.
+static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_mm_case * c, unsigned paths) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_mm_rules) / sizeof(gcudai_cuda_mm_rules[0]); ++i) {
+        const struct gcudai_cuda_mm_rule * r = &gcudai_cuda_mm_rules[i];
+        if ((paths >> r->path & 1) != 0 && gcudai_cuda_mm_rule_pays(r, c) && gcudai_cuda_mm_takes(c, r->path)) { return r->path; }
+    }
+    return GCUDAI_CUDA_MM_PLAIN;
+}
+
+// For experiments: the path that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
 static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
-    static const char * const names[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
-    const int n = (int) (sizeof(names) / sizeof(names[0]));
-    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDAI_CUDA_PRODUCT_BYTES + 2 ? 1 : -1];
-    (void) sizeof(all_have_names);
+    static const struct {
+        const char * name;
+        int wanted;
+    } names[] = { { "", 0 }, { "own", 1 + GCUDAI_CUDA_MM_PLAIN }, { "tile", 1 + GCUDAI_CUDA_MM_TILE }, { "vector", 1 + GCUDAI_CUDA_MM_VEC },
+        { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA }, { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS }, { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", 1 + GCUDAI_CUDA_MM_GEMM }, { "bytes", 1 + GCUDAI_CUDA_MM_INT8 } };
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
-    for (*wanted = 0; *wanted < n; ++*wanted) {
-        if (strcmp(name, names[*wanted]) == 0) { return GCUDA_STATUS_SUCCESS; }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
+        *wanted = names[i].wanted;
+        if (strcmp(name, names[i].name) == 0) { return GCUDA_STATUS_SUCCESS; }
     }
     *wanted = 0;
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: there is no way '%.40s' for products (%s)", name,
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: there is no path '%.40s' for products (%s)", name,
         given != NULL ? "product" : "GCUDA_CUDA_PRODUCT");
 }
 
-static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    const bool has_cublas = cu->cublas.handle != NULL;
-    const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
-    if (cu->product > 0 && gcudai_cuda_product_takes(wanted, p, has_cublas, cu->has_warp_groups, cu->device->cc)) {
-        return wanted;
+// With full_precision float operands are not rounded: cuBLAS gets F32 operands, or 16-bit ones that are exact.
+static void gcudai_cuda_mm_refine(const struct gcudai_cuda * cu, enum gcuda_type weights, struct gcudai_cuda_mm_choice * choice) {
+    const enum gcudai_cuda_mm_path path = choice->path;
+    const bool is_cublas = path >= GCUDAI_CUDA_MM_CUBLAS && path <= GCUDAI_CUDA_MM_CUBLAS_16;
+    if (!cu->is_full_precision || (!is_cublas && !gcudai_is_float(weights))) { return; }
+    const bool stays = is_cublas || path == GCUDAI_CUDA_MM_VEC;
+    choice->prec = GCUDA_PREC_F32;
+    choice->path = path == GCUDAI_CUDA_MM_CUBLAS_16 ? GCUDAI_CUDA_MM_CUBLAS_F32 : stays ? path : GCUDAI_CUDA_MM_PLAIN;
+}
+
+// What the kernel file says of the path.
+static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cuda_mm_choice * choice) {
+    struct gcuda_mul_mat_epilogue none;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, choice->path);
+    if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) { return; }
+    GCUDAI_ZERO(none);
+    if (choice->path == GCUDAI_CUDA_MM_VEC || choice->path == GCUDAI_CUDA_MM_WGMMA) { choice->layout = gcuda_mul_mat_layout(&job); }
+    job.epilogue = &none;
+    choice->takes_epilogue = gcuda_mul_mat_takes(&job);
+    job.epilogue = NULL;
+    choice->scratch_bytes = gcuda_mul_mat_scratch_bytes(&job); // last: it reports what the others could not ask
+}
+
+// path: one that is chosen already.
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_mm_path path, enum gcuda_prec prec, const struct gcuda_mul_mat_args * args,
+    const struct gcuda_mul_mat_id_args * experts, const struct gcudai_cuda_mm_device * device) {
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
+    choice.is_made = true;
+    choice.path = path;
+    choice.prec = prec;
+    if (experts != NULL) {
+        struct gcuda_mul_mat_id_args p = *experts;
+        p.prec = prec;
+        struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(&p, device);
+        gcudai_cuda_mm_ask(&c, &choice);
+    } else {
+        struct gcuda_mul_mat_args p = *args;
+        p.prec = prec;
+        struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(&p, device);
+        gcudai_cuda_mm_ask(&c, &choice);
     }
-    return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
+    return choice;
 }
 
-static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
-    return cu->product > 0 && gcudai_cuda_id_product_takes(wanted, p, cu->has_warp_groups, cu->device->cc)
-               ? wanted
-               : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
+// max_shared: bytes of shared memory that a block may have, by the device or gcuda_cuda_params.max_shared.
+static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= (size_t) 227 << 10; }
+
+static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai_cuda * cu) {
+    struct gcudai_cuda_mm_device d;
+    d.kernels = cu->kernels;
+    d.has_cublas = cu->cublas.handle != NULL;
+    return d;
 }
 
-// Applies the backend's full_precision to a product: float operands are not rounded, and cuBLAS gets F32 operands or exact 16-bit ones.
-static enum gcudai_cuda_product gcudai_cuda_refined(
-    const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
-    const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
-                           product == GCUDAI_CUDA_PRODUCT_HALVES;
-    const bool is_float = gcudai_is_float(p->a.type);
-    if (!cu->is_full_precision || (!is_cublas && !is_float)) {
-        return product;
-    }
-    p->prec = GCUDA_PREC_F32;
-    const bool stays = is_cublas || product == GCUDAI_CUDA_PRODUCT_VECTOR;
-    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : stays ? product : GCUDAI_CUDA_PRODUCT_OWN;
+// The path that the caller names for experiments, if it takes the product; else the rules' path.
+static enum gcudai_cuda_mm_path gcudai_cuda_mm_wanted_path(const struct gcudai_cuda * cu, const struct gcudai_cuda_mm_case * c) {
+    const enum gcudai_cuda_mm_path wanted = (enum gcudai_cuda_mm_path)(cu->product > 0 ? cu->product - 1 : 0);
+    const bool is_in_reach = wanted != GCUDAI_CUDA_MM_TILE || cu->kernels.capability >= 800;
+    return cu->product > 0 && is_in_reach && gcudai_cuda_mm_takes(c, wanted) ? wanted : gcudai_cuda_mm_path_of(c, ~0u);
 }
 
-// Precision of mul_mat_id under the backend's full_precision; set before its path is chosen.
-static enum gcuda_prec gcudai_cuda_id_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+static enum gcuda_prec gcudai_cuda_mm_experts_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
     return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
+}
+
+// The one choice of a product: args of mul_mat, or experts of mul_mat_id.
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose(
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
+    cu->plans.n_choices++;
+    if (experts != NULL) {
+        struct gcuda_mul_mat_id_args p = *experts;
+        p.prec = gcudai_cuda_mm_experts_prec(cu, &p);
+        const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(&p, &device);
+        choice.path = gcudai_cuda_mm_wanted_path(cu, &c);
+        choice.prec = p.prec;
+    } else {
+        const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(args, &device);
+        choice.path = gcudai_cuda_mm_wanted_path(cu, &c);
+        choice.prec = args->prec;
+        gcudai_cuda_mm_refine(cu, args->a.type, &choice);
+    }
+    return gcudai_cuda_mm_choice_with(choice.path, choice.prec, args, experts, &device);
 }
 
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
@@ -29061,8 +29023,8 @@ static gcuda_status gcudai_aligned_layout(enum gcuda_type type, const int64_t * 
     return gcudai_layout(type, padded, nb, size);
 }
 
-// A copy of t in scratch memory with rows at multiples of `align` bytes, unless t is as cuBLAS takes it and has them there
-// already. Quantized: BF16, whose range is that of F32.
+// A copy of t in scratch memory with rows at multiples of `align` bytes, unless cuBLAS takes t and its rows are aligned already.
+// Quantized weights become BF16, whose range is that of F32.
 static gcuda_status gcudai_cuda_packed(
     struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
     struct gcuda_cpy_args copy;
@@ -29081,61 +29043,7 @@ static gcuda_status gcudai_cuda_packed(
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-static gcuda_status gcudai_cuda_multiply_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    if (!gcuda_is_quantized(p->a.type)) {
-        return gcuda_launch_mul_mat_vec_float(p, cu->stream);
-    }
-    const size_t size = gcuda_mul_mat_vec_scratch_bytes(p);
-    void * scratch = NULL;
-    if (size > 0) {
-        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: columns rounded to bytes", &scratch));
-    }
-    const gcuda_status st = gcuda_launch_mul_mat_vec(p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
-    return st;
-}
-
-static gcuda_status gcudai_cuda_multiply_id_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    return gcuda_is_quantized(p->as.type) ? gcuda_launch_mul_mat_id_vec(p, cu->stream)
-                                          : gcuda_launch_mul_mat_id_vec_float(p, cu->stream);
-}
-
-// VECTOR, BYTES, WARP_GROUPS or OWN.
-static gcuda_status gcudai_cuda_multiply_id(
-    struct gcudai_cuda * cu, enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * args) {
-    struct gcuda_mul_mat_id_args p = *args;
-    if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
-        return gcudai_cuda_multiply_id_vector(cu, &p);
-    }
-    const bool is_wg = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS, is_bytes = product == GCUDAI_CUDA_PRODUCT_BYTES;
-    const size_t size = is_wg      ? gcuda_mul_mat_id_wg_scratch_bytes(&p)
-                        : is_bytes ? gcuda_mul_mat_id_mma_scratch_bytes(&p)
-                                   : gcuda_mul_mat_id_scratch_bytes(&p);
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat_id: lists of slots, columns", &p.scratch));
-    const gcuda_status st = is_wg      ? gcuda_launch_mul_mat_id_wg(&p, cu->stream)
-                            : is_bytes ? gcuda_launch_mul_mat_id_mma(&p, cu->stream)
-                                       : gcuda_launch_mul_mat_id(&p, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, p.scratch);
-    return st;
-}
-
-static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * args) {
-    struct gcuda_mul_mat_id_args p = *args;
-    p.prec = gcudai_cuda_id_prec(cu, args);
-    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, &p), &p);
-}
-
-static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
-    void * scratch = NULL;
-    gcudai_cuda_join_all_columns(&p);
-    GCUDAI_TRY(gcudai_cuda_pool_take(
-        &cu->pool, cu->stream, gcuda_mul_mat_wg_scratch_bytes(&p), "mul_mat: columns as halves, sums of parts", &scratch));
-    const gcuda_status st = gcuda_launch_mul_mat_wg(&p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
-    return st;
-}
-
-// The same to F16, for activations: factors that keep them in its range are taken out and go behind the elements.
+// A copy of activations in F16: a power of two is taken out of rows that F16 could not hold; these factors follow the elements.
 static gcuda_status gcudai_cuda_packed_halves(
     struct gcudai_cuda * cu, struct gcuda_array * t, size_t align, float ** scale, void ** scratch) {
     struct gcuda_half_rows_args p;
@@ -29157,7 +29065,9 @@ static gcuda_status gcudai_cuda_packed_halves(
     return gcuda_launch_half_rows(&p, cu->stream);
 }
 
-// Rows of a that are written out at a time.
+#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights that are packed at a time
+
+// Rows of a that are packed at a time.
 static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type, size_t align) {
     const size_t n = (size_t) (a->ne[0] * a->ne[2] * a->ne[3]) * gcuda_type_size(type);
     const int64_t rows = n > 0 ? (int64_t) (GCUDAI_CUDA_DEQUANTIZED_BYTES / n) / 256 * 256 : 0;
@@ -29165,21 +29075,23 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
     return is_copied ? GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]) : a->ne[1];
 }
 
-// gcuda's own product of floats, both sides of one type and at multiples of 16 bytes.
-static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
-    void * parts = NULL;
-    gcudai_cuda_join_all_columns(&p);
-    const bool is_wg = cu->has_warp_groups;
-    const size_t size = is_wg ? gcuda_mul_mat_wg_scratch_bytes(&p) : gcuda_mul_mat_gemm_scratch_bytes(&p);
-    if (size > 0) {
-        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: sums of parts", &parts));
-    }
-    const gcuda_status st = is_wg ? gcuda_launch_mul_mat_wg(&p, parts, cu->stream) : gcuda_launch_mul_mat_gemm(&p, parts, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, parts);
+// One job of the kernel file, with n_bytes of scratch from the backend's pool.
+static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
+    if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
+    const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, job->scratch);
     return st;
 }
 
-// All rows of the result, those of a converted to the type in pieces; align: 16 for gcuda's own product, 1 for cuBLAS.
+// Operands of one type, both packed with rows at multiples of 16 bytes.
+static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
+    gcudai_cuda_join_all_columns(&p);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(cu->kernels.has_wgmma ? GCUDAI_CUDA_MM_WGMMA : GCUDAI_CUDA_MM_PLAIN, &p, NULL);
+    if (!cu->kernels.has_wgmma) { job.path = GCUDA_MUL_MAT_GEMM; }
+    return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
+}
+
+// Converts rows of a to the type piece by piece and multiplies each piece. align: 16 for gcuda's kernels, 1 for cuBLAS.
 static gcuda_status gcudai_cuda_gemm_pieces(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, enum gcuda_type type, size_t align) {
     const int64_t step = gcudai_cuda_rows_at_once(&args->a, type, align);
@@ -29192,42 +29104,19 @@ static gcuda_status gcudai_cuda_gemm_pieces(
         p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
         st = gcudai_cuda_packed(cu, &p.a, type, align, &a);
         st = st != GCUDA_STATUS_SUCCESS ? st : align == 1 ? gcudai_cuda_gemm(cu, &p) : gcudai_cuda_gemm_own(cu, p);
-        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: whoever gets it next comes after the product
+        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: its next owner's work comes after the product
     }
     return st;
 }
 
-// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds sums of parts of k.
-static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(p);
-    void * scratch = NULL;
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: columns and sums of parts", &scratch));
-    const gcuda_status st = gcuda_launch_mul_mat_tile(p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
-    return st;
-}
-
-// The way is chosen by the caller: split weights take the same on every device, whatever the rows there are.
-static gcuda_status gcudai_cuda_multiply(
-    struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args p) {
-    const bool is_own = product == GCUDAI_CUDA_PRODUCT_GEMM;
-    const bool is_f32 = is_own ? p.a.type == GCUDA_TYPE_F32 : product != GCUDAI_CUDA_PRODUCT_HALVES;
+// Packs both operands, weights piece by piece, and multiplies them.
+static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gcudai_cuda_mm_path path, struct gcuda_mul_mat_args p) {
+    const bool is_own = path == GCUDAI_CUDA_MM_GEMM;
+    const bool is_f32 = is_own ? p.a.type == GCUDA_TYPE_F32 : path != GCUDAI_CUDA_MM_CUBLAS_16;
     const enum gcuda_type type = is_f32 ? GCUDA_TYPE_F32 : p.a.type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
     const size_t align = is_own ? 16 : 1;
     float * scale = NULL;
     void * b = NULL;
-    if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
-        return gcudai_cuda_multiply_vector(cu, &p);
-    }
-    if (product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
-        return gcudai_cuda_multiply_warp_groups(cu, p);
-    }
-    if (product == GCUDAI_CUDA_PRODUCT_TILE) {
-        return gcudai_cuda_multiply_tile(cu, &p);
-    }
-    if (product == GCUDAI_CUDA_PRODUCT_OWN) {
-        return gcuda_launch_mul_mat(&p, cu->stream);
-    }
     gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, align, &scale, &b)
                                              : gcudai_cuda_packed(cu, &p.b, type, align, &b);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm_pieces(cu, &p, type, align) : st;
@@ -29242,11 +29131,23 @@ static gcuda_status gcudai_cuda_multiply(
     return st;
 }
 
-static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
-    struct gcuda_mul_mat_args p = args->mul_mat;
-    if (gcuda_hadamard_takes(&p)) { return gcuda_launch_hadamard(&p, cu->stream); }
-    const enum gcudai_cuda_product product = gcudai_cuda_refined(cu, gcudai_cuda_product_of(cu, &p), &p);
-    return gcudai_cuda_multiply(cu, product, p);
+// Row-split weights take one path on all devices, whatever rows each has.
+static gcuda_status gcudai_cuda_multiply(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
+    p.prec = choice->prec;
+    if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) {
+        return gcudai_cuda_multiply_packed(cu, choice->path, p);
+    }
+    if (choice->path == GCUDAI_CUDA_MM_WGMMA) { gcudai_cuda_join_all_columns(&p); }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(choice->path, &p, NULL);
+    return gcudai_cuda_launch_job(cu, &job, choice->scratch_bytes);
+}
+
+static gcuda_status gcudai_cuda_multiply_id(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, const struct gcuda_mul_mat_id_args * args) {
+    struct gcuda_mul_mat_id_args p = *args;
+    p.prec = choice->prec;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(choice->path, NULL, &p);
+    return gcudai_cuda_launch_job(cu, &job, choice->scratch_bytes);
 }
 
 static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
@@ -29259,8 +29160,8 @@ static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
     return t;
 }
 
-// The product of copies whose k is adjacent, as tensor cores take TF32, where two copies are a small part of it and of the memory: of
-// 4096 x 4096 by as many on an H200 526 us as they lie, 397 with the copies.
+// Transposed copies, with k dense as tensor cores want TF32, pay where copying is a small part of the work: 4096 x 4096 x 4096 on an H200
+// takes 526 us in place, 397 us with copies.
 #if defined(GCUDAI_SIM)
 #define GCUDAI_CUDA_OUT_PROD_COPIES 8
 #else
@@ -29283,7 +29184,7 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// The product of both operands transposed: cuBLAS where it takes that, gcuda's plain kernel otherwise.
+// The product of both operands transposed: through cuBLAS where it takes them, else the plain kernel.
 static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct gcuda_out_prod_args * args) {
     struct gcudai_cublas_matrix unused;
     struct gcuda_mul_mat_args p;
@@ -29782,30 +29683,30 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 }
 
 // ---- products ----
-// The main device makes the second operand ready; every other device with rows waits for that event, gets the operand
-// (and the ids of mul_mat_id: it does its rows of every expert), multiplies, and sends its rows of the result; the main
-// stream waits for all of them. The host waits for nothing. Each
-// backend has its own streams, scratch and events for that (a side per device: a backend on it that nobody else sees),
-// so that any number of backends may use one weight at the same time. Where peer access is on, a product with few columns
-// reads and writes the main device's memory itself: a copy takes longer to begin than its bytes take.
+// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
+// the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
+// all of them. The host waits for nothing. Each backend has its own side per device, a backend there that nobody else sees, with streams,
+// scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
+// writes the main device's memory directly: a copy's latency exceeds its transfer time.
 
-struct gcudai_cuda_share { // what a device does
+struct gcudai_cuda_share { // a device's part of a product
     struct gcudai_cuda * cu; // the backend itself, or its side there
     struct gcudai_cuda_rows rows;
-    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y its slots
-    struct gcuda_array ids;         // of mul_mat_id; no data: of mul_mat
+    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
+    struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
     int32_t * bad_index;            // of the main device, which sees all ids
     void * b, * ids_copy, * y;      // scratch of a side
     bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
     int64_t strip;                  // columns at a time; 0: all, on the side's one stream
+    const struct gcudai_cuda_mm_choice * choice; // of all shares
 };
 
-// Columns that go to the other devices together.
+// Activation columns that are sent to the other devices together.
 struct gcudai_cuda_strip {
     int64_t size; // of all but the last; 0: no device takes strips
     int64_t first, end;
     bool is_last;
-    char * rounded;    // all columns as kernels on warp groups take them; NULL: they go as they are
+    char * rounded;    // all columns in the layout of WGMMA; NULL: they are sent as floats
     size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
 };
 
@@ -29896,7 +29797,7 @@ static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
     }
 }
 
-// Who has rows, and what each computes: a share's operands are still those of the main device.
+// The shares of all devices with rows. Their operands still are the main device's.
 static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
@@ -29922,16 +29823,15 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Bytes from row to row where copies between devices take all rows as one rectangle: evenly apart, and none overlaps the
-// next. 0: they do not.
+// Row pitch in bytes if one 2D copy between devices takes all rows: evenly strided, none overlaps the next. Else 0.
 static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
     const size_t row = gcuda_row_size(t->type, t->ne[0]), pitch = t->ne[1] > 1 ? t->nb[1] : t->nb[2];
     const bool is_even = t->ne[1] <= 1 || t->ne[2] <= 1 || t->nb[2] == (size_t) t->ne[1] * t->nb[1];
     return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
 }
 
-// Whether kernels of another device, with peer access to the backend's, reach a tensor's memory: what gcuda has allocated by
-// CUDA's own means they do; of the caller's memory and of his allocators' nobody knows.
+// Whether kernels of another device reach a tensor's memory through peer access: memory that gcuda allocated from CUDA. Of the caller's
+// memory and of his allocators' that is not known.
 static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) {
@@ -29948,10 +29848,10 @@ static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n
 
 #define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
 
-// Vector products store each element of the result once and read none.
-static void gcudai_cuda_share_reach(struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product,
-    const struct gcuda_tensor * node, bool is_packed) {
-    const bool is_direct = s->cu != cu && product == GCUDAI_CUDA_PRODUCT_VECTOR &&
+// Path VEC stores each element of the result once and reads none, so it may write to peer memory.
+static void gcudai_cuda_share_reach(
+    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_tensor * node, bool is_packed) {
+    const bool is_direct = s->cu != cu && s->choice->path == GCUDAI_CUDA_MM_VEC &&
                            gcudai_cuda_is_direct(cu, s->cu->device->index, s->args.y.ne[1] * s->args.y.ne[2]);
     s->writes_y = is_direct && gcudai_cuda_is_within_reach(node);
     s->fetches = is_direct && !is_packed && gcudai_cuda_is_within_reach(node->src[1]) &&
@@ -29974,7 +29874,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// An operand becomes its copy in scratch memory of the side, packed. n_columns: of the product.
+// Replaces an operand by its packed copy in the side's scratch memory. n_columns: of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
     struct gcudai_cuda * side = s->cu;
@@ -29996,10 +29896,17 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
 }
 
-static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// A part of a product on the path of the whole, with the scratch that the part needs.
+static gcuda_status gcudai_cuda_multiply_part(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    const struct gcudai_cuda_mm_choice own = gcudai_cuda_mm_choice_with(choice->path, choice->prec, &p, NULL, &device);
+    return gcudai_cuda_multiply(cu, &own, p);
+}
+
+static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s) {
     struct gcuda_mul_mat_id_args p;
     if (s->ids.data == NULL) {
-        return gcudai_cuda_multiply(s->cu, product, s->args);
+        return gcudai_cuda_multiply_part(s->cu, s->choice, s->args);
     }
     GCUDAI_ZERO(p);
     p.as = s->args.a;
@@ -30009,12 +29916,13 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     p.bad_index = s->bad_index;
     p.max_shared = s->args.max_shared;
     p.prec = s->args.prec;
-    return gcudai_cuda_multiply_id(s->cu, product, &p);
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(s->cu);
+    const struct gcudai_cuda_mm_choice own = gcudai_cuda_mm_choice_with(s->choice->path, s->choice->prec, NULL, &p, &device);
+    return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// The operands to a side, and the product there, behind what the main stream has queued so far.
-static gcuda_status gcudai_cuda_share_begin(
-    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// Copies the operands to a side and multiplies there, after what the main stream has queued so far.
+static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array * y = &s->args.y;
     const int64_t n_columns = y->ne[1] * y->ne[2];
@@ -30028,10 +29936,10 @@ static gcuda_status gcudai_cuda_share_begin(
     if (s->ids.data != NULL) {
         GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->ids, n_columns, "row-split product: ids", &s->ids_copy));
     }
-    return gcudai_cuda_share_multiply(s, product);
+    return gcudai_cuda_share_multiply(s);
 }
 
-// n columns of a side's rows of the result, from column c on, into the main device's. Of mul_mat_id: slots, all evenly apart.
+// Copies n columns of a side's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -30045,7 +29953,7 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// A stream of a side behind another of it.
+// Orders one stream of a side after another one of it.
 static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
     GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
@@ -30053,47 +29961,46 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
 }
 
 // ---- strips of columns ----
-// A side with access takes many columns in strips: while one is multiplied the next comes, and the one before goes. Kernels on warp
-// groups round their columns: the main device, which needs them too, does so for all, and half the bytes go. The stream of results is
-// behind all others in the end.
+// A side with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
+// back. WGMMA rounds its activations: the main device does that for all sides, which halves the bytes sent. The stream of results is
+// ordered after all others at the end.
 
-// A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
-// the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
+// A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
+// copies gain. Other paths take no strips: they would decode the weights once per strip.
 #define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
 #define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
-// Whether strips have their columns rounded: so for all shares of a product.
-static bool gcudai_cuda_strips_are_rounded(
-    const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, enum gcudai_cuda_product product) {
-    return product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS && gcuda_is_quantized(p->a.type) &&
-           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && p->y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
+// Whether strips are sent rounded; the same for all shares of a product.
+static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
+    return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
+           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
 }
 
-// Columns of a strip of a side with access; 0: none are made. A rounded one may have all.
-static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// Columns of a strip of a side with peer access; 0: no strips. A rounded strip may be all columns.
+static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
-    const bool is_free = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS && chosen == 0;
+    const bool is_free = s->choice->path == GCUDAI_CUDA_MM_WGMMA && chosen == 0;
     const int64_t strip = is_free ? GCUDAI_MAX(gcudai_cuda_tiles(want, tiles), 1) * GCUDA_MUL_MAT_WG_TILE : chosen;
     if (s->ids.data != NULL || s->writes_y || strip <= 0) { return 0; }
-    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, &s->args, product) ? n : 0;
+    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, s) ? n : 0;
 }
 
-// Where strips begin: the last has what is left, less than two.
+// Advances to the next strip; the last one takes the rest, less than two strips.
 static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->first = c->end;
     c->is_last = n - c->first < 2 * c->size;
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Where a strip is in all rounded columns.
+// Offset of a strip in the rounded columns.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
 
-// Scratch of a side for all strips.
+// Allocates a side's scratch for all strips.
 static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array x = s->args.b, * y = &s->args.y;
@@ -30105,7 +30012,7 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
 }
 
-// The columns of a strip to a side, behind what the main device has recorded of it where they are rounded.
+// Copies the columns of a strip to a side; rounded ones after the event that the main device has recorded.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
@@ -30129,18 +30036,17 @@ static gcuda_status gcudai_cuda_strip_bring(
     return gcudai_cuda_send(cu, side, move, side->copies[0]);
 }
 
+// The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
 static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
-    const size_t size = gcuda_mul_mat_wg_parts_bytes(p);
-    void * parts = NULL;
-    if (size > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: sums of parts", &parts)); }
-    const gcuda_status st = gcuda_launch_mul_mat_wg_product(p, columns, parts, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, parts);
-    return st;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p, NULL);
+    job.stage = GCUDA_MUL_MAT_PRODUCT;
+    job.activations = (void *) (uintptr_t) columns;
+    return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
 }
 
-// A strip to a side, its product, and that back.
+// Copies a strip to a side, multiplies it, and copies the result back.
 static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
-    const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_mul_mat_args p = s->args;
     size_t size = 0;
@@ -30151,12 +30057,12 @@ static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struc
     GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
     GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
     GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, (char *) s->b + gcudai_cuda_strip_at(c))
-                                  : gcudai_cuda_multiply(side, product, p));
+                                  : gcudai_cuda_multiply_part(side, s->choice, p));
     GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
     return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
 }
 
-// A side's rows of the result into the main device's, and the main stream behind the side.
+// Copies a side's rows of the result to the main device and orders the main stream after the side.
 static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
@@ -30167,13 +30073,11 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The side's stream behind what the main stream has queued, and what a share in strips wants. In a capture streams that are not
-// there are not made.
-static gcuda_status gcudai_cuda_share_open(
-    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+// Orders the side's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
+static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     const int device = side->device->index;
-    s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s, product) : 0;
+    s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s) : 0;
     if (s->strip > 0 && side->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
     for (int i = 0; i < 2 && s->strip > 0; ++i) {
         if (side->copies[i] == NULL) {
@@ -30184,40 +30088,43 @@ static gcuda_status gcudai_cuda_share_open(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What the main device has to do for a strip.
+// Rounds the columns of a strip on the main device.
 static gcuda_status gcudai_cuda_strip_round(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
     p.b.data = (char *) p.b.data + (size_t) c->first * p.b.nb[1];
     p.b.ne[1] = p.y.ne[1] = c->end - c->first;
-    GCUDAI_TRY(gcuda_launch_mul_mat_wg_columns(&p, c->rounded + gcudai_cuda_strip_at(c), cu->stream));
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
+    job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
+    job.activations = c->rounded + gcudai_cuda_strip_at(c);
+    GCUDAI_TRY(gcuda_launch_mul_mat(&job, cu->stream));
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "a strip of columns");
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Those above, on the device of the share. ROUND and OWN are the main device's.
+// Steps of a share, on its device. ROUND and OWN are the main device's.
 enum gcudai_cuda_split_step {
     GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
 };
 
 static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_split_step step,
-    const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
     switch (step) {
-        case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s, product);
-        case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s, product);
+        case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s);
+        case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s);
         case GCUDAI_CUDA_SPLIT_ROUND: return gcudai_cuda_strip_round(cu, s, c);
         case GCUDAI_CUDA_SPLIT_STRIP:
-            return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, product, y) : GCUDA_STATUS_SUCCESS;
+            return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, y) : GCUDA_STATUS_SUCCESS;
         case GCUDAI_CUDA_SPLIT_OWN: // all columns at once
-            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s, product);
+            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s);
         default: return gcudai_cuda_share_end(cu, s, y);
     }
 }
 
-// A step of all shares that have it.
+// Runs one step for all shares that have it.
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
-    enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
+    enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
     const bool is_own = step == GCUDAI_CUDA_SPLIT_ROUND || step == GCUDAI_CUDA_SPLIT_OWN;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -30225,7 +30132,7 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
         struct gcudai_cuda_scope scope;
         if ((shares[i].cu == cu) != is_own) { continue; }
         GCUDAI_TRY(gcudai_cuda_enter_of(&scope, shares[i].cu->device));
-        st = gcudai_cuda_share_do(cu, &shares[i], step, c, product, &y);
+        st = gcudai_cuda_share_do(cu, &shares[i], step, c, &y);
         if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
             st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
         }
@@ -30234,62 +30141,70 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// What all strips have in common: the fewest columns that a side wants, and room for them where they are rounded. own: the main
-// device's share.
+// Sets the size of strips, the least that a side wants, and allocates their rounded columns. own: the main device's share.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
-    const struct gcudai_cuda_share * own, enum gcudai_cuda_product product, struct gcudai_cuda_strip * c) {
+    const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
     void * rounded = NULL;
     for (int i = 0; i < n; ++i) {
         if (shares[i].strip > 0 && (c->size == 0 || shares[i].strip < c->size)) { c->size = shares[i].strip; }
     }
-    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, &own->args, product)) { return GCUDA_STATUS_SUCCESS; }
-    const size_t size = gcuda_mul_mat_wg_columns_bytes(&own->args);
+    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, own)) { return GCUDA_STATUS_SUCCESS; }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &own->args, NULL);
+    job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
+    const size_t size = gcuda_mul_mat_layout(&job).bytes;
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
     c->rounded = (char *) rounded;
     c->tile_bytes = size / (size_t) gcudai_cuda_tiles(own->args.y.ne[1], GCUDA_MUL_MAT_WG_TILE);
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All others begin before the main device multiplies, and it does before any ends. c: zero; its rounded columns are the caller's to
-// give back.
+// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller releases its
+// rounded columns.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
-    enum gcudai_cuda_product product, const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
+    const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
-    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
-    const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, node));
+    const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, c);
     if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
-    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, product, node));
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, node));
     while (c->size > 0 && !c->is_last) {
         gcudai_cuda_strip_next(c, own->args.y.ne[1]);
-        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, product, node)); }
-        GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, product, node));
+        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, node)); }
+        GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, node));
     }
-    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, product, node));
-    return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, product, node);
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, node));
+    return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, node);
 }
 
-// The way that the whole product would go: it is that of all devices. refined: the product as the backend wants it.
-static enum gcudai_cuda_product gcudai_cuda_split_way(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n, struct gcuda_mul_mat_args * refined) {
-    bool has_cublas = true, has_warp_groups = true;
-    int cc = INT32_MAX;
+// The path of the whole product is that of all devices. Experts: pair by pair, or the plain path.
+static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
+    const struct gcuda_mul_mat_args * p, const struct gcuda_mul_mat_id_args * id) {
+    struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
     for (int i = 0; i < n; ++i) {
-        has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL;
-        has_warp_groups = has_warp_groups && shares[i].cu->has_warp_groups;
-        cc = GCUDAI_MIN(cc, shares[i].cu->device->cc);
+        const struct gcudai_cuda_mm_device other = gcudai_cuda_mm_device_of(shares[i].cu);
+        device.has_cublas = device.has_cublas && other.has_cublas;
+        device.kernels.has_wgmma = device.kernels.has_wgmma && other.kernels.has_wgmma;
+        device.kernels.capability = GCUDAI_MIN(device.kernels.capability, other.kernels.capability);
     }
-    return gcudai_cuda_refined(cu, gcudai_cuda_choose_product(refined, has_cublas, has_warp_groups, cc), refined);
+    const struct gcudai_cuda_mm_case c = id != NULL ? gcudai_cuda_mm_experts_of(id, &device) : gcudai_cuda_mm_case_of(p, &device);
+    cu->plans.n_choices++;
+    choice.is_made = true;
+    choice.path = gcudai_cuda_mm_path_of(&c, id != NULL ? 1u << GCUDAI_CUDA_MM_VEC : ~0u);
+    choice.prec = p->prec;
+    if (id == NULL) { gcudai_cuda_mm_refine(cu, p->a.type, &choice); }
+    return choice;
 }
 
-// The product that p describes; id: that of mul_mat_id which it stands for, or NULL. Each row of the result is the same,
-// bit for bit, as without the split, but on tensor cores, where the numbers of rows and columns say how a sum is cut.
+// The product p; id: the product with experts that it stands for, or NULL. Rows have the same bits as without the split, except on tensor
+// cores, where the numbers of rows and columns decide how k is split.
 static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
-    const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node) {
+    const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
-    enum gcudai_cuda_product product = GCUDAI_CUDA_PRODUCT_OWN;
     struct gcuda_array ids;
     struct gcudai_cuda_strip strip;
     void * packed[2] = { NULL, NULL };
@@ -30298,21 +30213,18 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     GCUDAI_ZERO(strip);
     if (id != NULL) { ids = id->ids; }
     gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
-    if (st == GCUDA_STATUS_SUCCESS && id != NULL) {
-        product = gcudai_cuda_takes_id_vector(id) ? GCUDAI_CUDA_PRODUCT_VECTOR : product;
-    } else if (st == GCUDA_STATUS_SUCCESS) {
-        product = gcudai_cuda_split_way(cu, shares, n, &p);
-    }
+    if (st == GCUDA_STATUS_SUCCESS && !choice->is_made) { *choice = gcudai_cuda_split_choose(cu, shares, n, &p, id); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed[0]); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &ids, &packed[1]); }
     for (int i = 0; i < n; ++i) {
-        shares[i].args.prec = p.prec;
+        shares[i].choice = choice;
+        shares[i].args.prec = choice->prec;
         shares[i].args.b = p.b;
         shares[i].ids = ids;
         shares[i].bad_index = id != NULL && shares[i].cu == cu ? id->bad_index : NULL;
-        gcudai_cuda_share_reach(cu, &shares[i], product, node, packed[0] != NULL || packed[1] != NULL);
+        gcudai_cuda_share_reach(cu, &shares[i], node, packed[0] != NULL || packed[1] != NULL);
     }
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, product, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
         (void) gcudai_cuda_note(cu, st);
         gcudai_cuda_sides_settle(cu);
@@ -30328,20 +30240,20 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     return st;
 }
 
-// args: of mul_mat or mul_mat_id, whichever the node is.
+// args: of mul_mat or mul_mat_id, whichever the node is. choice: made by a first run, which opens the other devices.
 static gcuda_status gcudai_cuda_split_node(
-    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
+    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_args p;
     if (node->op == GCUDA_OP_MUL_MAT) {
-        return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node);
+        return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node, choice);
     }
     GCUDAI_ZERO(p);
     p.a = args->mul_mat_id.as;
     p.b = args->mul_mat_id.b;
     p.y = args->mul_mat_id.y;
     p.max_shared = args->mul_mat_id.max_shared;
-    p.prec = gcudai_cuda_id_prec(cu, &args->mul_mat_id);
-    return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node);
+    p.prec = gcudai_cuda_mm_experts_prec(cu, &args->mul_mat_id);
+    return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node, choice);
 }
 
 // =====================================================================================================
@@ -30520,8 +30432,6 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(ARGSORT,                 argsort,                 sort,               any,      yes) \
     X(TOP_K,                   top_k,                   sort,               any,      yes) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
-    X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
-    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
     X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
     X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
@@ -30566,6 +30476,8 @@ static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_str
 
 static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
     { GCUDA_OP_CUSTOM, gcudai_cuda_custom_can, gcudai_cuda_custom, NULL },
+    { GCUDA_OP_MUL_MAT, gcudai_cuda_any_can, NULL, NULL }, // see gcudai_cuda_run_product
+    { GCUDA_OP_MUL_MAT_ID, gcudai_cuda_mul_mat_id_can, NULL, NULL },
 #define X(ID, name, args, can, scratch) \
     { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID, GCUDAI_CUDA_SCRATCH_OF_##scratch(ID) },
     GCUDAI_CUDA_OPS(X)
@@ -30755,13 +30667,31 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     return st;
 }
 
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose_node(struct gcudai_cuda * cu, enum gcuda_op op, const union gcudai_args * args) {
+    return op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mm_choose(cu, &args->mul_mat, NULL) : gcudai_cuda_mm_choose(cu, NULL, &args->mul_mat_id);
+}
+
+// choice: of a product, made already, or made here.
+static gcuda_status gcudai_cuda_run_product(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, const union gcudai_args * args, struct gcudai_cuda_mm_choice * choice) {
+    if (gcudai_cuda_is_split(y)) {
+        return gcudai_cuda_split_node(cu, args, y, choice);
+    }
+    const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16; // which a stream of its own may lack
+    if (y->op == GCUDA_OP_MUL_MAT && gcuda_hadamard_takes(&args->mul_mat)) { return gcuda_launch_hadamard(&args->mul_mat, cu->stream); }
+    if (!choice->is_made || (wants_cublas && cu->cublas.handle == NULL)) { *choice = gcudai_cuda_mm_choose_node(cu, y->op, args); }
+    return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_multiply(cu, choice, args->mul_mat) : gcudai_cuda_multiply_id(cu, choice, &args->mul_mat_id);
+}
+
+static bool gcudai_is_product(enum gcuda_op op) { return op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_MUL_MAT_ID; }
+
 static gcuda_status gcudai_cuda_run_args(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
-    return gcudai_cuda_is_split(y)        ? gcudai_cuda_split_node(cu, args, y)
-           : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
-           : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
-           : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
-                                          : gcudai_cuda_run_packed(cu, y, args);
+    struct gcudai_cuda_mm_choice choice;
+    GCUDAI_ZERO(choice);
+    return gcudai_is_product(y->op)     ? gcudai_cuda_run_product(cu, y, args, &choice)
+           : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
+                                        : gcudai_cuda_run_packed(cu, y, args);
 }
 
 static gcuda_status gcudai_cuda_run_chunked(
@@ -31357,7 +31287,9 @@ struct gcudai_cuda_seen {
     struct gcudai_cuda_shape shape;
     struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
     int32_t n_counted; // what the graph's use counts say
+    size_t counted_at; // their slot, of the graph that was looked at: a hint for graphs like it
     bool has_changed; // since the steps were made
+    struct gcudai_cuda_mm_choice choice; // of a product that runs on one device; made with the plan
 };
 
 struct gcudai_cuda_index { // of tensors, by address
@@ -31512,7 +31444,8 @@ static void gcudai_cuda_look_fill(
         s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->n_counted = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
+        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NO_SLOT;
+        s->n_counted = s->counted_at != GCUDAI_NO_SLOT ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
             s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
@@ -31591,21 +31524,43 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const stru
     return 4 * n_others <= n_leafs;
 }
 
-// Whether a tensor still has its shape. Its sources have to be the very tensors that they were.
+// Whether a tensor still has its shape. Its sources have to be the very tensors that they were. Compared in place: a graph's look-up in
+// the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
 static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const struct gcudai_cuda_seen * s) {
-    struct gcudai_cuda_shape now = s->shape;
-    bool is_same = true;
-    gcudai_cuda_shape_of(s->tensor, &now);
-    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
-        is_same = is_same && s->tensor->src[k] == (now.src[k] >= 0 ? look->seen[now.src[k]].tensor : NULL);
+    const struct gcuda_tensor * t = s->tensor;
+    const struct gcudai_node_kind * kind = &s->shape.kind; // an unchanged size is as empty as it was
+    const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
+    if ((int32_t) t->op != kind->op || (int32_t) t->type != kind->type || flags != kind->flags || (t->view_src != NULL) != kind->is_view ||
+        memcmp(t->ne, kind->ne, sizeof(kind->ne)) != 0 || memcmp(t->nb, kind->nb, sizeof(kind->nb)) != 0) {
+        return false;
     }
-    return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
+    bool is_same = true;
+    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
+        const int32_t at = s->shape.src[k];
+        is_same = is_same && t->src[k] == (at >= 0 ? look->seen[at].tensor : NULL);
+    }
+    return is_same;
+}
+
+// Whether a tensor still has its values.
+static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
+    const struct gcuda_tensor * t = s->tensor;
+    const struct gcudai_node_value * v = &s->value;
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    return t->data == v->data && (const void *) buffer == v->buffer && t->view_offs == v->view_offs &&
+           (const void *) (buffer != NULL ? buffer->buft : NULL) == v->buffer_type &&
+           memcmp(t->op_params, v->params, sizeof(v->params)) == 0 && gcudai_cuda_where_parts_are(t) == v->extra;
 }
 
 // Whether later nodes of the graph use the nodes of a slice as they did.
 static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
     const bool is_slice = gcudai_cuda_n_after(graph) > 0;
     return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+}
+
+static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct gcudai_cuda_seen * s) {
+    const bool is_there = graph->hash_keys != NULL && s->counted_at < graph->hash_size && graph->hash_keys[s->counted_at] == s->tensor;
+    return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
 // Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
@@ -31617,7 +31572,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
                                                        graph->nodes[n - 1] == look->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
         const struct gcudai_cuda_seen * s = &look->seen[i];
-        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->n_counted;
+        is_same = graph->nodes[i] == s->tensor && gcudai_cuda_use_count(graph, s) == s->n_counted;
     }
     for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
     return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
@@ -31628,10 +31583,8 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
     bool has_changed = false;
     for (int i = 0; i < look->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
-        struct gcudai_node_value now;
-        gcudai_cuda_value_of(s->tensor, &now);
-        if (memcmp(&now, &s->value, sizeof(now)) != 0) {
-            s->value = now;
+        if (!gcudai_cuda_has_value(s)) {
+            gcudai_cuda_value_of(s->tensor, &s->value);
             s->has_changed = true;
         }
         has_changed = has_changed || s->has_changed; // or since an update that failed
@@ -31658,34 +31611,39 @@ struct gcudai_cuda_window {
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
 
+// A product with an epilogue, or without one, or a group of products of the same activations: one launch.
+struct gcudai_cuda_products {
+    enum gcuda_mul_mat_path path;
+    int n; // of the group; 0: one product
+    bool has_epilogue;
+    struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
+    struct gcuda_mul_mat_epilogue epilogue;
+    size_t scratch_bytes;
+    void * scratch;
+};
+
 union gcudai_cuda_fused {
     union gcudai_args op;
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
-    struct {
-        struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
-        int n;
-        void * scratch;
-    } group;
-    struct {
-        struct gcuda_mul_mat_args args;
-        struct gcuda_mul_mat_epilogue epilogue;
-        enum gcudai_cuda_product way; // VECTOR, TILE or WARP_GROUPS
-        void * scratch;
-    } mul_mat;
+    struct gcudai_cuda_products products;
     struct {
         struct gcuda_mul_mat_id_args args;
         struct gcuda_mul_mat_epilogue epilogue;
     } mul_mat_id;
     struct {
+        struct gcudai_cuda_products products; // one; its scratch begins with the activations
         struct gcuda_glu_args glu;
-        struct gcuda_mul_mat_args args;
-        struct gcuda_mul_mat_epilogue epilogue;
-        bool has_steps;
-        void * scratch; // begins with the columns
     } glu_mul_mat;
+};
+
+// What the rest of a plan has to know of a pattern.
+enum gcudai_cuda_pattern_kind {
+    GCUDAI_CUDA_FUSED_OTHER,
+    GCUDAI_CUDA_FUSED_NORM,    // args.norm_mul, which may leave its result in a layout of products
+    GCUDAI_CUDA_FUSED_PRODUCTS // args.products
 };
 
 struct gcudai_cuda_pattern {
@@ -31693,6 +31651,8 @@ struct gcudai_cuda_pattern {
     int (*match)(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args); // nodes taken; 0: it does not fit
     gcuda_status (*run)(const union gcudai_cuda_fused * args, gcuda_stream stream); // NULL: the last node's launcher
     void ** (*scratch)(union gcudai_cuda_fused * args, size_t * n_bytes); // where its address goes; NULL: there is none
+    enum gcudai_cuda_pattern_kind kind;
+    enum gcuda_op first[3]; // operations that it may begin with; all NONE: any
 };
 
 // ---- what may be fused ----
@@ -32362,66 +32322,81 @@ static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, 
     return gcuda_launch_route(&args->route, stream);
 }
 
-// ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
-// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns; those with a few
-// more that go in tiles; and any number on warp groups, where the kernel that adds up parts of k has the steps. The last two have no
-// second product. The steps come in the epilogue's order.
+// ---- a product and its epilogue: bias, second product and gate, factor, scale, residual ----
+//   VEC     any epilogue, of mul_mat_id too; a second product of the same activations (gate and up) for few columns
+//   TILE    up to GCUDA_MUL_MAT_TILE_FUSED columns, no second product
+//   WGMMA   where k is split, in the kernel that adds the partial results; no second product
+// Nodes have to come in the epilogue's order.
 
 struct gcudai_cuda_sums {
     const struct gcudai_cuda_window * w;
     struct gcuda_mul_mat_epilogue e;
     const struct gcuda_tensor * gate, * up; // the products
-    enum gcudai_cuda_product way;
+    enum gcudai_cuda_mm_path path;
     int step;  // of the epilogue, the last one taken
     int taken; // nodes
 };
 enum { GCUDAI_CUDA_BIAS = 1, GCUDAI_CUDA_GATE, GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL };
 
-// What gcuda_launch_mul_mat_vec_float_fused, or that of mul_mat_id, takes of what would go to a kernel for vectors by itself.
-static bool gcudai_cuda_has_float_hooks(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
-    return gcudai_is_float(a->type) && b->type == GCUDA_TYPE_F32 && gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b) &&
-           a->ne[0] % (int64_t) (16 / gcuda_type_size(a->type)) == 0;
+static const struct gcudai_cuda_mm_choice * gcudai_cuda_choice(const struct gcudai_cuda_window * w, int i) {
+    return &w->look->seen[w->at[i]].choice;
 }
 
-static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && !gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT_ID)) { return false; }
-    const struct gcuda_tensor * y = w->node[i];
-    union gcudai_args args;
-    gcudai_op_row(y->op)->args(y, &args);
-    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
-    const enum gcudai_cuda_product way = y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_id_product_of(w->cu, &args.mul_mat_id)
-                                                                      : gcudai_cuda_product_of(w->cu, &args.mul_mat);
-    return way == GCUDAI_CUDA_PRODUCT_VECTOR && (gcuda_is_quantized(y->src[0]->type) || gcudai_cuda_has_float_hooks(y));
+static struct gcuda_mul_mat_job gcudai_cuda_products_job(const struct gcudai_cuda_products * p) {
+    struct gcuda_mul_mat_job job;
+    GCUDAI_ZERO(job);
+    job.path = p->path;
+    job.args = p->args;
+    job.n_args = p->n;
+    job.epilogue = p->has_epilogue ? &p->epilogue : NULL;
+    job.scratch = p->scratch;
+    return job;
 }
 
-// The way of a product by itself, and its arguments that way.
-static enum gcudai_cuda_product gcudai_cuda_way_with(const struct gcudai_cuda_window * w, int i, struct gcuda_mul_mat_args * p) {
+// Whether the kernel file takes the products as one launch; if so, its scratch.
+static bool gcudai_cuda_products_take(const struct gcudai_cuda * cu, struct gcudai_cuda_products * p) {
+    struct gcuda_mul_mat_job job = gcudai_cuda_products_job(p);
+    job.device = &cu->kernels;
+    const bool takes = gcuda_mul_mat_takes(&job);
+    p->scratch_bytes = takes ? gcuda_mul_mat_scratch_bytes(&job) : 0;
+    return takes;
+}
+
+static gcuda_status gcudai_cuda_run_products(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(&args->products);
+    return gcuda_launch_mul_mat(&job, stream);
+}
+
+static void ** gcudai_cuda_scratch_products(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    *n_bytes = args->products.scratch_bytes;
+    return &args->products.scratch;
+}
+
+// Arguments of product y, with the precision that was chosen for the window's node i.
+static void gcudai_cuda_product_args(const struct gcudai_cuda_window * w, const struct gcuda_tensor * y, int i, struct gcuda_mul_mat_args * p) {
     union gcudai_args op;
-    gcudai_mul_mat_args(w->node[i], &op);
+    gcudai_mul_mat_args(y, &op);
     *p = op.mul_mat;
-    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, p), p);
+    p->max_shared = w->cu->max_shared;
+    p->prec = gcudai_cuda_choice(w, i)->prec;
 }
 
-static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
-    struct gcuda_mul_mat_args p;
-    return gcudai_cuda_way_with(w, i, &p);
+// A product on path VEC that takes an epilogue.
+static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
+    if (i >= w->n || !gcudai_is_product(w->node[i]->op)) { return false; }
+    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
+    return choice->path == GCUDAI_CUDA_MM_VEC && choice->takes_epilogue && w->node[i]->type == GCUDA_TYPE_F32 && w->node[i]->view_src == NULL;
 }
 
-// The ways of many columns that take steps, where they gain by that; else OWN. On warp groups that is where k is cut into parts: steps
-// in the kernel that adds these up take 1 to 3 us on an H200, behind it 13 to 15 (q4_0, 4096 x 14336, 512 columns). Where it is not
-// cut, a launch for the steps would be left, which is what the chain of element-wise operations is.
-static enum gcudai_cuda_product gcudai_cuda_steps_way(const struct gcudai_cuda_window * w, int i) {
+// The path of many columns with an epilogue, where that gains; else PLAIN. WGMMA gains where k is split: an epilogue in the kernel that
+// adds the parts takes 1 to 3 us on an H200, a chain of element-wise operations after it 13 to 15 (Q4_0, 4096 x 14336, 512 columns).
+static enum gcudai_cuda_mm_path gcudai_cuda_steps_path(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return GCUDAI_CUDA_MM_PLAIN; }
     const struct gcuda_tensor * y = w->node[i];
-    const bool may = gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && y->type == GCUDA_TYPE_F32 && y->view_src == NULL &&
-                     y->ne[2] * y->ne[3] == 1 && (y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED || w->cu->has_warp_groups) &&
-                     gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL;
-    struct gcuda_mul_mat_args p;
-    const enum gcudai_cuda_product way = may ? gcudai_cuda_way_with(w, i, &p) : GCUDAI_CUDA_PRODUCT_OWN;
-    const bool pays = way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS
-                          ? gcuda_mul_mat_wg_parts(&p) > 1
-                          : way == GCUDAI_CUDA_PRODUCT_TILE && y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
-    return pays ? way : GCUDAI_CUDA_PRODUCT_OWN;
+    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
+    const bool pays = choice->path == GCUDAI_CUDA_MM_WGMMA ? choice->layout.n_splits > 1 : choice->path == GCUDAI_CUDA_MM_TILE;
+    const bool may = y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1;
+    return may && pays && choice->takes_epilogue ? choice->path : GCUDAI_CUDA_MM_PLAIN;
 }
 
 // An F32 array that repeats over y with sizes of 1 or y's.
@@ -32431,7 +32406,7 @@ static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcud
     return is_so;
 }
 
-// Of the window's node i the operand beside value, which it is the only one to read; NULL: it is no such node.
+// The other operand of the window's node i, which alone reads `value`; NULL: node i is no such operation.
 static const struct gcuda_tensor * gcudai_cuda_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
     if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, value)) { return NULL; }
     const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[value]);
@@ -32449,7 +32424,7 @@ static const struct gcuda_tensor * gcudai_cuda_bias(const struct gcudai_cuda_win
                : NULL;
 }
 
-// A second product of the same columns behind the first, which may have its bias, and the gate that reads both.
+// A second product of the same activations after the first, each with a bias or without, and the gate that reads both.
 static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcuda_tensor * bias) {
     const struct gcudai_cuda_window * w = s->w;
     const int first = s->taken - 1, second = s->taken; // the value of the first; the second product
@@ -32485,7 +32460,7 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     return true;
 }
 
-// The gate that with 1 is this activation.
+// The gated activation that equals this activation for a gate of 1.
 static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
     switch (op) {
         case GCUDA_UNARY_OP_RELU: return GCUDA_GLU_OP_REGLU;
@@ -32527,7 +32502,7 @@ static bool gcudai_cuda_take_step(struct gcudai_cuda_sums * s) {
     return true;
 }
 
-// Columns and weights are read by all blocks, so nothing may be written there; what is read element by element may.
+// All thread blocks read activations and weights: the result must not overlap them. Operands read element by element may be in place.
 static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int n) {
     const struct gcuda_tensor * y = w->node[n - 1];
     bool may = gcudai_cuda_may_write(w, n, y, true);
@@ -32552,7 +32527,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     return rest;
 }
 
-// The last step taken is an addition that goes into the norm behind it, whose rows are not a few blocks' as tiles are.
+// The last node taken is an addition that can be fused with the norm after it, which has more thread blocks than tiles have.
 static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, s->taken - 1);
     union gcudai_cuda_fused args;
@@ -32576,30 +32551,28 @@ static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most,
 }
 
 static bool gcudai_cuda_match_sums(const struct gcudai_cuda_window * w, struct gcudai_cuda_sums * s) {
-    const enum gcudai_cuda_product way = gcudai_cuda_steps_way(w, 0);
-    const bool is_many = way != GCUDAI_CUDA_PRODUCT_OWN;
+    const enum gcudai_cuda_mm_path path = gcudai_cuda_steps_path(w, 0);
+    const bool is_many = path != GCUDAI_CUDA_MM_PLAIN;
     if (!is_many && !gcudai_cuda_is_product(w, 0)) { return false; }
     int most = w->n;
     do {
         gcudai_cuda_take_sums(w, most, s);
         most = s->taken - 1;
     } while (s->taken > 1 && (!gcudai_cuda_may_write_sums(w, s->taken) || (is_many && gcudai_cuda_is_of_norm(w, s))));
-    s->way = is_many ? way : GCUDAI_CUDA_PRODUCT_VECTOR;
+    s->path = is_many ? path : GCUDAI_CUDA_MM_VEC;
     return s->taken > 1;
 }
 
 static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcudai_cuda_products * p = &args->products;
     struct gcudai_cuda_sums s;
-    union gcudai_args op;
     if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_MUL_MAT) || !gcudai_cuda_match_sums(w, &s)) { return 0; }
-    gcudai_mul_mat_args(s.gate, &op);
-    args->mul_mat.args = op.mul_mat;
-    args->mul_mat.args.y = gcudai_array(w->node[s.taken - 1]);
-    args->mul_mat.args.max_shared = w->cu->max_shared;
-    args->mul_mat.way = s.way;
-    (void) gcudai_cuda_refined(w->cu, s.way, &args->mul_mat.args);
-    args->mul_mat.epilogue = s.e;
-    return s.taken;
+    gcudai_cuda_product_args(w, s.gate, 0, &p->args[0]);
+    p->args[0].y = gcudai_array(w->node[s.taken - 1]);
+    p->path = (enum gcuda_mul_mat_path) s.path;
+    p->epilogue = s.e;
+    p->has_epilogue = true;
+    return gcudai_cuda_products_take(w->cu, p) ? s.taken : 0;
 }
 
 static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -32612,50 +32585,28 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
     args->mul_mat_id.args.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
     args->mul_mat_id.args.max_shared = w->cu->max_shared;
     args->mul_mat_id.epilogue = s.e;
-    return s.taken;
-}
-
-static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    if (args->mul_mat.way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
-        return gcuda_launch_mul_mat_wg_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
-    }
-    if (args->mul_mat.way == GCUDAI_CUDA_PRODUCT_TILE) {
-        return gcuda_launch_mul_mat_tile_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
-    }
-    if (!gcuda_is_quantized(args->mul_mat.args.a.type)) {
-        return gcuda_launch_mul_mat_vec_float_fused(&args->mul_mat.args, &args->mul_mat.epilogue, stream);
-    }
-    return gcuda_launch_mul_mat_vec_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
-}
-
-static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const struct gcuda_mul_mat_args * p = &args->mul_mat.args;
-    switch (args->mul_mat.way) {
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: *n_bytes = gcuda_mul_mat_wg_fused_scratch_bytes(p); break;
-        case GCUDAI_CUDA_PRODUCT_TILE: *n_bytes = gcuda_mul_mat_tile_fused_scratch_bytes(p); break;
-        default: *n_bytes = gcuda_is_quantized(p->a.type) ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
-    }
-    return &args->mul_mat.scratch;
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
+    job.epilogue = &args->mul_mat_id.epilogue;
+    job.device = &w->cu->kernels;
+    return gcuda_mul_mat_takes(&job) ? s.taken : 0;
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    if (!gcuda_is_quantized(args->mul_mat_id.args.as.type)) {
-        return gcuda_launch_mul_mat_id_vec_float_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
-    }
-    return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
+    job.epilogue = &args->mul_mat_id.epilogue;
+    return gcuda_launch_mul_mat(&job, stream);
 }
 
 // ---- products of the same few columns: queries, keys and values ----
 
-// One matrix, and of floats one column.
+// One matrix of weights, and one of columns.
 static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) || !gcudai_cuda_is_product(w, i)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
-    return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1 && (gcuda_is_quantized(a->type) || y->ne[1] == 1) &&
-           y->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS / GCUDA_MUL_MAT_GROUP;
+    return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
 }
 
-// What product i writes neither lies where one of the products before it reads or writes, nor the other way round.
+// The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
 static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
     bool is_so = true;
@@ -32667,7 +32618,7 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     return is_so;
 }
 
-// Weights of product i lie like those of the one at node 0, and meet the same columns.
+// Product i has the weight layout and the activations of product 0.
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
@@ -32675,48 +32626,30 @@ static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
            gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1);                                          // the hint
 }
 
-// What follows product i may be a step of it; a gate would have been its and the product's before.
+// The node after product i may be its epilogue. A gate does not count: it would be that of product i and the product before.
 static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
     return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken.
+// Product i can join the group of product 0, and has no epilogue of its own.
 static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
     return !gcudai_cuda_has_steps(w, i) && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
 }
 
-static void gcudai_cuda_group_args(const struct gcudai_cuda_window * w, int n, union gcudai_cuda_fused * args) {
-    for (int i = 0; i < n; ++i) {
-        union gcudai_args op;
-        gcudai_mul_mat_args(w->node[i], &op);
-        args->group.args[i] = op.mul_mat;
-        args->group.args[i].max_shared = w->cu->max_shared;
-        (void) gcudai_cuda_refined(w->cu, GCUDAI_CUDA_PRODUCT_VECTOR, &args->group.args[i]);
-    }
-    args->group.n = n;
+// The first n products as a group; whether the kernel file takes it.
+static bool gcudai_cuda_take_group(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, int n, struct gcudai_cuda_products * p) {
+    for (int i = 0; i < n; ++i) { gcudai_cuda_product_args(w, w->node[i], i, &p->args[i]); }
+    p->path = (enum gcuda_mul_mat_path) path;
+    p->n = n;
+    return gcudai_cuda_products_take(w->cu, p);
 }
 
 static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
     while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
-    gcudai_cuda_group_args(w, n, args);
-    const struct gcuda_mul_mat_args * p = args->group.args;
-    while (n > 1 && gcuda_is_quantized(p->a.type) && !gcuda_mul_mat_vec_takes_group(p, n)) { --n; }
-    args->group.n = n;
+    while (n > 1 && !gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_VEC, n, &args->products)) { --n; }
     return n > 1 ? n : 0;
-}
-
-static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    const struct gcuda_mul_mat_args * p = args->group.args;
-    return gcuda_is_quantized(p->a.type) ? gcuda_launch_mul_mat_vec_group(p, args->group.n, args->group.scratch, stream)
-                                         : gcuda_launch_mul_mat_vec_float_group(p, args->group.n, stream);
-}
-
-static void ** gcudai_cuda_scratch_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const struct gcuda_mul_mat_args * p = args->group.args;
-    *n_bytes = gcuda_is_quantized(p->a.type) ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
-    return &args->group.scratch;
 }
 
 // ---- ssm_conv, a bias of its channels or none, SiLU ----
@@ -32746,15 +32679,15 @@ static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * arg
 }
 #endif
 
-// ---- products of the same many columns, rounded once for all of them ----
-// One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, one that rounds to
-// BF16 too and adds up in another order: those whose way is more precise stay apart.
+// ---- products of the same activations with large N, rounded once ----
+// At least one takes WGMMA by itself. The others may have fewer rows and another path that rounds to BF16 too, with another order of
+// accumulation; products on a more precise path do not join.
 
-static bool gcudai_cuda_is_bf16_way(enum gcudai_cuda_product way) {
-    return way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS || way == GCUDAI_CUDA_PRODUCT_TILE || way == GCUDAI_CUDA_PRODUCT_HALVES;
+static bool gcudai_cuda_rounds_to_bf16(enum gcudai_cuda_mm_path path) {
+    return path == GCUDAI_CUDA_MM_WGMMA || path == GCUDAI_CUDA_MM_TILE || path == GCUDAI_CUDA_MM_CUBLAS_16;
 }
 
-// One matrix on one device, and one of columns.
+// One matrix of weights on one device, one matrix of activations.
 static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
@@ -32763,11 +32696,12 @@ static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
 }
 
 static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_whole(w, i)) { return false; }
-    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
-    const bool is_packed = gcuda_row_size(a->type, a->ne[0]) % 16 == 0 && ((uintptr_t) a->data | a->nb[1]) % 16 == 0;
-    return gcuda_is_quantized(a->type) && is_packed && gcudai_is_float(y->src[1]->type) &&
-           gcudai_cuda_is_bf16_way(gcudai_cuda_way_of(w, i));
+    if (!gcudai_cuda_is_whole(w, i) || !gcuda_is_quantized(w->node[i]->src[0]->type)) { return false; }
+    struct gcuda_mul_mat_args p;
+    gcudai_cuda_product_args(w, w->node[i], i, &p);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
+    job.device = &w->cu->kernels;
+    return gcudai_cuda_rounds_to_bf16(gcudai_cuda_choice(w, i)->path) && gcuda_mul_mat_takes(&job);
 }
 
 static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -32777,69 +32711,63 @@ static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, uni
         ++n;
     }
     bool is_large = false;
-    for (int i = 0; i < n; ++i) { is_large = is_large || gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_WARP_GROUPS; }
-    gcudai_cuda_group_args(w, n, args);
-    return n > 1 && is_large ? n : 0;
+    for (int i = 0; i < n; ++i) { is_large = is_large || gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_WGMMA; }
+    return n > 1 && is_large && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_WGMMA, n, &args->products) ? n : 0;
 }
 
-static gcuda_status gcudai_cuda_run_wide_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_wg_group(args->group.args, args->group.n, args->group.scratch, stream);
-}
-
-static void ** gcudai_cuda_scratch_wide_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = gcuda_mul_mat_wg_group_scratch_bytes(args->group.args, args->group.n);
-    return &args->group.scratch;
-}
-
-// ---- glu + mul_mat, with steps behind: a gate whose result is rounded for the product, and not written otherwise ----
-// The product's scratch has the columns. All of the gate's operands are read before the product begins, so its result may lie there.
+// ---- glu + mul_mat with an epilogue: the gate's result is written only in the product's layout ----
+// The product's scratch holds it. The gate reads all of its operands before the product begins, so the product may overwrite them.
 
 static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     const struct gcuda_tensor * glu = w->node[0];
     if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_GLU) || !gcudai_cuda_is_inner(w, 0) || !gcudai_cuda_is_wide_product(w, 1) ||
-        w->node[1]->src[1] != glu || gcudai_cuda_way_of(w, 1) != GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
+        w->node[1]->src[1] != glu || gcudai_cuda_choice(w, 1)->path != GCUDAI_CUDA_MM_WGMMA) {
         return 0;
     }
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, 1);
+    struct gcudai_cuda_products * p = &args->glu_mul_mat.products;
     union gcudai_cuda_fused product;
+    union gcudai_args op;
     GCUDAI_ZERO(product);
     const int n = gcudai_cuda_match_mul_mat(&rest, &product);
-    union gcudai_args op;
-    gcudai_mul_mat_args(w->node[1], &op);
-    args->glu_mul_mat.args = n > 0 ? product.mul_mat.args : op.mul_mat;
-    args->glu_mul_mat.args.max_shared = w->cu->max_shared;
-    args->glu_mul_mat.epilogue = product.mul_mat.epilogue;
-    args->glu_mul_mat.has_steps = n > 0;
+    *p = product.products;
+    if (n == 0) {
+        GCUDAI_ZERO(*p);
+        p->path = GCUDA_MUL_MAT_WGMMA;
+        gcudai_cuda_product_args(w, w->node[1], 1, &p->args[0]);
+        if (!gcudai_cuda_products_take(w->cu, p)) { return 0; }
+    }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p->args, NULL);
+    job.device = &w->cu->kernels;
     gcudai_glu_args(glu, &op);
     args->glu_mul_mat.glu = op.glu;
-    args->glu_mul_mat.glu.form = gcuda_mul_mat_wg_form(&args->glu_mul_mat.args, 1);
+    args->glu_mul_mat.glu.form = gcuda_mul_mat_layout(&job).form;
     return args->glu_mul_mat.glu.form != 0 && gcuda_glu_takes_form(&args->glu_mul_mat.glu) ? GCUDAI_MAX(n, 1) + 1 : 0;
 }
 
 static gcuda_status gcudai_cuda_run_glu_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     struct gcuda_glu_args glu = args->glu_mul_mat.glu;
-    struct gcuda_mul_mat_args p = args->glu_mul_mat.args;
-    void * const scratch = args->glu_mul_mat.scratch;
-    glu.y.data = p.b.data = scratch;
-    p.is_rounded = true;
+    struct gcudai_cuda_products p = args->glu_mul_mat.products;
+    glu.y.data = p.args[0].b.data = p.scratch;
+    p.args[0].is_rounded = true;
     GCUDAI_TRY(gcuda_launch_glu(&glu, stream));
-    return gcuda_launch_mul_mat_wg_fused(&p, args->glu_mul_mat.has_steps ? &args->glu_mul_mat.epilogue : NULL, scratch, stream);
+    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(&p);
+    return gcuda_launch_mul_mat(&job, stream);
 }
 
 static void ** gcudai_cuda_scratch_glu_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const struct gcuda_mul_mat_args * p = &args->glu_mul_mat.args;
-    *n_bytes = args->glu_mul_mat.has_steps ? gcuda_mul_mat_wg_fused_scratch_bytes(p) : gcuda_mul_mat_wg_scratch_bytes(p);
-    return &args->glu_mul_mat.scratch;
+    *n_bytes = args->glu_mul_mat.products.scratch_bytes;
+    return &args->glu_mul_mat.products.scratch;
 }
 
-// ---- products of the same columns in tiles, which are rounded once for all of them ----
-// Bits are those of each by itself. Where one is large enough for warp groups, these have been tried before.
+// ---- products of the same activations on path TILE, rounded once ----
+// Bits are those of single products. Groups with a product on WGMMA are matched before.
 
 static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_is_whole(w, i) && gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_TILE;
+    return gcudai_cuda_is_whole(w, i) && gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_TILE;
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken, which few columns have.
+// Product i can join the group of product 0, and has no epilogue of its own, which only few columns take.
 static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) {
     const bool may_have_steps = w->node[0]->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
     return gcudai_cuda_is_tile_product(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i) &&
@@ -32849,41 +32777,50 @@ static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) 
 static int gcudai_cuda_match_tile_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     int n = gcudai_cuda_is_tile_product(w, 0) ? 1 : 0;
     while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins_tiles(w, n)) { ++n; }
-    gcudai_cuda_group_args(w, n, args);
-    return n > 1 ? n : 0;
-}
-
-static gcuda_status gcudai_cuda_run_tile_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_tile_group(args->group.args, args->group.n, args->group.scratch, stream);
-}
-
-static void ** gcudai_cuda_scratch_tile_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = gcuda_mul_mat_tile_group_scratch_bytes(args->group.args, args->group.n);
-    return &args->group.scratch;
+    return n > 1 && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_TILE, n, &args->products) ? n : 0;
 }
 
 // ---- all of them, tried in this order ----
+// clang-format off
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
-    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL },
-    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
-    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL },
-    { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
-    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
-    { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
-    { "mul_mat beside mul_mat, tiles", gcudai_cuda_match_tile_group, gcudai_cuda_run_tile_group, gcudai_cuda_scratch_tile_group },
-    { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
-    { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
-    { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
-    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
-    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
-    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
+    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat beside mul_mat, tiles", gcudai_cuda_match_tile_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
+        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_MUL_MAT_ID, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_GLU, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
+    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
+        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
+        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_RMS_NORM, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_SCALE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
 #if GCUDAI_KERNEL_HAS(RECURRENT)
-    { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL },
+    { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_SSM_CONV, GCUDA_OP_NONE, GCUDA_OP_NONE } },
 #endif
-    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
+    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL,
+        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
 };
+// clang-format on
 
 // The nodes from place `first` of the order on that something runs for.
 static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
@@ -32899,10 +32836,16 @@ static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const in
     }
 }
 
+static bool gcudai_cuda_may_begin(const struct gcudai_cuda_pattern * pattern, enum gcuda_op op) {
+    const enum gcuda_op * first = pattern->first;
+    return first[0] == GCUDA_OP_NONE || op == first[0] || op == first[1] || op == first[2];
+}
+
 // The first pattern that fits the nodes from the window's first on; NULL: none.
 static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
     const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args, int * n_taken) {
     for (size_t i = 0; i < sizeof(gcudai_cuda_patterns) / sizeof(gcudai_cuda_patterns[0]); ++i) {
+        if (!gcudai_cuda_may_begin(&gcudai_cuda_patterns[i], w->node[0]->op)) { continue; }
         GCUDAI_ZERO(*args);
         *n_taken = gcudai_cuda_patterns[i].match(w, args);
         if (*n_taken > 0) { return &gcudai_cuda_patterns[i]; }
@@ -33008,7 +32951,7 @@ enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one part of a model in the cache: fo
 
 struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
-    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
+    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which have a choice of their path
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
     int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
@@ -33020,6 +32963,7 @@ struct gcudai_cuda_step {
     bool is_rounded, was_rounded;    // its products take their columns as bytes; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
     cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
+    struct gcudai_cuda_mm_choice choice;  // of a product alone; of row-split weights made when it first runs
     union gcudai_cuda_fused args;
 };
 
@@ -33053,7 +32997,7 @@ struct gcudai_cuda_plan {
 
 // A step for a single node. Products and nodes that pack an operand first need more than one launcher: op is NULL.
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
-    const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
+    const bool is_product = gcudai_is_product(y->op) || y->op == GCUDA_OP_OUT_PROD;
     gcudai_op_row(y->op)->args(y, &s->args.op);
     s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &s->args.op);
@@ -33096,6 +33040,7 @@ static void gcudai_cuda_step_make(
     s->n = last - first + 1;
     if (s->pattern == NULL) {
         gcudai_cuda_step_single(cu, s->node, s);
+        s->choice = gcudai_cuda_nth(plan, last)->choice;
     } else if (s->pattern->run == NULL) {
         s->op = gcudai_cuda_op_of(s->node->op);
     }
@@ -33109,6 +33054,7 @@ static gcuda_status gcudai_cuda_step_enqueue(struct gcudai_cuda * cu, const stru
 }
 
 static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
+    if (s->pattern == NULL && gcudai_is_product(s->node->op)) { return gcudai_cuda_run_product(cu, s->node, &s->args.op, &s->choice); }
     if (s->op == NULL && s->pattern == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
     if (s->scratch_bytes == 0) { return gcudai_cuda_step_enqueue(cu, s); }
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
@@ -33124,51 +33070,42 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
 }
 
-// ---- norms that leave their result as products would round it ----
-// Where products alone read it that take it in one form: of one column, which each of their blocks would round again, or of many on
-// warp groups, which a launch of its own would round. It lies where the result would, so that memory is used as before.
+// ---- norms that write prequantized activations ----
+// If only products read the norm's result, and all in one layout: one column on VEC, which every thread block would round again, or any
+// number on WGMMA, which another launch would round. It is written in place of the result.
 
 enum { GCUDAI_CUDA_READERS = 16 }; // steps behind a norm that are searched for those who read it
 
-// The products of a step, n of them with weights in blocks, and their way; NULL: there are none.
-static struct gcuda_mul_mat_args * gcudai_cuda_column_products(
-    const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, int * n, enum gcudai_cuda_product * way) {
-    struct gcuda_mul_mat_args * p = NULL;
-    *n = 1;
-    *way = GCUDAI_CUDA_PRODUCT_VECTOR;
-    if (s->pattern != NULL) {
-        const bool is_wide = s->pattern->run == gcudai_cuda_run_wide_group, is_group = is_wide || s->pattern->run == gcudai_cuda_run_group;
-        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat;
-        p = is_single ? &s->args.mul_mat.args : is_group ? s->args.group.args : NULL;
-        *n = is_group ? s->args.group.n : 1;
-        *way = is_single ? s->args.mul_mat.way : is_wide ? GCUDAI_CUDA_PRODUCT_WARP_GROUPS : *way;
-    } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL) {
-        p = &s->args.op.mul_mat;
-        *way = gcudai_cuda_product_of(cu, p);
+// The products of a step as one job; args NULL: there are none, or not of weights in blocks.
+static struct gcuda_mul_mat_job gcudai_cuda_step_job(const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
+    struct gcuda_mul_mat_job job;
+    GCUDAI_ZERO(job);
+    if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS) {
+        job = gcudai_cuda_products_job(&s->args.products);
+    } else if (s->pattern == NULL && s->node->op == GCUDA_OP_MUL_MAT && s->choice.path < GCUDAI_CUDA_MM_CUBLAS) {
+        job = gcudai_cuda_mm_job(s->choice.path, s->choice.is_made ? &s->args.op.mul_mat : NULL, NULL);
     }
-    return p != NULL && gcuda_is_quantized(p->a.type) ? p : NULL;
+    if (job.args != NULL && !gcuda_is_quantized(job.args->a.type)) { job.args = NULL; }
+    job.device = &cu->kernels;
+    return job;
 }
 
-// The form in which the step's products can take columns that are rounded; 0: none.
-static int gcudai_cuda_form_of(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
-    int n;
-    enum gcudai_cuda_product way;
-    const struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n, &way);
-    return p == NULL                                ? 0
-           : way == GCUDAI_CUDA_PRODUCT_VECTOR      ? gcuda_mul_mat_vec_form(p->a.type)
-           : way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? gcuda_mul_mat_wg_form(p, n)
-                                                    : 0; // others read floats
+// The layout in which the step's products can take activations that are rounded; form 0: they read floats.
+static struct gcuda_activation_layout gcudai_cuda_layout_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
+    struct gcuda_activation_layout none;
+    GCUDAI_ZERO(none);
+    return job.args != NULL ? gcuda_mul_mat_layout(&job) : none;
 }
 
 static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
-    int n;
-    enum gcudai_cuda_product way;
-    struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n, &way);
-    for (int i = 0; p != NULL && i < n; ++i) { p[i].is_rounded = is_rounded; }
-    s->is_rounded = is_rounded && p != NULL;
+    const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
+    struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.args : &s->args.op.mul_mat;
+    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_rounded = is_rounded; }
+    s->is_rounded = is_rounded && job.args != NULL;
 }
 
-// How often the step's products read node `at` as their columns.
+// How often the step's products read node `at` as activations.
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
@@ -33178,31 +33115,35 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const 
     return n;
 }
 
-// The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
-static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
+// The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
+static struct gcuda_activation_layout gcudai_cuda_layout_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
     const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
-    int n_reads = 0, form = 0;
+    struct gcuda_activation_layout layout, none;
+    int n_reads = 0;
+    GCUDAI_ZERO(layout);
+    GCUDAI_ZERO(none);
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
-        struct gcudai_cuda_step * s = &plan->steps[++*last];
+        const struct gcudai_cuda_step * s = &plan->steps[++*last];
         const int reads = gcudai_cuda_column_reads(plan, s, at);
-        const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
-        if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
-        form = reads > 0 ? wanted : form;
+        if (reads == 0) { continue; }
+        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_of(cu, s);
+        if (wanted.form == 0 || (layout.form != 0 && wanted.form != layout.form)) { return none; }
+        layout = wanted;
         n_reads += reads;
     }
-    return n_reads == n_uses ? form : 0;
+    return n_reads == n_uses ? layout : none;
 }
 
-// Whether the step's norm can leave its result in this form where its node lies. Columns of many rows are written all over it while
+// Whether the step's norm can write its result in this layout into its node's memory. Rows of many columns are scattered over it, while
 // other rows are still to be read.
-static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int form) {
+static bool gcudai_cuda_has_room_for(
+    const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, const struct gcuda_activation_layout * layout) {
     const struct gcuda_tensor * y = s->node;
     struct gcuda_norm_mul_args p = s->args.norm_mul;
-    p.form = form;
-    if (form == 0 || y->view_src != NULL || !gcuda_norm_mul_takes_form(&p)) { return false; }
-    const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
-    bool is_apart = of_many <= gcuda_nbytes(y);
-    for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
+    p.form = layout->form;
+    if (layout->form == 0 || y->view_src != NULL || !gcuda_norm_mul_takes_form(&p)) { return false; }
+    bool is_apart = layout->bytes <= gcuda_nbytes(y);
+    for (int i = s->first; i < s->first + s->n && layout->bytes > 0; ++i) {
         const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = seen->shape.src[k];
@@ -33221,8 +33162,9 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         int last = i;
-        if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul) { continue; }
-        const int wanted = gcudai_cuda_form_behind(cu, plan, i, &last), form = gcudai_cuda_has_room_for(plan, s, wanted) ? wanted : 0;
+        if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM) { continue; }
+        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_behind(cu, plan, i, &last);
+        const int form = gcudai_cuda_has_room_for(plan, s, &wanted) ? wanted.form : 0;
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
@@ -33504,8 +33446,8 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
 
 // What the step's launch may read early because of node t; NULL: nothing.
 static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
-    if (t->op == GCUDA_OP_MUL_MAT || t->op == GCUDA_OP_MUL_MAT_ID) { return t->src[0]; }
-    if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
+    if (gcudai_is_product(t->op)) { return t->src[0]; }
+    if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
     const struct gcuda_norm_mul_args * p = &s->args.norm_mul;
     return t->src[0]->data == p->w.data || t->src[0]->data == p->b.data   ? t->src[0]
            : t->src[1]->data == p->w.data || t->src[1]->data == p->b.data ? t->src[1]
@@ -33556,6 +33498,29 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
+    bool is_stale = look->seen[node].has_changed;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const int32_t source = look->seen[node].shape.src[k];
+        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
+    }
+    return is_stale;
+}
+
+// Chooses the paths of products on one device whose tensors have changed, or of all. Row-split weights choose when they first run.
+static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_look * look, bool all) {
+    for (int i = 0; i < look->n_nodes; ++i) {
+        struct gcudai_cuda_seen * s = &look->seen[i];
+        union gcudai_args args;
+        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(look, i))) { continue; }
+        GCUDAI_ZERO(s->choice);
+        if (gcudai_cuda_is_split(s->tensor)) { continue; }
+        gcudai_op_row(s->tensor->op)->args(s->tensor, &args);
+        gcudai_cuda_set_shared(cu, s->tensor->op, &args);
+        s->choice = gcudai_cuda_mm_choose_node(cu, s->tensor->op, &args);
+    }
+}
+
 static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
     return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
 }
@@ -33584,20 +33549,11 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
     plan->is_relinked = true;
 }
 
-static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
-    bool is_stale = look->seen[node].has_changed;
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const int32_t source = look->seen[node].shape.src[k];
-        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
-    }
-    return is_stale;
-}
-
 // A step whose scratch could not be asked for is no step: the node is named, and counts as changed until that is known.
 static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcuda_tensor * first = NULL;
     for (int i = plan->n_steps - 1; i >= 0; --i) {
-        if (plan->steps[i].scratch_bytes == SIZE_MAX) {
+        if (plan->steps[i].scratch_bytes == SIZE_MAX || plan->steps[i].choice.scratch_bytes == SIZE_MAX) {
             first = plan->steps[i].node;
             gcudai_cuda_nth(plan, plan->steps[i].first)->has_changed = true;
         }
@@ -33639,6 +33595,7 @@ static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
+    gcudai_cuda_plan_choose(cu, look, false);
     bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
@@ -33711,6 +33668,7 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
     plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
     if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
+    gcudai_cuda_plan_choose(cu, &plan->look, true);
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -33996,6 +33954,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
         s->has_changed = gcudai_cuda_is_other(s, &plan->look.seen[i]) || plan->look.seen[i].has_changed ||
                          s->shape.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
         has_changed = has_changed || s->has_changed;
+        s->choice = plan->look.seen[i].choice;
     }
     const gcuda_status st = gcudai_cuda_can_follow(cu, look);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -34535,7 +34494,8 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device, "clearing flags");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
-    cu->has_warp_groups = gcudai_cuda_fits_warp_groups(cu->max_shared) && gcuda_has_warp_groups();
+    cu->kernels.capability = cu->device->cc;
+    cu->kernels.has_wgmma = gcudai_cuda_fits_wgmma(cu->max_shared) && gcuda_has_warp_groups();
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
     return gcudai_cublas_open(cu, p->cublas);
 }
@@ -36343,7 +36303,7 @@ static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
     return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
 }
 
-// `forced` is 1 + the way that a product takes, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
+// `forced` is 1 + the path of a product, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
 enum { GCUDAI_SELFTEST_PACKED = 100 };
 struct gcudai_selftest_case {
     const char * name;
@@ -36356,14 +36316,14 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
     { "gates", gcudai_selftest_gates, 0 }, { "norms", gcudai_selftest_norm, 0 }, { "soft_max", gcudai_selftest_soft_max, 0 },
     { "sums", gcudai_selftest_sums, 0 }, { "losses", gcudai_selftest_loss, 0 }, { "sorting", gcudai_selftest_sort, 0 },
     { "rope", gcudai_selftest_rope, 0 }, { "products", gcudai_selftest_products, 0 },
-    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_OWN },
+    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PLAIN },
     { "quantized products", gcudai_selftest_quantized, 0 },
-    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
-    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_PRODUCT_TILE },
-    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_GEMM },
-    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
-    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
+    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_MM_VEC },
+    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_MM_TILE },
+    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_GEMM },
+    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_MM_WGMMA },
+    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
+    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
     { "experts", gcudai_selftest_experts, 0 }, { "experts of a token", gcudai_selftest_token, 0 },
     { "experts of floats of a token", gcudai_selftest_float_token, 0 }, { "attention", gcudai_selftest_attention, 0 },
     { "convolution", gcudai_selftest_conv, 0 }, { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
@@ -36406,8 +36366,8 @@ static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
 
 static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
     const int forced = gcudai_selftest_cases[i].forced;
-    return forced == 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? cu->has_warp_groups
-           : forced == 1 + GCUDAI_CUDA_PRODUCT_GEMM      ? cu->device->cc >= 800
+    return forced == 1 + GCUDAI_CUDA_MM_WGMMA ? cu->kernels.has_wgmma
+           : forced == 1 + GCUDAI_CUDA_MM_GEMM      ? cu->device->cc >= 800
                                                          : true;
 }
 
@@ -36428,11 +36388,14 @@ static gcuda_status gcudai_selftest_go(struct gcudai_cuda * cu, const struct gcu
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
     gcudai_cuda_set_shared(cu, y->op, &args);
-    return forced == GCUDAI_SELFTEST_PACKED ? gcudai_selftest_pack(cu, &args.conv)
-                                            : gcudai_cuda_multiply(cu, (enum gcudai_cuda_product)(forced - 1), args.mul_mat);
+    if (forced == GCUDAI_SELFTEST_PACKED) { return gcudai_selftest_pack(cu, &args.conv); }
+    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    const struct gcudai_cuda_mm_choice choice =
+        gcudai_cuda_mm_choice_with((enum gcudai_cuda_mm_path)(forced - 1), args.mul_mat.prec, &args.mul_mat, NULL, &device);
+    return gcudai_cuda_multiply(cu, &choice, args.mul_mat);
 }
 
-// The cases of forced ways once more, over what the graph has left.
+// The cases of forced paths once more, over the results of the graph.
 static gcuda_status gcudai_selftest_force(struct gcudai_selftest * t) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) t->backend;
     struct gcudai_cuda_scope scope;

@@ -1581,7 +1581,7 @@ struct d_vec_form {
     int of_odd, of_second, of_odd_lane;
 };
 
-// A layout encoded as a nonzero number, as host code and other parts store it (gcuda_mul_mat_vec_form).
+// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_layout).
 static inline __host__ __device__ constexpr int d_vec_form_number(const d_vec_form & f) {
     return 1 | (int) f.order << 1 | (int) f.has_min << 3 | f.of_odd << 4 | f.of_second << 7 | f.of_odd_lane << 10 | f.zero << 13;
 }
@@ -7725,6 +7725,12 @@ static inline gcuda_mul_mat_args packed_product_of(const gcuda_conv_args & p, ch
     m.max_shared = p.max_shared;
     return m;
 }
+static inline gcuda_mul_mat_job packed_job_of(const gcuda_mul_mat_args & product) {
+    gcuda_mul_mat_job job = {};
+    job.path = GCUDA_MUL_MAT_WGMMA;
+    job.args = &product;
+    return job;
+}
 
 // Position of a piece in a row of a tile (swizzled).
 static inline __device__ int d_packed_at(int row, int piece) { return row * PACKED_ROW + (piece ^ (row & 7)) * 16; }
@@ -8601,8 +8607,10 @@ template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args 
         st = launch(k_conv_pack<TX>, n_blocks, 256, stream, p, q, (int64_t) 0, n_parts, n_blocks);
         gcuda_launch_series * series = gcuda_thread_launches();
         const gcuda_overlap overlap = series->overlap;
-        series->overlap = GCUDA_OVERLAP_LAUNCH; // PDL launch: it starts while the packing kernel ends
-        st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_wg(&product, q.x + packed_x_bytes(p, q), stream) : st;
+        series->overlap = GCUDA_OVERLAP_LAUNCH; // it begins while the copy ends
+        gcuda_mul_mat_job job = packed_job_of(product);
+        job.scratch = q.x + packed_x_bytes(p, q);
+        st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat(&job, stream) : st;
         series->overlap = overlap;
         if (st != GCUDA_STATUS_UNSUPPORTED) {
             return st;
@@ -8649,7 +8657,8 @@ size_t gcuda_conv_2d_packed_scratch_bytes(const gcuda_conv_args * args) {
     const d_packed q = packed_of(*args);
     const gcuda_mul_mat_args product = packed_product_of(*args, q.x);
     const size_t n_bytes = asked_bytes(q.w_bytes + packed_x_bytes(*args, q));
-    return is_packed_product(*args) ? add_bytes(n_bytes, gcuda_mul_mat_wg_scratch_bytes(&product)) : n_bytes;
+    const gcuda_mul_mat_job job = packed_job_of(product);
+    return is_packed_product(*args) ? add_bytes(n_bytes, gcuda_mul_mat_scratch_bytes(&job)) : n_bytes;
 }
 
 gcuda_status gcuda_launch_conv_2d_packed(const gcuda_conv_args * args, gcuda_stream stream) {
@@ -12174,6 +12183,37 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
 }
 #endif // parts 4, 5, 13
 
+#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13) || GCUDAI_PART(14)
+// ---- entry points of the paths of matrix products: parts 4, 5, 13 and 14 ----
+// Each part defines those of its paths, and the table in part 4 (mul_mat_path_of) has them in the order of enum gcuda_mul_mat_path.
+// A job has args or experts; groups, epilogues and stages are what takes says. The other functions get jobs that are taken.
+struct mul_mat_path {
+    bool (*takes)(const gcuda_mul_mat_job & job);
+    size_t (*scratch_bytes)(const gcuda_mul_mat_job & job);
+    gcuda_status (*launch)(const gcuda_mul_mat_job & job, gcuda_stream stream);
+    gcuda_activation_layout (*layout)(const gcuda_mul_mat_job & job);
+};
+#ifdef GCUDA_PREFIX
+#define gcuda_path_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec)
+#define gcuda_path_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec_float)
+#define gcuda_path_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_gemm)
+#define gcuda_path_wgmma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_wgmma)
+#define gcuda_path_int8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_int8)
+#endif
+extern const mul_mat_path gcuda_path_vec, gcuda_path_vec_float, gcuda_path_gemm, gcuda_path_wgmma, gcuda_path_int8;
+
+static inline gcuda_activation_layout mul_mat_no_layout(const gcuda_mul_mat_job &) { return {}; }
+static inline bool job_is_single(const gcuda_mul_mat_job & job) { return job.n_args == 0 && job.stage == GCUDA_MUL_MAT_ALL; }
+static inline int job_capability(const gcuda_mul_mat_job & job) {
+    return job.device != nullptr ? job.device->capability : 100 * capability_major();
+}
+static inline gcuda_mul_mat_id_args job_experts(const gcuda_mul_mat_job & job) {
+    gcuda_mul_mat_id_args p = *job.experts;
+    p.scratch = job.scratch;
+    return p;
+}
+#endif // parts 4, 5, 13, 14
+
 #if GCUDAI_PART(4) || GCUDAI_PART(13)
 // Whether q has the activations of p and weights of the same layout.
 static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
@@ -12435,9 +12475,9 @@ static gcuda_status mul_mat_plain(d_job & p, int64_t n_lists, gcuda_stream strea
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream stream) {
-    d_job p = job_of(*args);
-    return n_elements(args->y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
+static gcuda_status launch_plain(const gcuda_mul_mat_args & args, gcuda_stream stream) {
+    d_job p = job_of(args);
+    return n_elements(args.y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
 }
 
 // ---- F32 activations to F16 with a scale per row ----
@@ -13616,8 +13656,33 @@ static tile_units tile_units_of(const gcuda_mul_mat_args * args, int n_args) {
     return u;
 }
 
-static bool tile_takes(const gcuda_mul_mat_args & p, const void * scratch) {
-    return tile_takes_weights(p.a) && is_float(p.b.type) && (uintptr_t) scratch % 16 == 0 && p.a.ne[1] <= INT32_MAX;
+static bool tile_takes_product(const gcuda_mul_mat_args & p) {
+    return tile_takes_weights(p.a) && is_float(p.b.type) && p.a.ne[1] <= INT32_MAX && p.prec != GCUDA_PREC_F32 &&
+           tile_units_of(&p, 1).of[0] <= INT32_MAX; // steps are counted in 32 bits
+}
+
+// Of one matrix of columns, few of them.
+static bool tile_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_epilogue & epilogue) {
+    const bool is_small = p.b.ne[2] * p.b.ne[3] == 1 && p.b.ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
+    return is_small && epilogue.up == nullptr && p.y.type == GCUDA_TYPE_F32 && epilogue_fits(epilogue, p.y, 0);
+}
+
+static bool tile_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = true;
+    for (int i = 0; may && i < n_args; ++i) {
+        const gcuda_mul_mat_args & q = args[i];
+        may = tile_takes_product(q) && products_are_alike(args[0], q) && q.a.ne[2] * q.a.ne[3] == 1 && q.b.ne[2] * q.b.ne[3] == 1 &&
+              q.y.type == args->y.type && q.y.nb[0] == args->y.nb[0] && n_elements(q.y) > 0;
+    }
+    return may;
+}
+
+static bool tile_takes(const gcuda_mul_mat_job & job) {
+    if (job.args == nullptr || job.stage != GCUDA_MUL_MAT_ALL) {
+        return false;
+    }
+    return job.n_args > 0 ? tile_takes_group(job.args, job.n_args)
+                          : tile_takes_product(*job.args) && (job.epilogue == nullptr || tile_takes_epilogue(*job.args, *job.epilogue));
 }
 
 // n_args products of the same activations; p is the job of the first.
@@ -13628,50 +13693,29 @@ static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args
         });
 }
 
-size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) { return gcuda_mul_mat_tile_group_scratch_bytes(args, 1); }
-
-size_t gcuda_mul_mat_tile_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
-    const d_job p = job_of(*args);
-    return p.n <= 0 || p.k <= 0 || n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP
-               ? 0
-               : asked_bytes(tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a), tile_units_of(args, n_args),
-                     tile_columns(p.n)).bytes);
+// With an epilogue the accumulators come last.
+static size_t tile_scratch_bytes(const gcuda_mul_mat_job & job) {
+    const gcuda_mul_mat_args & q = *job.args;
+    const d_job p = job_of(q);
+    if (p.n <= 0) {
+        return 0;
+    }
+    const tile_units units = tile_units_of(job.args, job.n_args > 0 ? job.n_args : 1);
+    const size_t n = tile_scratch_of(p.n * q.a.ne[2] * q.a.ne[3], tile_column_bytes(p.a), units, tile_columns(p.n)).bytes;
+    return job.epilogue != nullptr ? add_bytes(n, (size_t) n_elements(q.y) * sizeof(float)) : n;
 }
 
-size_t gcuda_mul_mat_tile_fused_scratch_bytes(const gcuda_mul_mat_args * args) { // accumulators come last
-    const size_t n = gcuda_mul_mat_tile_scratch_bytes(args);
-    return n > 0 ? add_bytes(n, (size_t) n_elements(args->y) * sizeof(float)) : 0;
-}
-
-gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_tile_fused(args, nullptr, scratch, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_tile_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
-    d_job p = job_of(*args);
-    if (!tile_takes(*args, scratch)) {
+static gcuda_status launch_tiles(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    d_job p = job_of(*job.args);
+    if ((uintptr_t) job.scratch % 16 != 0) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    if (epilogue != nullptr) {
-        const bool is_small = args->b.ne[2] * args->b.ne[3] == 1 && p.n <= GCUDA_MUL_MAT_TILE_FUSED; // one matrix of columns
-        if (epilogue->up != nullptr || !is_small || p.y.type != GCUDA_TYPE_F32 || !epilogue_fits(*epilogue, p.y, 0)) {
-            return GCUDA_STATUS_UNSUPPORTED;
-        }
+    if (job.epilogue != nullptr) {
         p.has_epilogue = true;
-        p.epilogue = *epilogue;
+        p.epilogue = *job.epilogue;
     }
-    return n_elements(args->y) > 0 ? mul_mat_tile_group(p, args, 1, scratch, stream) : GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_launch_mul_mat_tile_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
-    for (int i = 0; may && i < n_args; ++i) {
-        const gcuda_mul_mat_args & q = args[i];
-        may = tile_takes(q, scratch) && products_are_alike(args[0], q) && q.a.ne[2] * q.a.ne[3] == 1 && q.b.ne[2] * q.b.ne[3] == 1 &&
-              q.y.type == args->y.type && q.y.nb[0] == args->y.nb[0] && n_elements(q.y) > 0;
-    }
-    return may ? mul_mat_tile_group(job_of(*args), args, n_args, scratch, stream) : GCUDA_STATUS_UNSUPPORTED;
+    return n_elements(job.args->y) > 0 ? mul_mat_tile_group(p, job.args, job.n_args > 0 ? job.n_args : 1, job.scratch, stream)
+                                       : GCUDA_STATUS_SUCCESS;
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -13727,29 +13771,81 @@ static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
            id_units(p).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 
-size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+// ---- path PLAIN: of experts on tensor cores where they are taken ----
+static bool plain_takes(const gcuda_mul_mat_job & job) { return job_is_single(job) && job.epilogue == nullptr; }
+
+static size_t plain_scratch_bytes(const gcuda_mul_mat_job & job) {
+    if (job.experts == nullptr) {
+        return 0;
+    }
+    const gcuda_mul_mat_id_args & p = *job.experts;
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    return asked_bytes(l.n_slots <= 0 || !id_uses_tiles(*args)
-                           ? n_lists
-                           : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
-                                           id_units(*args), id_columns(*args)).bytes);
+    const size_t n_lists = id_lists(p, &l);
+    return l.n_slots <= 0 || !id_uses_tiles(p)
+               ? n_lists
+               : n_lists + tile_scratch_of(p.b.ne[1] * p.b.ne[2], tile_column_bytes(p.as), id_units(p), id_columns(p)).bytes;
 }
 
-gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+static gcuda_status launch_plain_id(const gcuda_mul_mat_id_args & args, gcuda_stream stream) {
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    if (n_elements(args->y) == 0) {
+    const size_t n_lists = id_lists(args, &l);
+    if (n_elements(args.y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    d_job job = id_job(*args, l);
-    if (id_uses_tiles(*args)) {
-        return mul_mat_tile(job, nullptr, id_columns(*args), args->b.ne[1] * args->b.ne[2], id_units(*args), true,
-            (char *) args->scratch + n_lists, args->max_shared, stream,
-            [&](const d_tile_columns & c, int tn) { return id_prepare(*args, l, tn, c, stream); });
+    d_job job = id_job(args, l);
+    if (id_uses_tiles(args)) {
+        return mul_mat_tile(job, nullptr, id_columns(args), args.b.ne[1] * args.b.ne[2], id_units(args), true,
+            (char *) args.scratch + n_lists, args.max_shared, stream,
+            [&](const d_tile_columns & c, int tn) { return id_prepare(args, l, tn, c, stream); });
     }
-    const gcuda_status st = id_prepare(*args, l, PLAIN_TN, d_tile_columns(), stream);
-    return st == GCUDA_STATUS_SUCCESS ? mul_mat_plain(job, id_max_tiles(*args, PLAIN_TN), stream) : st;
+    const gcuda_status st = id_prepare(args, l, PLAIN_TN, d_tile_columns(), stream);
+    return st == GCUDA_STATUS_SUCCESS ? mul_mat_plain(job, id_max_tiles(args, PLAIN_TN), stream) : st;
+}
+
+static gcuda_status launch_plain_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    return job.experts != nullptr ? launch_plain_id(job_experts(job), stream) : launch_plain(*job.args, stream);
+}
+
+// ---- all paths ----
+static const mul_mat_path mul_mat_plain_path = { plain_takes, plain_scratch_bytes, launch_plain_job, mul_mat_no_layout };
+static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, launch_tiles, mul_mat_no_layout };
+
+// NULL: a job that no path takes.
+static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
+    static const mul_mat_path * const paths[] = { &mul_mat_plain_path, &gcuda_path_vec, &mul_mat_tile_path, &gcuda_path_gemm,
+        &gcuda_path_wgmma, &gcuda_path_int8 };
+    static_assert(sizeof(paths) / sizeof(paths[0]) == GCUDA_MUL_MAT_PATHS, "in the order of enum gcuda_mul_mat_path");
+    const bool is_one = (job.args != nullptr) != (job.experts != nullptr), is_path = (int) job.path >= 0 && job.path < GCUDA_MUL_MAT_PATHS;
+    const bool is_group = job.n_args != 0, may_be_group = job.args != nullptr && job.epilogue == nullptr;
+    const bool may_be_stage = job.args != nullptr && job.path == GCUDA_MUL_MAT_WGMMA && !is_group;
+    if (!is_one || !is_path || job.n_args < 0 || job.n_args > GCUDA_MUL_MAT_GROUP || (is_group && !may_be_group) ||
+        (job.stage != GCUDA_MUL_MAT_ALL && !may_be_stage)) {
+        return nullptr;
+    }
+    const gcuda_array & weights = job.args != nullptr ? job.args->a : job.experts->as;
+    const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
+    const bool reads_rounded = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
+    if (job.args != nullptr && job.args->is_rounded && !reads_rounded) {
+        return nullptr;
+    }
+    return is_of_floats ? &gcuda_path_vec_float : paths[job.path];
+}
+
+bool gcuda_mul_mat_takes(const gcuda_mul_mat_job * job) {
+    const mul_mat_path * path = mul_mat_path_of(*job);
+    return path != nullptr && path->takes(*job);
+}
+
+size_t gcuda_mul_mat_scratch_bytes(const gcuda_mul_mat_job * job) {
+    return asked_bytes(gcuda_mul_mat_takes(job) ? mul_mat_path_of(*job)->scratch_bytes(*job) : 0);
+}
+
+gcuda_activation_layout gcuda_mul_mat_layout(const gcuda_mul_mat_job * job) {
+    return gcuda_mul_mat_takes(job) ? mul_mat_path_of(*job)->layout(*job) : mul_mat_no_layout(*job);
+}
+
+gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_job * job, gcuda_stream stream) {
+    return gcuda_mul_mat_takes(job) ? mul_mat_path_of(*job)->launch(*job, stream) : device_lacks();
 }
 #endif // part 4
 
@@ -16197,16 +16293,25 @@ static bool mma_pays(const d_vec_job & p, size_t max_shared) {
     return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // only k_mul_mat_vec takes two matrices
 }
 
-// Rows are aligned to the format's words; with more than eight columns, to 4 bytes. Offsets in a tile fit an int.
+static int vec_most_of(gcuda_type type) { // columns
+    int most = MMA_COLUMNS;
+    (void) with_weight_format(type, [&](auto a) {
+        most = d_mma_format<decltype(a)>::has_two_tiles ? MMA_MOST : MMA_COLUMNS;
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return most;
+}
+
+// Rows at multiples of what the format's words lie at, beside more than eight columns of 4; offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
     const bool is_wide = gcuda_type_size(job.a.type) % 4 == 0 || job.n > MMA_COLUMNS;
     const size_t align = is_wide ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
-    return job.n <= gcuda_mul_mat_vec_most(job.a.type) && rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
+    return job.n <= vec_most_of(job.a.type) && rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
 }
 
-// Does not depend on the number of rows: parts of a matrix give the same bits as the whole.
-static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
-    return mma_pays(p, max_shared) && capability_major() >= 8 && mma_takes(p.job);
+// That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
+static bool vec_uses_mma(const d_vec_job & p, size_t max_shared, int capability) {
+    return mma_pays(p, max_shared) && capability >= 800 && mma_takes(p.job);
 }
 
 // One kernel for all alignments: words are aligned with the rows, or are assembled from bytes anyway.
@@ -16284,7 +16389,7 @@ static bool vec_takes(const gcuda_array & a, const gcuda_array & b) {
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-int gcuda_mul_mat_vec_form(gcuda_type type) {
+static int vec_form_of(gcuda_type type) {
     int form = 0;
     (void) with_weight_format(type, [&](auto a) {
         form = d_vec_form_number(d_vec_form_of<decltype(a)>());
@@ -16293,27 +16398,11 @@ int gcuda_mul_mat_vec_form(gcuda_type type) {
     return form;
 }
 
-int gcuda_mul_mat_vec_most(gcuda_type type) {
-    int most = MMA_COLUMNS;
-    (void) with_weight_format(type, [&](auto a) {
-        most = d_mma_format<decltype(a)>::has_two_tiles ? MMA_MOST : MMA_COLUMNS;
-        return GCUDA_STATUS_SUCCESS;
-    });
-    return most;
-}
-
-size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const d_vec_job p = vec_job(job_of(*args));
-    const size_t n_bytes = (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
-    const size_t n_mma = mma_scratch_bytes(mma_job(p));
-    return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
-}
-
-// Product of one matrix, several or a group. Quantizes activations first where there are several columns.
+// Products of one matrix, of several or of a group's, with columns that are made ready first where there are several.
 static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     const gcuda_type type = p.job.a.type;
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
-    if (vec_uses_mma(p, max_shared)) {
+    if (vec_uses_mma(p, max_shared, 100 * capability_major())) {
         d_mma_job mma = mma_job(p);
         return with_weight_format(type, [&](auto a) {
             typedef decltype(a) A;
@@ -16347,28 +16436,7 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
     });
 }
 
-gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_vec_fused(args, nullptr, scratch, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
-    d_vec_job p = vec_job(job_of(*args));
-    if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n = p.job.n;
-    const bool is_few = n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared);
-    if (!vec_takes(args->a, args->b) || !is_few || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    return launch_vec(p, scratch, args->max_shared, stream);
-}
-
-// Whether q has the activations of p and weights of the same layout.
+// Whether q is a product of the same columns as p, with weights that lie like p's.
 static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
@@ -16380,12 +16448,9 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
 // Whether the column stride is whole elements and not too large.
 static bool vec_has_columns(const gcuda_array & y) { return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_MOST; }
 
-// Combines products of a group into one job, if the path of each is that of the first and takes groups: one column, pairs of
-// columns, or tensor cores.
-static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_job & p) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
-        return false;
-    }
+// The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two columns
+// together, and tensor cores.
+static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capability, d_vec_job & p) {
     p = vec_job(job_of(args[0]));
     const int64_t n = p.job.n;
     for (int i = 0; i < n_args; ++i) {
@@ -16405,56 +16470,90 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
     if (args->is_rounded) {
         return vec_take_column(p);
     }
-    return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared);
+    return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared, capability);
 }
 
-bool gcuda_mul_mat_vec_takes_group(const gcuda_mul_mat_args * args, int n_args) {
-    d_vec_job p;
-    return vec_take_group(args, n_args, p);
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    d_vec_job p;
-    return vec_take_group(args, n_args, p) && (p.job.n == 1 || scratch != nullptr) ? launch_vec(p, scratch, args->max_shared, stream)
-                                                                                   : GCUDA_STATUS_UNSUPPORTED;
-}
-
-// >>op:mul_mat_id -------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_id_vec_fused(args, nullptr, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_id_vec_fused(
-    const gcuda_mul_mat_id_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
+// ---- path VEC of weights in blocks ----
+static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
     d_job job = {};
-    job.a = args->as;
-    job.b = args->b;
-    job.y = args->y;
-    job.m = args->as.ne[1];
+    job.a = args.as;
+    job.b = args.b;
+    job.y = args.y;
+    job.m = args.as.ne[1];
     job.n = 1;
-    job.k = args->as.ne[0];
-    job.a_m = (int64_t) args->as.nb[1];
-    job.b_k = (int64_t) args->b.nb[0];
+    job.k = args.as.ne[0];
+    job.a_m = (int64_t) args.as.nb[1];
+    job.b_k = (int64_t) args.b.nb[0];
     d_vec_job p = vec_job(job);
-    p.ids = args->ids;
-    p.n_experts = args->as.ne[2];
-    p.bad_index = args->bad_index;
-    if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+    p.ids = args.ids;
+    p.n_experts = args.as.ne[2];
+    p.bad_index = args.bad_index;
+    return p;
+}
+
+// The kernel's job, of a product, a group or experts; false: it is not taken. More than eight columns need tensor cores.
+static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
+    const gcuda_mul_mat_args * args = job.args;
+    const bool is_rounded = args != nullptr && args->is_rounded;
+    if ((args != nullptr ? args->prec : job.experts->prec) == GCUDA_PREC_F32) {
+        return false;
     }
-    if (!vec_takes(args->as, args->b)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+    if (job.n_args > 0) {
+        return vec_take_group(args, job.n_args, job_capability(job), p);
     }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
+    p = args != nullptr ? vec_job(job_of(*args)) : vec_id_job(*job.experts);
+    if (!vec_takes(p.job.a, p.job.b) || (job.epilogue != nullptr && !vec_take_epilogue(p, *job.epilogue))) {
+        return false;
     }
-    return with_weight_format(args->as.type, [&](auto a) {
-        return launch_vec_one<decltype(a)>(p, args->ids.ne[0] * args->ids.ne[1], args->max_shared, stream);
+    const bool is_few = p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
+    return is_few && (!is_rounded || vec_take_column(p));
+}
+
+static bool vec_takes_job(const gcuda_mul_mat_job & job) {
+    d_vec_job p;
+    return vec_take(job, p);
+}
+
+static size_t vec_scratch_bytes(const gcuda_mul_mat_job & job) {
+    if (job.experts != nullptr) {
+        return 0;
+    }
+    const d_vec_job p = vec_job(job_of(*job.args));
+    const size_t n_bytes = (size_t) (p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps) * 3072;
+    const size_t n_mma = mma_scratch_bytes(mma_job(p));
+    return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
+}
+
+static gcuda_status launch_vec_id(d_vec_job & p, const gcuda_mul_mat_id_args & args, gcuda_stream stream) {
+    return with_weight_format(args.as.type, [&](auto a) {
+        return launch_vec_one<decltype(a)>(p, args.ids.ne[0] * args.ids.ne[1], args.max_shared, stream);
     });
 }
 
-// mul_mat_id by lists of up to eight pairs per expert, each multiplied like a matrix with eight columns. Rows with few steps use
-// several blocks per SM: while one starts a list, the others keep reading. Returns bytes of shared memory; 0: nothing fits.
+static gcuda_status launch_vec_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    d_vec_job p;
+    if (!vec_take(job, p) || (p.job.n > 1 && job.scratch == nullptr)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (job.n_args == 0 && n_elements(p.job.y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return job.experts != nullptr ? launch_vec_id(p, *job.experts, stream) : launch_vec(p, job.scratch, job.args->max_shared, stream);
+}
+
+static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
+    const gcuda_type type = job.args != nullptr ? job.args->a.type : job.experts->as.type;
+    gcuda_activation_layout l = {};
+    l.form = vec_form_of(type);
+    l.max_columns = vec_most_of(type);
+    return l;
+}
+
+const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
+// Lists of up to eight slots of one expert are multiplied as a matrix with eight columns is. Where rows have few steps, several blocks on a
+// multiprocessor: while one begins a list the others read on. Returns the bytes of shared memory, 0 if there is no way.
 #define MMA_ID_BESIDE 4
 template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
     typedef d_mma_shape<A, 1> S;
@@ -16524,33 +16623,51 @@ static d_mma_job id_mma_job(const gcuda_mul_mat_id_args & args, const d_id_lists
     return p;
 }
 
-size_t gcuda_mul_mat_id_mma_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+// ---- path INT8 ----
+static bool int8_takes(const gcuda_mul_mat_job & job) {
+    if (job.experts == nullptr || job.epilogue != nullptr || job_capability(job) < 800) {
+        return false;
+    }
+    const gcuda_mul_mat_id_args & args = *job.experts;
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * ((args->as.ne[0] + MMA_STEP - 1) / MMA_STEP);
-    return asked_bytes(n_lists + (size_t) (n_units * MMA_GROUPS) * (4 * sizeof(uint2) + 2 * sizeof(float2)));
+    const d_mma_job p = id_mma_job(args, l, id_lists(args, &l));
+    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.units, n_tiles = id_max_tiles(args, MMA_COLUMNS) * ((args.as.ne[1] + 15) / 16);
+    const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
+    bool has_lists = false;
+    (void) with_weight_format(args.as.type, [&](auto a) {
+        typedef decltype(a) A;
+        has_lists = d_mma_has_lists<A> && rows_are_multiples(p.job, d_mma_format<A>::lists_at);
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return args.prec != GCUDA_PREC_F32 && vec_takes(args.as, args.b) && has_lists && mma_takes(p.job) && is_small;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+static size_t int8_scratch_bytes(const gcuda_mul_mat_job & job) {
+    const gcuda_mul_mat_id_args & args = *job.experts;
     d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    d_mma_job p = id_mma_job(*args, l, n_lists);
-    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * p.units, n_tiles = id_max_tiles(*args, MMA_COLUMNS) * ((args->as.ne[1] + 15) / 16);
-    const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
-    if (!vec_takes(args->as, args->b) || capability_major() < 8 || !mma_takes(p.job) || !is_small) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    if (n_elements(args->y) == 0) {
+    const size_t n_lists = id_lists(args, &l);
+    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * ((args.as.ne[0] + MMA_STEP - 1) / MMA_STEP);
+    return n_lists + (size_t) (n_units * MMA_GROUPS) * (4 * sizeof(uint2) + 2 * sizeof(float2));
+}
+
+static gcuda_status launch_int8(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const gcuda_mul_mat_id_args args = job_experts(job);
+    d_id_lists l = {};
+    const size_t n_lists = id_lists(args, &l);
+    d_mma_job p = id_mma_job(args, l, n_lists);
+    if (n_elements(args.y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_weight_format(args->as.type, [&](auto a) {
+    return with_weight_format(args.as.type, [&](auto a) {
         if constexpr (d_mma_has_lists<decltype(a)>) {
-            return launch_id_mma<decltype(a)>(*args, l, p, stream);
+            return launch_id_mma<decltype(a)>(args, l, p, stream);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
         }
     });
 }
+
+const mul_mat_path gcuda_path_int8 = { int8_takes, int8_scratch_bytes, launch_int8, mul_mat_no_layout };
 #endif // part 5
 
 #if GCUDAI_PART(14)
@@ -17151,54 +17268,11 @@ static bool float_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_arg
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_vec_float(const gcuda_mul_mat_args * args, gcuda_stream stream) {
-    d_float_job p = {};
-    p.job = job_of(*args);
-    p.is_one = args->b.ne[2] == 1 && args->b.ne[3] == 1;
-    if (!float_vec_takes(p)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
-    const bool wants_f32 = args->prec == GCUDA_PREC_F32;
-    return n_elements(args->y) > 0 ? launch_float_vec(p, n_matrices, wants_f32, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
-}
-
 static d_float_hooked_job float_hooked_job(const gcuda_mul_mat_args & args) {
     d_float_hooked_job p = {};
     p.job = job_of(args);
     p.is_one = args.b.ne[2] == 1 && args.b.ne[3] == 1 && args.a.ne[2] * args.a.ne[3] == 1;
     return p;
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_float_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
-    if (epilogue == nullptr) {
-        return gcuda_launch_mul_mat_vec_float(args, stream);
-    }
-    d_float_hooked_job p = float_hooked_job(*args);
-    const bool has_up = epilogue->up != nullptr;
-    p.job.has_epilogue = true;
-    p.job.epilogue = *epilogue;
-    if (!float_hooks_take(p) || !epilogue_fits(*epilogue, p.job.y, 0) || (has_up && (p.job.n != 1 || (uintptr_t) epilogue->up % 16 != 0))) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
-    return n_elements(args->y) > 0 ? launch_float_hooked(p, n_matrices, args->prec == GCUDA_PREC_F32, args->max_shared, stream)
-                                   : GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_launch_mul_mat_vec_float_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    d_float_hooked_job p = float_hooked_job(args[0]);
-    for (int i = 0; i < n_args; ++i) {
-        if (!float_is_alike(args[0], args[i]) || !float_hooks_take(float_hooked_job(args[i]))) {
-            return GCUDA_STATUS_UNSUPPORTED;
-        }
-        if (i > 0) { p.more[p.n_more++] = { (const char *) args[i].a.data, (char *) args[i].y.data, args[i].a.ne[1], 0 }; }
-    }
-    return launch_float_hooked(p, 1, args->prec == GCUDA_PREC_F32, args->max_shared, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -17219,29 +17293,80 @@ template <typename P> static P float_id_job(const gcuda_mul_mat_id_args & args) 
     return p;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    d_float_job p = float_id_job<d_float_job>(*args);
-    if (!float_vec_takes(p)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+// ---- path VEC of float weights: products and experts without hooks, or with an epilogue, or a group ----
+static d_float_job float_job_of(const gcuda_mul_mat_job & job) {
+    if (job.experts != nullptr) {
+        return float_id_job<d_float_job>(*job.experts);
     }
-    const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
-    return n_elements(args->y) > 0 ? launch_float_vec(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+    d_float_job p = {};
+    p.job = job_of(*job.args);
+    p.is_one = job.args->b.ne[2] == 1 && job.args->b.ne[3] == 1;
+    return p;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
-    const gcuda_mul_mat_id_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
-    if (epilogue == nullptr) {
-        return gcuda_launch_mul_mat_id_vec_float(args, stream);
+static d_float_hooked_job float_hooked_job_of(const gcuda_mul_mat_job & job) {
+    d_float_hooked_job p = job.experts != nullptr ? float_id_job<d_float_hooked_job>(*job.experts) : float_hooked_job(*job.args);
+    p.job.has_epilogue = job.epilogue != nullptr;
+    if (job.epilogue != nullptr) { p.job.epilogue = *job.epilogue; }
+    for (int i = 1; i < job.n_args; ++i) {
+        const gcuda_mul_mat_args & q = job.args[i];
+        p.more[p.n_more++] = { (const char *) q.a.data, (char *) q.y.data, q.a.ne[1], 0 };
     }
-    d_float_hooked_job p = float_id_job<d_float_hooked_job>(*args);
-    p.job.has_epilogue = true;
-    p.job.epilogue = *epilogue;
-    if (!float_hooks_take(p) || !epilogue_fits(*epilogue, p.job.y, p.n_experts) || (uintptr_t) epilogue->up % 16 != 0) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
-    return n_elements(args->y) > 0 ? launch_float_hooked(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+    return p;
 }
+
+static bool float_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = true;
+    for (int i = 0; i < n_args && may; ++i) {
+        may = float_is_alike(args[0], args[i]) && float_hooks_take(float_hooked_job(args[i]));
+    }
+    return may;
+}
+
+static bool float_vec_takes_job(const gcuda_mul_mat_job & job) {
+    if (job.n_args > 0) {
+        return float_takes_group(job.args, job.n_args);
+    }
+    if (job.epilogue == nullptr) {
+        return float_vec_takes(float_job_of(job));
+    }
+    const d_float_hooked_job p = float_hooked_job_of(job);
+    const bool up_fits = job.epilogue->up == nullptr || (p.job.n == 1 && (uintptr_t) job.epilogue->up % 16 == 0);
+    return up_fits && float_hooks_take(p) && epilogue_fits(*job.epilogue, p.job.y, p.n_experts);
+}
+
+static size_t float_vec_scratch_bytes(const gcuda_mul_mat_job &) { return 0; }
+
+static gcuda_status launch_float_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const bool has_hooks = job.n_args > 0 || job.epilogue != nullptr, is_id = job.experts != nullptr;
+    const gcuda_array & y = is_id ? job.experts->y : job.args->y;
+    const int64_t n = is_id            ? job.experts->ids.ne[0] * job.experts->ids.ne[1]
+                      : job.n_args > 0 ? 1
+                                       : job.args->a.ne[2] * job.args->a.ne[3]; // matrices, or pairs
+    const bool wants_f32 = !is_id && job.args->prec == GCUDA_PREC_F32;
+    const size_t max_shared = is_id ? job.experts->max_shared : job.args->max_shared;
+    if (job.n_args == 0 && n_elements(y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (has_hooks) {
+        d_float_hooked_job p = float_hooked_job_of(job);
+        return launch_float_hooked(p, n, wants_f32, max_shared, stream);
+    }
+    d_float_job p = float_job_of(job);
+    return launch_float_vec(p, n, wants_f32, max_shared, stream);
+}
+
+// Vectorized: rows of both operands at multiples of 16 bytes, whole eights of elements, activations in F32 or the weights' type.
+static gcuda_activation_layout float_vec_layout(const gcuda_mul_mat_job & job) {
+    const gcuda_array & a = job.args != nullptr ? job.args->a : job.experts->as, & b = job.args != nullptr ? job.args->b : job.experts->b;
+    const size_t bits = (size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3] | (size_t) (uintptr_t) b.data | b.nb[1] | b.nb[2] | b.nb[3];
+    gcuda_activation_layout l = {};
+    l.max_columns = FLOAT_VEC_COLUMNS;
+    l.is_vectorized = bits % 16 == 0 && a.ne[0] % 8 == 0 && (b.type == GCUDA_TYPE_F32 || b.type == a.type);
+    return l;
+}
+
+const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scratch_bytes, launch_float_job, float_vec_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
@@ -18842,8 +18967,8 @@ static gcuda_status wg_finish(
                                : launch_in_turn(k_wg_reduce, n_blocks, dim3(256), stream, p, parts);
 }
 
-// ---- host side of the product with both operands by TMA ----
-static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // see gcuda_launch_mul_mat_wg
+// ---- the launcher's side of products with both sides from memory ----
+static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // floats in place, any number of matrices
     return is_float(p.a.type) && p.b.type == p.a.type && is_wide(p.a) && is_wide(p.b);
 }
 static int64_t wg_gemm_steps(const gcuda_mul_mat_args & p) {
@@ -18957,30 +19082,9 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
            p.a.ne[0] <= (1 << 29);
 }
 
-int gcuda_mul_mat_wg_parts(const gcuda_mul_mat_args * args) {
-    return wg_is_gemm(*args) ? wg_gemm_plan_of(*args).n_parts : wg_plan_of(*args).n_parts;
-}
-
-size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
-    return asked_bytes(wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes);
-}
-
-// Whether packed B given by the caller is usable.
+// Whether columns that are said to be rounded can be.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
     return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
-}
-
-int gcuda_mul_mat_wg_form(const gcuda_mul_mat_args * args, int n_args) {
-    bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
-    for (int i = 0; i < n_args && may; ++i) {
-        may = gcuda_is_quantized(args[i].a.type) && args[i].a.ne[0] % 256 == 0 && wg_takes(args[i]) && products_are_alike(args[0], args[i]) &&
-              n_elements(args[i].y) > 0;
-    }
-    return !may ? 0 : n_args > 1 ? wg_plan_of_group(args, n_args).tn : wg_plan_of(*args).tn;
-}
-
-size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n) {
-    return n > 0 && is_wg_form(form, k, n) ? (size_t) (d_wg_padded(n, form) * k * 2) : 0;
 }
 
 static gcuda_status wg_make_columns(
@@ -19037,92 +19141,98 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
                : st;
 }
 
-// ---- packing and product as separate launches ----
-static bool wg_has_steps(const gcuda_mul_mat_args & p) {
-    return gcuda_is_quantized(p.a.type) && wg_takes(p) && fits_shared(WG_MAX_SHARED, p.max_shared) && gcuda_has_warp_groups();
-}
-static wg_plan wg_plan_of_steps(const gcuda_mul_mat_args & p) {
-    return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, GCUDA_MUL_MAT_WG_TILE);
+// ---- path WGMMA: a product, with an epilogue, or in two stages; a group ----
+static bool wg_takes_product(const gcuda_mul_mat_args & p) {
+    return (wg_is_gemm(p) ? wg_gemm_takes(p) : wg_takes(p)) && wg_takes_columns(p) && p.prec != GCUDA_PREC_F32;
 }
 
-// >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    const bool is_gemm = wg_is_gemm(*args);
-    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !wg_takes_columns(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return device_lacks();
+static bool wg_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_epilogue & epilogue) {
+    return p.y.ne[2] * p.y.ne[3] == 1 && epilogue.up == nullptr && epilogue_fits(epilogue, p.y, 0);
+}
+
+// One product alone may have other tiles than the layout of a group says.
+static bool wg_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = !args->is_rounded || n_args > 1;
+    for (int i = 0; i < n_args && may; ++i) {
+        may = gcuda_is_quantized(args[i].a.type) && wg_takes_product(args[i]) && products_are_alike(args[0], args[i]) && n_elements(args[i].y) > 0;
     }
-    if (n_elements(args->y) == 0) {
+    return may;
+}
+
+static bool wg_takes_args(const gcuda_mul_mat_job & job) {
+    return job.n_args > 0 ? wg_takes_group(job.args, job.n_args)
+                          : wg_takes_product(*job.args) && (job.epilogue == nullptr || wg_takes_epilogue(*job.args, *job.epilogue)) &&
+                                (job.stage == GCUDA_MUL_MAT_ALL || (gcuda_is_quantized(job.args->a.type) && job.epilogue == nullptr));
+}
+
+static bool wg_id_takes(const gcuda_mul_mat_id_args & p);
+
+static bool wg_takes_job(const gcuda_mul_mat_job & job) {
+    const bool fits = job.args != nullptr ? wg_takes_args(job) : job.epilogue == nullptr && wg_id_takes(*job.experts);
+    const size_t max_shared = job.args != nullptr ? job.args->max_shared : job.experts->max_shared;
+    return fits && (job.device != nullptr ? job.device->has_wgmma : fits_shared(WG_MAX_SHARED, max_shared) && gcuda_has_warp_groups());
+}
+
+// In stages tiles have one width, whatever the number of columns.
+static wg_plan wg_plan_of_job(const gcuda_mul_mat_job & job) {
+    const gcuda_mul_mat_args & p = *job.args;
+    return job.n_args > 0                    ? wg_plan_of_group(job.args, job.n_args)
+           : job.stage != GCUDA_MUL_MAT_ALL ? wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, GCUDA_MUL_MAT_WG_TILE)
+           : wg_is_gemm(p)                  ? wg_gemm_plan_of(p)
+                                            : wg_plan_of(p);
+}
+
+static size_t wg_id_scratch_bytes(const gcuda_mul_mat_id_args & p);
+
+// With an epilogue the accumulators go to scratch in any case.
+static size_t wg_scratch_bytes(const gcuda_mul_mat_job & job) {
+    if (job.experts != nullptr) {
+        return wg_id_scratch_bytes(*job.experts);
+    }
+    const wg_plan plan = wg_plan_of_job(job);
+    const size_t sums = (size_t) n_elements(job.args->y) * sizeof(float);
+    return job.stage == GCUDA_MUL_MAT_ACTIVATIONS ? 0
+           : job.stage == GCUDA_MUL_MAT_PRODUCT   ? plan.bytes - plan.parts_at
+                                                  : plan.bytes + (job.epilogue != nullptr && plan.n_parts == 1 ? sums : 0);
+}
+
+static gcuda_status launch_wg_id(const gcuda_mul_mat_id_args & args, gcuda_stream stream);
+
+static gcuda_status launch_wg_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const gcuda_mul_mat_args * args = job.args;
+    if (job.experts != nullptr) {
+        return launch_wg_id(job_experts(job), stream);
+    }
+    if (job.n_args == 0 && n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (is_gemm) {
-        return mul_mat_wg_gemm(*args, nullptr, scratch, stream);
+    if (job.stage == GCUDA_MUL_MAT_ACTIVATIONS) {
+        return wg_make_columns(*args, wg_plan_of_job(job), job.activations, nullptr, stream);
     }
-    return mul_mat_wg_group(args, 1, nullptr, wg_plan_of(*args), scratch, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_fused(
-    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
-    if (epilogue == nullptr) {
-        return gcuda_launch_mul_mat_wg(args, scratch, stream);
+    if (job.stage == GCUDA_MUL_MAT_PRODUCT) {
+        return wg_multiply(args, 1, nullptr, wg_plan_of_job(job), job.activations, nullptr, (float *) job.scratch, stream);
     }
-    const bool is_gemm = wg_is_gemm(*args);
-    const bool takes = is_gemm ? wg_gemm_takes(*args) && args->y.ne[2] * args->y.ne[3] == 1 : wg_takes(*args);
-    if (!takes || !wg_takes_columns(*args) || epilogue->up != nullptr || !epilogue_fits(*epilogue, args->y, 0)) {
-        return GCUDA_STATUS_UNSUPPORTED;
+    return job.n_args == 0 && wg_is_gemm(*args)
+               ? mul_mat_wg_gemm(*args, job.epilogue, job.scratch, stream)
+               : mul_mat_wg_group(args, job.n_args > 0 ? job.n_args : 1, job.epilogue, wg_plan_of_job(job), job.scratch, stream);
+}
+
+// A form is the width of tiles, which a group of one need not share with the product alone.
+static gcuda_activation_layout wg_layout(const gcuda_mul_mat_job & job) {
+    gcuda_activation_layout l = {};
+    if (job.experts != nullptr) {
+        return l;
     }
-    if (!fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return device_lacks();
-    }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    return is_gemm ? mul_mat_wg_gemm(*args, epilogue, scratch, stream)
-                   : mul_mat_wg_group(args, 1, epilogue, wg_plan_of(*args), scratch, stream);
+    const wg_plan plan = wg_plan_of_job(job);
+    const gcuda_mul_mat_args & p = *job.args;
+    const bool is_whole = gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && job.stage == GCUDA_MUL_MAT_ALL && n_elements(p.y) > 0;
+    l.form = is_whole && job.n_args != 1 ? plan.tn : 0;
+    l.bytes = job.stage == GCUDA_MUL_MAT_ACTIVATIONS ? plan.factor_at : l.form > 0 ? (size_t) (d_wg_padded(n_rows(p.b), l.form) * p.a.ne[0] * 2) : 0;
+    l.n_splits = job.n_args == 0 ? plan.n_parts : 0;
+    return l;
 }
 
-size_t gcuda_mul_mat_wg_fused_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const wg_plan plan = wg_is_gemm(*args) ? wg_gemm_plan_of(*args) : wg_plan_of(*args);
-    const size_t sums = (size_t) n_elements(args->y) * sizeof(float);
-    return asked_bytes(plan.n_parts > 1 ? plan.bytes : plan.bytes + sums);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP || (args->is_rounded && n_args == 1)) { // a single product may use other tiles, see gcuda_mul_mat_wg_form
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    for (int i = 0; i < n_args; ++i) {
-        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes_columns(args[i]) || !wg_takes(args[i]) || !products_are_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
-            return GCUDA_STATUS_UNSUPPORTED;
-        }
-    }
-    return fits_shared(WG_MAX_SHARED, args->max_shared) && gcuda_has_warp_groups()
-               ? mul_mat_wg_group(args, n_args, nullptr, wg_plan_of_group(args, n_args), scratch, stream)
-               : device_lacks();
-}
-
-size_t gcuda_mul_mat_wg_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
-    return asked_bytes(wg_plan_of_group(args, n_args).bytes);
-}
-
-size_t gcuda_mul_mat_wg_columns_bytes(const gcuda_mul_mat_args * args) { return asked_bytes(wg_plan_of_steps(*args).factor_at); }
-
-size_t gcuda_mul_mat_wg_parts_bytes(const gcuda_mul_mat_args * args) {
-    const wg_plan plan = wg_plan_of_steps(*args);
-    return asked_bytes(plan.bytes - plan.parts_at);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_columns(const gcuda_mul_mat_args * args, void * columns, gcuda_stream stream) {
-    return !wg_has_steps(*args)          ? device_lacks()
-           : n_elements(args->y) == 0    ? GCUDA_STATUS_SUCCESS
-                                         : wg_make_columns(*args, wg_plan_of_steps(*args), columns, nullptr, stream);
-}
-
-gcuda_status gcuda_launch_mul_mat_wg_product(
-    const gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
-    return !wg_has_steps(*args)       ? device_lacks()
-           : n_elements(args->y) == 0 ? GCUDA_STATUS_SUCCESS
-                                      : wg_multiply(args, 1, nullptr, wg_plan_of_steps(*args), columns, nullptr, (float *) parts, stream);
-}
+const mul_mat_path gcuda_path_wgmma = { wg_takes_job, wg_scratch_bytes, launch_wg_job, wg_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // Three kernels: sort pairs by expert, pack their activations in that order, multiply. The host knows only upper bounds of the
@@ -19210,7 +19320,7 @@ static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
     const bool y_fits = p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2]) % 4 == 0;
     const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], m_tiles = (p.as.ne[1] + WG_ROWS - 1) / WG_ROWS;
     return a_fits && y_fits && is_float(p.b.type) && p.as.ne[0] <= (1 << 29) && n_slots <= (1 << 24) && p.as.ne[2] <= (1 << 24) &&
-           id_max_tiles(p, WG_FEW) * m_tiles <= INT32_MAX;
+           id_max_tiles(p, WG_FEW) * m_tiles <= INT32_MAX && p.prec != GCUDA_PREC_F32;
 }
 
 // Builds the lists and packs activations.
@@ -19243,29 +19353,26 @@ static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_pla
     return p;
 }
 
-size_t gcuda_mul_mat_id_wg_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+static size_t wg_id_scratch_bytes(const gcuda_mul_mat_id_args & p) {
     d_id_lists l = {};
-    return asked_bytes(wg_id_plan_of(*args, &l).bytes);
+    return wg_id_plan_of(p, &l).bytes;
 }
 
-gcuda_status gcuda_launch_mul_mat_id_wg(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    if (!wg_id_takes(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return device_lacks();
-    }
-    if (n_elements(args->y) == 0) {
+static gcuda_status launch_wg_id(const gcuda_mul_mat_id_args & args, gcuda_stream stream) {
+    if (n_elements(args.y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
     d_id_lists l = {};
-    const wg_id_plan plan = wg_id_plan_of(*args, &l);
-    const gcuda_status st = wg_id_prepare(*args, plan, l, stream);
+    const wg_id_plan plan = wg_id_plan_of(args, &l);
+    const gcuda_status st = wg_id_prepare(args, plan, l, stream);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    const d_wg_id_job p = wg_id_job_of(*args, plan, l);
+    const d_wg_id_job p = wg_id_job_of(args, plan, l);
     const int64_t most = plan.max_tiles * p.m_tiles, n = 2 * (int64_t) n_multiprocessors();
-    return with_weight_format(args->as.type, [&](auto a) {
+    return with_weight_format(args.as.type, [&](auto a) {
         typedef d_wg_id_shape<decltype(a)> shape;
-        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args->max_shared,
+        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args.max_shared,
             stream, p);
     });
 }
@@ -19863,20 +19970,24 @@ template <typename T> static gcuda_status mul_mat_gemm(const d_gemm & p, const g
     return GCUDA_STATUS_UNSUPPORTED;
 }
 
-static bool gemm_takes(const gcuda_mul_mat_args & p) {
-    return is_float(p.a.type) && p.b.type == p.a.type && p.y.type == GCUDA_TYPE_F32 && is_wide(p.a) && is_wide(p.b) && p.a.ne[0] > 0;
+// ---- path GEMM ----
+static bool gemm_takes(const gcuda_mul_mat_job & job) {
+    if (job.args == nullptr || !job_is_single(job) || job.epilogue != nullptr) {
+        return false;
+    }
+    const gcuda_mul_mat_args & p = *job.args;
+    return is_float(p.a.type) && p.b.type == p.a.type && p.y.type == GCUDA_TYPE_F32 && is_wide(p.a) && is_wide(p.b) && p.a.ne[0] > 0 &&
+           p.prec != GCUDA_PREC_F32;
 }
 
-size_t gcuda_mul_mat_gemm_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const int n_parts = gemm_plan_of(*args).n_parts;
-    return asked_bytes(n_parts > 1 ? (size_t) (n_elements(args->y) * n_parts) * sizeof(float) : 0);
+static size_t gemm_scratch_bytes(const gcuda_mul_mat_job & job) {
+    const int n_parts = gemm_plan_of(*job.args).n_parts;
+    return n_parts > 1 ? (size_t) (n_elements(job.args->y) * n_parts) * sizeof(float) : 0;
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    if (!gemm_takes(*args)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
+static gcuda_status launch_gemm(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+    const gcuda_mul_mat_args * args = job.args;
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -19889,7 +20000,7 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
     p.b = args->b;
     p.y = args->y;
     p.n_parts = plan.n_parts;
-    p.parts = plan.n_parts > 1 ? (float *) scratch : nullptr;
+    p.parts = plan.n_parts > 1 ? (float *) job.scratch : nullptr;
     p.m_tiles = (args->a.ne[1] + plan.bm - 1) / plan.bm;
     p.n_tiles = (args->b.ne[1] + plan.bn - 1) / plan.bn;
     p.n_steps = (args->a.ne[0] * (int64_t) gcuda_type_size(args->a.type) + GEMM_STEP - 1) / GEMM_STEP;
@@ -19901,6 +20012,8 @@ gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * s
     }
     return st;
 }
+
+const mul_mat_path gcuda_path_gemm = { gemm_takes, gemm_scratch_bytes, launch_gemm, mul_mat_no_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)

@@ -1,5 +1,6 @@
 // Products of floats without cuBLAS, by their launchers (that of warp groups where the device has them), and activations as halves: every edge of the tiles, matrices that are shared
 // and that are not, parts of k, all caps of shared memory. Runs on a device and on the simulated one.
+#include "products.h"
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -85,14 +86,12 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
     }
 }
 
-typedef gcuda_status (*launcher)(const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-
-static void launched(launcher launch, const struct gcuda_mul_mat_args * p, size_t scratch_bytes, char * y) {
+static void launched(enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * p, char * y) {
     void * scratch = NULL;
     memset(y, 0xff, bytes_of(&p->y));
     CHECK(cudaMemcpy(p->y.data, y, bytes_of(&p->y), cudaMemcpyHostToDevice) == cudaSuccess);
-    CHECK(cudaMalloc(&scratch, scratch_bytes + 1) == cudaSuccess);
-    CHECK_OK(launch(p, scratch, NULL));
+    CHECK(cudaMalloc(&scratch, product_scratch(path, p, NULL) + 1) == cudaSuccess);
+    CHECK_OK(launch_product(path, p, NULL, scratch, NULL));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(y, p->y.data, bytes_of(&p->y), cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(cudaFree(scratch) == cudaSuccess);
@@ -111,11 +110,11 @@ static void product(enum gcuda_type type, struct shape s, size_t max_shared) {
         (long long) s.r3, s.pad, max_shared);
     char * a = filled(&p.a, &r), * b = filled(&p.b, &r), * y = (char *) malloc(bytes_of(&p.y));
     CHECK(cudaMalloc(&p.y.data, bytes_of(&p.y)) == cudaSuccess);
-    launched(gcuda_launch_mul_mat_gemm, &p, gcuda_mul_mat_gemm_scratch_bytes(&p), y);
+    launched(GCUDA_MUL_MAT_GEMM, &p, y);
     compare(&p, a, b, y, 1e-6, &r);
     p.max_shared = (size_t) 227 << 10;
     if (gcuda_has_warp_groups()) {
-        launched(gcuda_launch_mul_mat_wg, &p, gcuda_mul_mat_wg_scratch_bytes(&p), y);
+        launched(GCUDA_MUL_MAT_WGMMA, &p, y);
         compare(&p, a, b, y, 1e-6, &r);
     }
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
@@ -150,7 +149,7 @@ TEST(parts_of_k) { // few tiles and many steps
     p.a = array_of(GCUDA_TYPE_F16, s.k, s.m, 1, 1, 0);
     p.b = array_of(GCUDA_TYPE_F16, s.k, s.n, 1, 1, 0);
     p.y = array_of(GCUDA_TYPE_F32, s.m, s.n, 1, 1, 0);
-    CHECK(gcuda_mul_mat_gemm_scratch_bytes(&p) >= 2 * sizeof(float) * (size_t) (s.m * s.n));
+    CHECK(product_scratch(GCUDA_MUL_MAT_GEMM, &p, NULL) >= 2 * sizeof(float) * (size_t) (s.m * s.n));
     for (int t = 0; t < N_TYPES; ++t) { product(types[t], s, (size_t) 164 << 10); }
 }
 
@@ -171,13 +170,13 @@ TEST(what_does_not_fit_is_refused) {
     p.a = array_of(GCUDA_TYPE_F16, 64, 64, 1, 1, 0);
     p.b = array_of(GCUDA_TYPE_BF16, 64, 64, 1, 1, 0);
     p.y = array_of(GCUDA_TYPE_F32, 64, 64, 1, 1, 0);
-    CHECK(gcuda_launch_mul_mat_gemm(&p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); // two types
+    CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); // two types
     p.b = p.a;
     p.b.nb[1] += 2;
-    CHECK(gcuda_launch_mul_mat_gemm(&p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); // rows not at sixteens of bytes
+    CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); // rows not at sixteens of bytes
     p.b = p.a;
     p.y.type = GCUDA_TYPE_F16;
-    CHECK(gcuda_launch_mul_mat_gemm(&p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
 }
 
 // ---- activations as halves ----

@@ -2,6 +2,7 @@
 // device, or with kernels, without them only that they are refused. And a few blocks of every kernel that multiplies in tiles,
 // or vectors on tensor cores.
 #include "device.h"
+#include "products.h"
 #include "weights.h"
 
 struct shape {
@@ -84,14 +85,13 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
 // A kernel that multiplies in tiles.
 struct way {
     const char * name;
-    gcuda_status (*launch)(const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
-    size_t (*scratch_bytes)(const struct gcuda_mul_mat_args * args);
+    enum gcuda_mul_mat_path path;
     bool has_warp_groups, rounds; // needs them; BF16 of anything
 };
-static const struct way warp_groups = { "warp groups", gcuda_launch_mul_mat_wg, gcuda_mul_mat_wg_scratch_bytes, true, false };
-static const struct way tiles = { "tiles", gcuda_launch_mul_mat_tile, gcuda_mul_mat_tile_scratch_bytes, false, true };
-static const struct way by_vectors = { "vectors", gcuda_launch_mul_mat_vec, gcuda_mul_mat_vec_scratch_bytes, false, true };
-static const struct way floats = { "floats", gcuda_launch_mul_mat_gemm, gcuda_mul_mat_gemm_scratch_bytes, false, false };
+static const struct way warp_groups = { "warp groups", GCUDA_MUL_MAT_WGMMA, true, false };
+static const struct way tiles = { "tiles", GCUDA_MUL_MAT_TILE, false, true };
+static const struct way by_vectors = { "vectors", GCUDA_MUL_MAT_VEC, false, true };
+static const struct way floats = { "floats", GCUDA_MUL_MAT_GEMM, false, false };
 
 // Without data.
 static struct gcuda_mul_mat_args product_of(enum gcuda_type a_type, enum gcuda_type b_type, struct shape s) {
@@ -115,8 +115,8 @@ static void product_by(const struct way * way, enum gcuda_type a_type, enum gcud
     p.a.data = on_device(a, p.a.nb[2]);
     p.b.data = on_device(b, p.b.nb[2]);
     p.y.data = on_device(NULL, p.y.nb[2]);
-    void * scratch = on_device(NULL, way->scratch_bytes(&p));
-    const gcuda_status st = way->launch(&p, scratch, NULL);
+    void * scratch = on_device(NULL, product_scratch(way->path, &p, NULL));
+    const gcuda_status st = launch_product(way->path, &p, NULL, scratch, NULL);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(y, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
     if (!way->has_warp_groups || gcuda_has_warp_groups()) {
@@ -128,7 +128,7 @@ static void product_by(const struct way * way, enum gcuda_type a_type, enum gcud
     }
     if (way->has_warp_groups) {
         p.max_shared = 0;
-        CHECK(way->launch(&p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED); // 48 KiB are not enough
+        CHECK(launch_product(way->path, &p, NULL, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED); // 48 KiB are not enough
         CHECK(cudaDeviceSynchronize() == cudaSuccess);
     }
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess &&
@@ -176,7 +176,7 @@ static int64_t rows_of_wide_tiles(void) { return (multiprocessors() / 4 + 1) * 2
 // The kernel of weights in blocks that has tiles of so many columns.
 static void product_of_width(int width, enum gcuda_type type, struct shape s) {
     const struct gcuda_mul_mat_args p = product_of(type, GCUDA_TYPE_F32, s);
-    CHECK_EQ_I(gcuda_mul_mat_wg_form(&p, 1), width);
+    CHECK_EQ_I(product_layout(GCUDA_MUL_MAT_WGMMA, &p, 1).form, width);
     product(type, GCUDA_TYPE_F32, s, 1.0);
 }
 
@@ -193,7 +193,7 @@ TEST(few_blocks_of_every_width) {
         some.n = 140, many.k = whole_rows(types[t], wide.k);
         if (gcuda_is_quantized(types[t])) {
             const struct gcuda_mul_mat_args p = product_of(types[t], GCUDA_TYPE_F32, some);
-            if (gcuda_mul_mat_wg_form(&p, 1) != 128) { some.n = 100; } // of few multiprocessors none is idle with one wide tile
+            if (product_layout(GCUDA_MUL_MAT_WGMMA, &p, 1).form != 128) { some.n = 100; } // of few multiprocessors none is idle with one wide tile
             product_of_width(64, types[t], few);
             product_of_width(128, types[t], some);
             product_of_width(256, types[t], many);
@@ -233,9 +233,9 @@ TEST(few_blocks_of_every_kind) {
     const struct shape in_parts = { 4096, 40, 36, 0 };
     const struct gcuda_mul_mat_args blocks = product_of(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts);
     const struct gcuda_mul_mat_args halves = product_of(GCUDA_TYPE_F16, GCUDA_TYPE_F16, in_parts);
-    CHECK(gcuda_mul_mat_gemm_scratch_bytes(&halves) > 0); // sums of parts
+    CHECK(product_scratch(GCUDA_MUL_MAT_GEMM, &halves, NULL) > 0); // sums of parts
     if (gcuda_has_warp_groups()) {
-        CHECK(gcuda_mul_mat_wg_parts(&blocks) > 1 && gcuda_mul_mat_wg_form(&blocks, 1) == 64); // two blocks on a multiprocessor
+        CHECK(product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).n_splits > 1 && product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).form == 64); // two blocks on a multiprocessor
         product(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts, 1.0);
     }
     for (int t = 0; t < 3; ++t) {
@@ -325,8 +325,8 @@ static void group(enum gcuda_type type, const int64_t * m, int n_args, int64_t k
             p[0].b.data = on_device(b, p[0].b.nb[2]);
         }
     }
-    void * scratch = on_device(NULL, gcuda_mul_mat_wg_group_scratch_bytes(p, n_args));
-    CHECK_OK(gcuda_launch_mul_mat_wg_group(p, n_args, scratch, NULL));
+    void * scratch = on_device(NULL, group_scratch(GCUDA_MUL_MAT_WGMMA, p, n_args));
+    CHECK_OK(launch_group(GCUDA_MUL_MAT_WGMMA, p, n_args, scratch, NULL));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     for (int i = 0; i < n_args; ++i) {
         float * y = (float *) malloc(p[i].y.nb[2]);
@@ -336,10 +336,10 @@ static void group(enum gcuda_type type, const int64_t * m, int n_args, int64_t k
     }
     struct gcuda_mul_mat_args other = p[1];
     p[1].b.data = p[0].y.data; // other columns
-    CHECK(gcuda_launch_mul_mat_wg_group(p, n_args, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, n_args, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     p[1] = other;
     p[1].max_shared = p[0].max_shared = 0;
-    CHECK(gcuda_launch_mul_mat_wg_group(p, n_args, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, n_args, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(cudaFree(scratch) == cudaSuccess && cudaFree(p[0].b.data) == cudaSuccess);
     for (int i = 0; i < n_args; ++i) {
         CHECK(cudaFree(p[i].a.data) == cudaSuccess && cudaFree(p[i].y.data) == cudaSuccess);
@@ -427,12 +427,12 @@ static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcu
     if (flags & RESIDUAL) { chained(&c, GCUDA_OP_ADD, &e.residual); }
     float * got[2] = { (float *) malloc(y[0].nb[2]), (float *) malloc(y[0].nb[2]) };
     p.y = y[0];
-    const size_t plain = gcuda_mul_mat_wg_scratch_bytes(&p), fused = gcuda_mul_mat_wg_fused_scratch_bytes(&p);
+    const size_t plain = product_scratch(GCUDA_MUL_MAT_WGMMA, &p, NULL), fused = product_scratch(GCUDA_MUL_MAT_WGMMA, &p, &e);
     void * scratch = on_device(NULL, plain > fused ? plain : fused);
-    CHECK_OK(gcuda_launch_mul_mat_wg(&p, scratch, NULL));
+    CHECK_OK(launch_product(GCUDA_MUL_MAT_WGMMA, &p, NULL, scratch, NULL));
     CHECK_OK(gcuda_launch_chain(&c, NULL)); // before the result lies on its residual
     p.y = y[1];
-    CHECK_OK(gcuda_launch_mul_mat_wg_fused(&p, &e, scratch, NULL));
+    CHECK_OK(launch_product(GCUDA_MUL_MAT_WGMMA, &p, &e, scratch, NULL));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     for (int i = 0; i < 2; ++i) { CHECK(cudaMemcpy(got[i], y[i].data, y[i].nb[2], cudaMemcpyDeviceToHost) == cudaSuccess); }
     int64_t n_other = 0;
@@ -446,7 +446,7 @@ static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcu
     }
     CHECK_MSG(n_other == 0, "%lld others of %lld", (long long) n_other, (long long) (s.m * s.n));
     e.up = p.a.data;
-    CHECK(gcuda_launch_mul_mat_wg_fused(&p, &e, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_product(GCUDA_MUL_MAT_WGMMA, &p, &e, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(whole.data) == cudaSuccess &&
           cudaFree(row.data) == cudaSuccess && cudaFree(column.data) == cudaSuccess && cudaFree(y[0].data) == cudaSuccess &&
           cudaFree(y[1].data) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
@@ -512,15 +512,16 @@ TEST(steps_of_every_kind) { // several items for each block, and parts of k
 enum { PLAIN, FUSED, GROUP }; // how they are multiplied
 
 static gcuda_status multiply(const struct gcuda_mul_mat_args * p, int how, const struct gcuda_mul_mat_epilogue * e, void * scratch) {
-    return how == GROUP   ? gcuda_launch_mul_mat_wg_group(p, 2, scratch, NULL)
-           : how == FUSED ? gcuda_launch_mul_mat_wg_fused(p, e, scratch, NULL)
-                          : gcuda_launch_mul_mat_wg(p, scratch, NULL);
+    return how == GROUP   ? launch_group(GCUDA_MUL_MAT_WGMMA, p, 2, scratch, NULL)
+           : how == FUSED ? launch_product(GCUDA_MUL_MAT_WGMMA, p, e, scratch, NULL)
+                          : launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL);
 }
 
 static size_t scratch_of(const struct gcuda_mul_mat_args * p, int how) {
-    return how == GROUP ? gcuda_mul_mat_wg_group_scratch_bytes(p, 2)
-           : how == FUSED ? gcuda_mul_mat_wg_fused_scratch_bytes(p)
-                          : gcuda_mul_mat_wg_scratch_bytes(p);
+    static const struct gcuda_mul_mat_epilogue none;
+    return how == GROUP ? group_scratch(GCUDA_MUL_MAT_WGMMA, p, 2)
+           : how == FUSED ? product_scratch(GCUDA_MUL_MAT_WGMMA, p, &none)
+                          : product_scratch(GCUDA_MUL_MAT_WGMMA, p, NULL);
 }
 
 // The floats of a gate, or of a norm: to y, or rounded.
@@ -556,8 +557,8 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
         p[i].y.data = on_device(NULL, p[i].y.nb[2]);
         free(a);
     }
-    const int form = gcuda_mul_mat_wg_form(p, how == GROUP ? 2 : 1);
-    const size_t n_bytes = gcuda_mul_mat_wg_form_bytes(form, s.k, s.n), y_bytes = p[0].y.nb[2];
+    const int form = product_layout(GCUDA_MUL_MAT_WGMMA, p, how == GROUP ? 2 : 1).form;
+    const size_t n_bytes = product_layout(GCUDA_MUL_MAT_WGMMA, p, how == GROUP ? 2 : 1).bytes, y_bytes = p[0].y.nb[2];
     void * scratch = on_device(NULL, scratch_of(p, how)), * own = on_device(NULL, n_bytes), * image = is_in_scratch ? scratch : own;
     char * y[2] = { (char *) malloc(2 * y_bytes), (char *) malloc(2 * y_bytes) };
     CHECK(form != 0 && scratch_of(p, how) >= n_bytes);
@@ -574,12 +575,12 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     p[0].b.data = p[1].b.data = (char *) image + 8; // one condition after the other
     CHECK(multiply(p, how, &e, scratch) == GCUDA_STATUS_UNSUPPORTED);
     p[0].b.data = p[1].b.data = image;
-    CHECK(gcuda_launch_mul_mat_wg_group(p, 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     p[0].is_rounded = false; // of a group one alone
-    CHECK(gcuda_launch_mul_mat_wg_group(p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(cudaFree(p[0].a.data) == cudaSuccess);
     p[0].is_rounded = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data, p[0].y.ne[0] = 1;
-    CHECK(gcuda_launch_mul_mat_wg(p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, all[3].data, e.bias.data, p[0].y.data, p[1].y.data, p[1].a.data };
     for (size_t i = 0; i < sizeof used / sizeof used[0]; ++i) { CHECK(cudaFree(used[i]) == cudaSuccess); }
     free(y[0]);
@@ -680,13 +681,12 @@ static bool has_byte_products(void) {
 
 struct id_way {
     const char * name;
-    gcuda_status (*launch)(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
-    size_t (*scratch_bytes)(const struct gcuda_mul_mat_id_args * args);
+    enum gcuda_mul_mat_path path;
     double bound;          // squares of what differs from tiles, over squares of results
     bool needs_all_shared; // and refuses less
 };
-static const struct id_way on_groups = { "warp groups", gcuda_launch_mul_mat_id_wg, gcuda_mul_mat_id_wg_scratch_bytes, 1e-4, true };
-static const struct id_way by_bytes = { "bytes", gcuda_launch_mul_mat_id_mma, gcuda_mul_mat_id_mma_scratch_bytes, 1e-4, false };
+static const struct id_way on_groups = { "warp groups", GCUDA_MUL_MAT_WGMMA, 1e-4, true };
+static const struct id_way by_bytes = { "bytes", GCUDA_MUL_MAT_INT8, 1e-4, false };
 
 // A launcher twice with the same scratch, and tiles: every element of one against the other's, and both times the same bits.
 // scale: of the columns, or OUTLIERS.
@@ -718,14 +718,14 @@ static void experts_of_size(const struct id_way * way, enum gcuda_type type, str
     p.b.ne[1] = s.n_b, p.b.ne[2] = s.tokens, p.b.nb[2] = p.b.nb[1] * (size_t) s.n_b, p.b.nb[3] = p.b.nb[2] * (size_t) s.tokens;
     p.y.ne[1] = s.used, p.y.ne[2] = s.tokens, p.y.nb[2] = p.y.nb[1] * (size_t) s.used, p.y.nb[3] = p.y.nb[2] * (size_t) s.tokens;
     void * on[2] = { on_device(NULL, y_bytes), on_device(NULL, y_bytes) };
-    const size_t n_way = way->scratch_bytes(&p), n_tiles = gcuda_mul_mat_id_scratch_bytes(&p);
+    const size_t n_way = experts_scratch(way->path, &p), n_tiles = experts_scratch(GCUDA_MUL_MAT_PLAIN, &p);
     p.scratch = on_device(NULL, n_way > n_tiles ? n_way : n_tiles);
     p.y.data = on[1];
-    CHECK_OK(gcuda_launch_mul_mat_id(&p, NULL));
+    CHECK_OK(launch_experts(GCUDA_MUL_MAT_PLAIN, &p, NULL, NULL));
     p.y.data = on[0];
-    CHECK_OK(way->launch(&p, NULL));
+    CHECK_OK(launch_experts(way->path, &p, NULL, NULL));
     CHECK(cudaMemcpy(first, on[0], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
-    CHECK_OK(way->launch(&p, NULL));
+    CHECK_OK(launch_experts(way->path, &p, NULL, NULL));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(y, on[0], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(memcmp(first, y, y_bytes) == 0);
@@ -744,7 +744,7 @@ static void experts_of_size(const struct id_way * way, enum gcuda_type type, str
     }
     CHECK_MSG(errors <= way->bound * results, "NMSE %g between tiles and %s", errors / results, way->name);
     p.max_shared = 0;
-    CHECK(way->launch(&p, NULL) == (way->needs_all_shared ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
+    CHECK(launch_experts(way->path, &p, NULL, NULL) == (way->needs_all_shared ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.ids.data) == cudaSuccess &&
           cudaFree(p.bad_index) == cudaSuccess && cudaFree(p.scratch) == cudaSuccess && cudaFree(on[0]) == cudaSuccess && cudaFree(on[1]) == cudaSuccess);
@@ -859,7 +859,7 @@ TEST(few_blocks_of_vectors) { // on tensor cores, by bytes as well; rows of one 
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        for (int i = 0; i < 3 && gcuda_is_quantized(types[t]) && columns[i] <= gcuda_mul_mat_vec_most(types[t]); ++i) {
+        for (int i = 0; i < 3 && gcuda_is_quantized(types[t]) && columns[i] <= vec_layout_of(types[t]).max_columns; ++i) {
             const struct shape s = { whole_rows(types[t], 768), 130, columns[i], 1 };
             product_by(&by_vectors, types[t], GCUDA_TYPE_F32, s, 1.0);
         }

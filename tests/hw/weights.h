@@ -11,7 +11,7 @@ static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_
     GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M, GCUDA_TYPE_IQ2_XXS,
     GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S };
 enum { N_TYPES = sizeof types / sizeof types[0] };
-// Those that gcuda_launch_mul_mat_id_mma takes as experts.
+// Those that GCUDA_MUL_MAT_INT8 takes as experts.
 TEST_UNUSED static const enum gcuda_type types_by_bytes[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL,
     GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
 enum { N_TYPES_BY_BYTES = sizeof types_by_bytes / sizeof types_by_bytes[0] };

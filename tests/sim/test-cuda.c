@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "sim-test.h"
+#include "products.h"
 
 static const struct data * digits(void) {
     static struct data data;
@@ -280,10 +281,47 @@ static struct gcuda_array packed_array(enum gcuda_type type, int64_t ne0, int64_
     return a;
 }
 
+// The path by the rules, on a device of capability cc; and whether a path is taken.
+static struct gcudai_cuda_mm_device device_of(bool has_cublas, bool has_wgmma, int cc) {
+    struct gcudai_cuda_mm_device d;
+    d.kernels.capability = cc;
+    d.kernels.has_wgmma = has_wgmma;
+    d.has_cublas = has_cublas;
+    return d;
+}
+static enum gcudai_cuda_mm_path chosen(const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_wgmma, int cc) {
+    const struct gcudai_cuda_mm_device d = device_of(has_cublas, has_wgmma, cc);
+    const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(p, &d);
+    return gcudai_cuda_mm_path_of(&c, ~0u);
+}
+static enum gcudai_cuda_mm_path chosen_of_experts(const struct gcuda_mul_mat_id_args * p, bool has_wgmma, int cc) {
+    const struct gcudai_cuda_mm_device d = device_of(true, has_wgmma, cc);
+    const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(p, &d);
+    return gcudai_cuda_mm_path_of(&c, ~0u);
+}
+static bool is_taken(enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_wgmma, int cc) {
+    const struct gcudai_cuda_mm_device d = device_of(has_cublas, has_wgmma, cc);
+    const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(p, &d);
+    return gcudai_cuda_mm_takes(&c, path);
+}
+static bool is_taken_of_experts(enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_id_args * p, bool has_wgmma, int cc) {
+    const struct gcudai_cuda_mm_device d = device_of(true, has_wgmma, cc);
+    const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(p, &d);
+    return gcudai_cuda_mm_takes(&c, path);
+}
+
+static bool has_rule(enum gcudai_cuda_mm_path path, enum gcuda_type type) {
+    bool is_there = false;
+    for (size_t i = 0; i < sizeof gcudai_cuda_mm_rules / sizeof gcudai_cuda_mm_rules[0]; ++i) {
+        is_there = is_there || (gcudai_cuda_mm_rules[i].path == path && (gcudai_cuda_mm_rules[i].types >> type & 1) != 0);
+    }
+    return is_there;
+}
+
 TEST(products_take_the_way_that_the_table_says) {
-    enum { OWN = GCUDAI_CUDA_PRODUCT_OWN, TILE = GCUDAI_CUDA_PRODUCT_TILE, CUBLAS = GCUDAI_CUDA_PRODUCT_CUBLAS,
-        CONVERTED = GCUDAI_CUDA_PRODUCT_CONVERTED, HALVES = GCUDAI_CUDA_PRODUCT_HALVES,
-        VECTOR = GCUDAI_CUDA_PRODUCT_VECTOR, GROUPS = GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GEMM = GCUDAI_CUDA_PRODUCT_GEMM };
+    enum { OWN = GCUDAI_CUDA_MM_PLAIN, TILE = GCUDAI_CUDA_MM_TILE, CUBLAS = GCUDAI_CUDA_MM_CUBLAS,
+        CONVERTED = GCUDAI_CUDA_MM_CUBLAS_F32, HALVES = GCUDAI_CUDA_MM_CUBLAS_16,
+        VECTOR = GCUDAI_CUDA_MM_VEC, GROUPS = GCUDAI_CUDA_MM_WGMMA, GEMM = GCUDAI_CUDA_MM_GEMM };
     static const struct {
         enum gcuda_type a, b;
         int64_t k, m, n;
@@ -329,12 +367,12 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(cases[i].b, cases[i].k, cases[i].n, 4);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n, 4);
         p.prec = cases[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900), cases[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false, 800), cases[i].without);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 750), cases[i].older);
-        const bool is_vector = cases[i].with_cublas == TILE && 2 * cases[i].n <= gcuda_mul_mat_vec_most(cases[i].a);
+        CHECK_EQ_I((int) chosen(&p, true, false, 900), cases[i].with_cublas);
+        CHECK_EQ_I((int) chosen(&p, false, false, 800), cases[i].without);
+        CHECK_EQ_I((int) chosen(&p, true, false, 750), cases[i].older);
+        const bool is_vector = cases[i].with_cublas == TILE && 2 * cases[i].n <= vec_layout_of(cases[i].a).max_columns;
         const int with_groups = is_vector ? VECTOR : cases[i].with_cublas; // none has one large matrix
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), with_groups);
+        CHECK_EQ_I((int) chosen(&p, true, true, 900), with_groups);
     }
     static const struct {
         enum gcuda_type a, b;
@@ -386,15 +424,15 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(large[i].b, large[i].k, large[i].n, large[i].n2);
         p.y = packed_array(GCUDA_TYPE_F32, large[i].m, large[i].n, large[i].n2);
         p.prec = large[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), large[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true, 900), large[i].without);
+        CHECK_EQ_I((int) chosen(&p, true, true, 900), large[i].with_cublas);
+        CHECK_EQ_I((int) chosen(&p, false, true, 900), large[i].without);
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
-        CHECK((int) gcudai_cuda_choose_product(&p, true, true, 900) != GROUPS);
+        CHECK((int) chosen(&p, true, true, 900) != GROUPS);
         // below 8.0 there are no tensor cores for few columns of floats, and a large matrix of halves is cuBLAS's from two on
         if (large[i].a == GCUDA_TYPE_BF16 && large[i].n == 8 && large[i].prec == GCUDA_PREC_DEFAULT) {
             p.a.nb[1] -= gcuda_type_size(p.a.type);
-            const bool is_large = p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS;
-            CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 750), is_large ? HALVES : VECTOR);
+            const bool is_large = p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_MM_HUGE;
+            CHECK_EQ_I((int) chosen(&p, true, false, 750), is_large ? HALVES : VECTOR);
         }
     }
     static const struct {
@@ -402,15 +440,15 @@ TEST(products_take_the_way_that_the_table_says) {
         int few, many; // columns of a large matrix of Q4_0, with cuBLAS
     } caps[] = { { 48, TILE, HALVES }, { 99, TILE, HALVES }, { 163, TILE, HALVES }, { 226, TILE, HALVES }, { 227, GROUPS, GROUPS } };
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; ++i) {
-        const bool fits = gcudai_cuda_fits_warp_groups((size_t) caps[i].kib << 10);
+        const bool fits = gcudai_cuda_fits_wgmma((size_t) caps[i].kib << 10);
         struct gcuda_mul_mat_args p;
         GCUDAI_ZERO(p);
         p.a = packed_array(GCUDA_TYPE_Q4_0, 14336, 4096, 1);
         p.b = packed_array(GCUDA_TYPE_F32, 14336, 64, 1);
         p.y = packed_array(GCUDA_TYPE_F32, 4096, 64, 1);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, fits, 900), caps[i].few);
+        CHECK_EQ_I((int) chosen(&p, true, fits, 900), caps[i].few);
         p.b.ne[1] = p.y.ne[1] = 512;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, fits, 900), caps[i].many);
+        CHECK_EQ_I((int) chosen(&p, true, fits, 900), caps[i].many);
     }
 }
 
@@ -435,12 +473,12 @@ TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
         p.b = packed_array(cases[i].b, cases[i].k, 1, cases[i].n_tokens);
         p.ids = packed_array(GCUDA_TYPE_I32, cases[i].n_used, cases[i].n_tokens, 1);
         p.y = packed_array(GCUDA_TYPE_F32, 32, cases[i].n_used, cases[i].n_tokens);
-        CHECK_MSG(gcudai_cuda_takes_id_vector(&p) == cases[i].by_slots, "case %d", (int) i);
+        CHECK_MSG((chosen_of_experts(&p, false, 750) == GCUDAI_CUDA_MM_VEC) == cases[i].by_slots, "case %d", (int) i);
     }
 }
 
 TEST(products_of_large_experts_go_to_tensor_cores) {
-    enum { V = GCUDAI_CUDA_PRODUCT_VECTOR, B = GCUDAI_CUDA_PRODUCT_BYTES, W = GCUDAI_CUDA_PRODUCT_WARP_GROUPS, OWN = GCUDAI_CUDA_PRODUCT_OWN };
+    enum { V = GCUDAI_CUDA_MM_VEC, B = GCUDAI_CUDA_MM_INT8, W = GCUDAI_CUDA_MM_WGMMA, OWN = GCUDAI_CUDA_MM_PLAIN };
     static const struct {
         enum gcuda_type as, b;
         int64_t k, m, n_experts, n_used, n_tokens;
@@ -482,29 +520,29 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
         p.ids = packed_array(GCUDA_TYPE_I32, cases[i].n_used, cases[i].n_tokens, 1);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n_used, cases[i].n_tokens);
         p.as.data = (void *) (uintptr_t) (4096 + cases[i].off);
-        CHECK_MSG((int) gcudai_cuda_choose_id_product(&p, true, 900) == cases[i].with, "case %d", (int) i);
-        CHECK_MSG((int) gcudai_cuda_choose_id_product(&p, false, 900) == cases[i].without, "case %d", (int) i);
-        CHECK_MSG((int) gcudai_cuda_choose_id_product(&p, false, 750) == cases[i].old, "case %d", (int) i);
-        CHECK_MSG(gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, true, 900) == cases[i].takes_groups, "case %d", (int) i);
-        CHECK_MSG(gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_BYTES, &p, true, 900) == cases[i].takes_bytes, "case %d", (int) i);
-        CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, false, 900));
-        CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_BYTES, &p, true, 750));
+        CHECK_MSG((int) chosen_of_experts(&p, true, 900) == cases[i].with, "case %d", (int) i);
+        CHECK_MSG((int) chosen_of_experts(&p, false, 900) == cases[i].without, "case %d", (int) i);
+        CHECK_MSG((int) chosen_of_experts(&p, false, 750) == cases[i].old, "case %d", (int) i);
+        CHECK_MSG(is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, true, 900) == cases[i].takes_groups, "case %d", (int) i);
+        CHECK_MSG(is_taken_of_experts(GCUDAI_CUDA_MM_INT8, &p, true, 900) == cases[i].takes_bytes, "case %d", (int) i);
+        CHECK(!is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, false, 900));
+        CHECK(!is_taken_of_experts(GCUDAI_CUDA_MM_INT8, &p, true, 750));
     }
 }
 
 // ---- the table of products, as it is to be: all types, capabilities, and caps of shared memory ----
 // A way is a letter: Vector, Tile, warp Groups, cuBlas, Converted, Halves, geMm, Own, bYtes.
-static char way_letter(enum gcudai_cuda_product product) {
+static char way_letter(enum gcudai_cuda_mm_path product) {
     switch (product) {
-        case GCUDAI_CUDA_PRODUCT_OWN: return 'O';
-        case GCUDAI_CUDA_PRODUCT_TILE: return 'T';
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return 'V';
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return 'G';
-        case GCUDAI_CUDA_PRODUCT_CUBLAS: return 'B';
-        case GCUDAI_CUDA_PRODUCT_CONVERTED: return 'C';
-        case GCUDAI_CUDA_PRODUCT_HALVES: return 'H';
-        case GCUDAI_CUDA_PRODUCT_GEMM: return 'M';
-        case GCUDAI_CUDA_PRODUCT_BYTES: return 'Y';
+        case GCUDAI_CUDA_MM_PLAIN: return 'O';
+        case GCUDAI_CUDA_MM_TILE: return 'T';
+        case GCUDAI_CUDA_MM_VEC: return 'V';
+        case GCUDAI_CUDA_MM_WGMMA: return 'G';
+        case GCUDAI_CUDA_MM_CUBLAS: return 'B';
+        case GCUDAI_CUDA_MM_CUBLAS_F32: return 'C';
+        case GCUDAI_CUDA_MM_CUBLAS_16: return 'H';
+        case GCUDAI_CUDA_MM_GEMM: return 'M';
+        case GCUDAI_CUDA_MM_INT8: return 'Y';
         default: return '?';
     }
 }
@@ -620,7 +658,7 @@ static void check_ways(const struct weight_type * w, char size, int64_t k, int64
             struct gcuda_mul_mat_args p = table_product(w->type, columns, k, m, column_counts[i]);
             p.prec = is_exact ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
             if (c / 8 < 3) { p.a.data = (char *) p.a.data + at; } else { p.a.nb[1] += (size_t) at; }
-            got[i] = way_letter(gcudai_cuda_choose_product(&p, has_cublas, device == 'g', cc));
+            got[i] = way_letter(chosen(&p, has_cublas, device == 'g', cc));
         }
         CHECK_MSG(strcmp(got, want) == 0, "%s, [%d, %d] %d bytes off, columns %s, on %d%s, %s, %s: %s, not %s", gcuda_type_name(w->type),
             (int) k, (int) m, at, gcuda_type_name(columns), cc, device == 'g' ? " with warp groups" : "", has_cublas ? "cuBLAS" : "no cuBLAS",
@@ -641,8 +679,8 @@ TEST(products_of_all_types_take_the_way_of_the_table) {
         const bool is_codebook = strncmp(name, "iq", 2) == 0 && strncmp(name, "iq4", 3) != 0;
         const struct gcuda_mul_mat_args p = table_product(weight_types[t].type, GCUDA_TYPE_F32, 4096, 4096, 4097);
         const char with = weight_types[t].of == 'f' ? 'B' : weight_types[t].of == 'h' || is_codebook ? 'H' : 'G';
-        CHECK_MSG(way_letter(gcudai_cuda_choose_product(&p, true, true, 900)) == with, "%s", name);
-        CHECK_MSG(way_letter(gcudai_cuda_choose_product(&p, false, true, 900)) == (weight_types[t].of == 'h' ? 'M' : 'G'), "%s", name);
+        CHECK_MSG(way_letter(chosen(&p, true, true, 900)) == with, "%s", name);
+        CHECK_MSG(way_letter(chosen(&p, false, true, 900)) == (weight_types[t].of == 'h' ? 'M' : 'G'), "%s", name);
     }
 }
 
@@ -654,14 +692,14 @@ enum { N_CAPS = sizeof shared_caps / sizeof shared_caps[0] };
 
 TEST(shared_memory_decides_on_warp_groups) {
     for (int i = 0; i < N_CAPS; ++i) {
-        CHECK(gcudai_cuda_fits_warp_groups(shared_caps[i].bytes) == (shared_caps[i].kind == 'g'));
+        CHECK(gcudai_cuda_fits_wgmma(shared_caps[i].bytes) == (shared_caps[i].kind == 'g'));
         for (int t = 0; t < N_WEIGHT_TYPES * 2; ++t) {
             const struct weight_type * w = &weight_types[t / 2];
             const char * want = ways_of(way_rules, WAY_RULES, w->of, 'L', 0, shared_caps[i].kind, t % 2 == 0);
             for (int c = 0; c < N_COUNTS; ++c) {
                 const struct gcuda_mul_mat_args p = table_product(w->type, GCUDA_TYPE_F32, 4096, 4096, column_counts[c]);
-                const bool fits = gcudai_cuda_fits_warp_groups(shared_caps[i].bytes);
-                CHECK_MSG(way_letter(gcudai_cuda_choose_product(&p, t % 2 == 0, fits, 900)) == want[c], "%s, %d columns, %d bytes",
+                const bool fits = gcudai_cuda_fits_wgmma(shared_caps[i].bytes);
+                CHECK_MSG(way_letter(chosen(&p, t % 2 == 0, fits, 900)) == want[c], "%s, %d columns, %d bytes",
                     gcuda_type_name(w->type), (int) column_counts[c], (int) shared_caps[i].bytes);
             }
         }
@@ -701,7 +739,7 @@ static void check_experts(const struct weight_type * w, int64_t k, int64_t m, in
         struct gcuda_mul_mat_id_args p = table_experts(w->type, columns[c / 3 % 3], k, m, experts, n * experts / 4);
         p.as.data = (char *) p.as.data + at;
         const char want = id_way_of(w, k, m, at, device, n);
-        const char got = way_letter(gcudai_cuda_choose_id_product(&p, device == 'g', cc));
+        const char got = way_letter(chosen_of_experts(&p, device == 'g', cc));
         CHECK_MSG(got == want, "%s, [%d, %d] of %d experts %d bytes off, %d slots each, on %d%s: %c, not %c", gcuda_type_name(w->type),
             (int) k, (int) m, (int) experts, at, n, cc, device == 'g' ? " with warp groups" : "", got, want);
     }
@@ -722,12 +760,12 @@ TEST(products_of_experts_of_all_types_take_the_way_of_the_table) {
 
 TEST(shared_memory_decides_on_warp_groups_of_experts) {
     for (int i = 0; i < N_CAPS; ++i) {
-        const bool fits = gcudai_cuda_fits_warp_groups(shared_caps[i].bytes);
+        const bool fits = gcudai_cuda_fits_wgmma(shared_caps[i].bytes);
         for (int t = 0; t < N_WEIGHT_TYPES; ++t) { check_experts(&weight_types[t], 2048, 1792, 32, 900, fits ? 'g' : 'n'); }
         for (int t = 3; t < N_WEIGHT_TYPES; ++t) { // blocks, with very many slots: warp groups where they fit
             const struct gcuda_mul_mat_id_args p = table_experts(weight_types[t].type, GCUDA_TYPE_F32, 2048, 1792, 32, 512);
-            CHECK(way_letter(gcudai_cuda_choose_id_product(&p, fits, 900)) == (shared_caps[i].kind == 'g' ? 'G' : 'O'));
-            CHECK(gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, fits, 900) == (shared_caps[i].kind == 'g'));
+            CHECK(way_letter(chosen_of_experts(&p, fits, 900)) == (shared_caps[i].kind == 'g' ? 'G' : 'O'));
+            CHECK(is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, fits, 900) == (shared_caps[i].kind == 'g'));
         }
     }
 }
@@ -830,6 +868,8 @@ static int compute_type(
 
 TEST(products_take_the_way_that_is_named) {
     static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
+    static const enum gcudai_cuda_mm_path paths[] = { GCUDAI_CUDA_MM_PLAIN, GCUDAI_CUDA_MM_TILE, GCUDAI_CUDA_MM_VEC, GCUDAI_CUDA_MM_WGMMA,
+        GCUDAI_CUDA_MM_CUBLAS, GCUDAI_CUDA_MM_CUBLAS_F32, GCUDAI_CUDA_MM_CUBLAS_16, GCUDAI_CUDA_MM_GEMM, GCUDAI_CUDA_MM_INT8 };
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     for (int i = 0; i < 9; ++i) {
@@ -848,11 +888,11 @@ TEST(products_take_the_way_that_is_named) {
             p.a = packed_array(GCUDA_TYPE_F32, 256, 40, 1);
             p.b = packed_array(GCUDA_TYPE_F32, 256, 30, 1);
             p.y = packed_array(GCUDA_TYPE_F32, 40, 30, 1);
-            CHECK_EQ_I(cu->product, 1 + i);
-            const bool takes =
-                gcudai_cuda_product_takes((enum gcudai_cuda_product) i, &p, has_cublas, cu->has_warp_groups, cu->device->cc);
-            CHECK_EQ_I((int) gcudai_cuda_product_of(cu, &p),
-                takes ? i : (int) gcudai_cuda_choose_product(&p, has_cublas, cu->has_warp_groups, cu->device->cc));
+            CHECK_EQ_I(cu->product, 1 + (int) paths[i]);
+            const bool takes = is_taken(paths[i], &p, has_cublas, cu->kernels.has_wgmma, cu->device->cc) &&
+                               (paths[i] != GCUDAI_CUDA_MM_TILE || cu->device->cc >= 800);
+            CHECK_EQ_I((int) gcudai_cuda_mm_choose(cu, &p, NULL).path,
+                (int) (takes ? paths[i] : chosen(&p, has_cublas, cu->kernels.has_wgmma, cu->device->cc)));
             gcuda_backend_free(backend);
             unsetenv("GCUDA_CUDA_PRODUCT");
         }
@@ -1005,13 +1045,13 @@ enum { PLAIN_WAY, VECTOR_WAY, TILE_WAY, FUSED_WAY, N_SHORT_WAYS };
 static gcuda_status launch_short(const struct gcuda_mul_mat_args * p, int way) {
     static const struct gcuda_mul_mat_epilogue none; // leaves the sums alone
     const bool is_quantized = gcuda_is_quantized(p->a.type);
-    const size_t size = way == TILE_WAY ? gcuda_mul_mat_tile_scratch_bytes(p) : is_quantized ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
+    const size_t size = way == TILE_WAY ? product_scratch(GCUDA_MUL_MAT_TILE, p, NULL) : is_quantized ? product_scratch(GCUDA_MUL_MAT_VEC, p, NULL) : 0;
     void * scratch = NULL;
     CHECK(cudaMalloc(&scratch, size + 16) == cudaSuccess);
-    const gcuda_status st = way == PLAIN_WAY  ? gcuda_launch_mul_mat(p, NULL)
-                            : way == TILE_WAY ? gcuda_launch_mul_mat_tile(p, scratch, NULL)
-                            : is_quantized    ? gcuda_launch_mul_mat_vec_fused(p, way == FUSED_WAY ? &none : NULL, scratch, NULL)
-                                              : gcuda_launch_mul_mat_vec_float(p, NULL);
+    const gcuda_status st = way == PLAIN_WAY  ? launch_product(GCUDA_MUL_MAT_PLAIN, p, NULL, NULL, NULL)
+                            : way == TILE_WAY ? launch_product(GCUDA_MUL_MAT_TILE, p, NULL, scratch, NULL)
+                            : is_quantized    ? launch_product(GCUDA_MUL_MAT_VEC, p, way == FUSED_WAY ? &none : NULL, scratch, NULL)
+                                              : launch_product(GCUDA_MUL_MAT_VEC, p, NULL, NULL, NULL);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
     return st;
 }
@@ -1033,7 +1073,7 @@ static void results_of_16_bits(enum gcuda_type type, int64_t k, int64_t n) {
     const bool is_wide = gcuda_is_quantized(type) && GCUDA_SIM_CC >= 800 && p.a.nb[1] % 4 == 0;
     for (int way = 0; way < N_SHORT_WAYS; ++way) {
         const bool is_vector = way == VECTOR_WAY || way == FUSED_WAY;
-        if (is_vector && n > (is_wide ? gcuda_mul_mat_vec_most(type) : 8)) { continue; }
+        if (is_vector && n > (is_wide ? vec_layout_of(type).max_columns : 8)) { continue; }
         if (way == FUSED_WAY && !gcuda_is_quantized(type)) { continue; } // F32 alone, see below
         for (int to = 0; to < 3; ++to) {
             p.y = packed_array(result_types[to], M, n, 1);
@@ -1061,12 +1101,12 @@ TEST(launchers_of_products_round_results) {
 // Of experts: any way, slots one by one, and lists of them as bytes.
 static gcuda_status launch_short_id(struct gcuda_mul_mat_id_args * p, int way) {
     const bool is_quantized = gcuda_is_quantized(p->as.type);
-    const size_t size = way == 0 ? gcuda_mul_mat_id_scratch_bytes(p) : way == 2 ? gcuda_mul_mat_id_mma_scratch_bytes(p) : 0;
+    const size_t size = way == 0 ? experts_scratch(GCUDA_MUL_MAT_PLAIN, p) : way == 2 ? experts_scratch(GCUDA_MUL_MAT_INT8, p) : 0;
     CHECK(cudaMalloc(&p->scratch, size + 16) == cudaSuccess);
-    const gcuda_status st = way == 0       ? gcuda_launch_mul_mat_id(p, NULL)
-                            : way == 2     ? gcuda_launch_mul_mat_id_mma(p, NULL)
-                            : is_quantized ? gcuda_launch_mul_mat_id_vec(p, NULL)
-                                           : gcuda_launch_mul_mat_id_vec_float(p, NULL);
+    const gcuda_status st = way == 0       ? launch_experts(GCUDA_MUL_MAT_PLAIN, p, NULL, NULL)
+                            : way == 2     ? launch_experts(GCUDA_MUL_MAT_INT8, p, NULL, NULL)
+                            : is_quantized ? launch_experts(GCUDA_MUL_MAT_VEC, p, NULL, NULL)
+                                           : launch_experts(GCUDA_MUL_MAT_VEC, p, NULL, NULL);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(p->scratch) == cudaSuccess);
     return st;
 }
@@ -1120,13 +1160,13 @@ enum { REFUSE_WG, REFUSE_WG_FUSED, REFUSE_WG_GROUP, REFUSE_GEMM, REFUSE_TILE_FUS
 static gcuda_status launch_of_f32(const struct gcuda_mul_mat_args * p, int way, void * scratch) {
     static const struct gcuda_mul_mat_epilogue none;
     switch (way) {
-        case REFUSE_WG: return gcuda_launch_mul_mat_wg(p, scratch, NULL);
-        case REFUSE_WG_FUSED: return gcuda_launch_mul_mat_wg_fused(p, &none, scratch, NULL);
-        case REFUSE_WG_GROUP: return gcuda_launch_mul_mat_wg_group(p, 1, scratch, NULL);
-        case REFUSE_GEMM: return gcuda_launch_mul_mat_gemm(p, scratch, NULL);
-        case REFUSE_TILE_FUSED: return gcuda_launch_mul_mat_tile_fused(p, &none, scratch, NULL);
-        case REFUSE_FLOAT_FUSED: return gcuda_launch_mul_mat_vec_float_fused(p, &none, NULL);
-        default: return gcuda_launch_mul_mat_vec_float_group(p, 1, NULL);
+        case REFUSE_WG: return launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL);
+        case REFUSE_WG_FUSED: return launch_product(GCUDA_MUL_MAT_WGMMA, p, &none, scratch, NULL);
+        case REFUSE_WG_GROUP: return launch_group(GCUDA_MUL_MAT_WGMMA, p, 1, scratch, NULL);
+        case REFUSE_GEMM: return launch_product(GCUDA_MUL_MAT_GEMM, p, NULL, scratch, NULL);
+        case REFUSE_TILE_FUSED: return launch_product(GCUDA_MUL_MAT_TILE, p, &none, scratch, NULL);
+        case REFUSE_FLOAT_FUSED: return launch_product(GCUDA_MUL_MAT_VEC, p, &none, NULL, NULL);
+        default: return launch_group(GCUDA_MUL_MAT_VEC, p, 1, NULL, NULL);
     }
 }
 
@@ -1144,7 +1184,8 @@ static void refuses_16_bits(enum gcuda_type type, int way, enum gcuda_type to) {
     CHECK(cudaMalloc(&p.b.data, p.b.nb[3]) == cudaSuccess && cudaMalloc((void **) &scratch, SCRATCH) == cudaSuccess);
     CHECK(cudaMemsetAsync(p.b.data, 0, p.b.nb[3], NULL) == cudaSuccess);
     p.y.data = upload(y, (size_t) (M * n) * 4);
-    CHECK(gcuda_mul_mat_tile_fused_scratch_bytes(&p) <= SCRATCH);
+    static const struct gcuda_mul_mat_epilogue none;
+    CHECK(product_scratch(GCUDA_MUL_MAT_TILE, &p, &none) <= SCRATCH);
     const bool has_f32 = way >= REFUSE_GEMM && to == GCUDA_TYPE_F32 && (way == REFUSE_TILE_FUSED || !gcuda_is_quantized(type));
     const long before = sim_counts("cudaLaunchKernelEx");
     CHECK_MSG(launch_of_f32(&p, way, scratch) == (has_f32 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED), "%s to %s, launcher %d",
@@ -1167,9 +1208,9 @@ static void experts_refuse_16_bits(enum gcuda_type type, enum gcuda_type to) {
     p.y = packed_array(to, 16, 2, 4);
     memset(y, 0x5a, sizeof y);
     p.y.data = upload(y, sizeof y);
-    CHECK(gcuda_launch_mul_mat_id_wg(&p, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_experts(GCUDA_MUL_MAT_WGMMA, &p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     const struct gcuda_mul_mat_epilogue none = { .scale = 0.0f };
-    if (!gcuda_is_quantized(type)) { CHECK(gcuda_launch_mul_mat_id_vec_float_fused(&p, &none, NULL) == GCUDA_STATUS_UNSUPPORTED); }
+    if (!gcuda_is_quantized(type)) { CHECK(launch_experts(GCUDA_MUL_MAT_VEC, &p, &none, NULL) == GCUDA_STATUS_UNSUPPORTED); }
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(y, p.y.data, sizeof y, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (size_t i = 0; i < sizeof y; ++i) { CHECK(y[i] == 0x5a); }
     CHECK(cudaFree(p.y.data) == cudaSuccess);
@@ -1208,7 +1249,7 @@ static void floats_on_exact_memory(enum gcuda_type type, int64_t k, int64_t m, i
     upload_floats(&p.b, 3, 11);
     float * got = (float *) malloc(p.y.nb[2]);
     CHECK(cudaMalloc(&p.y.data, p.y.nb[2]) == cudaSuccess);
-    CHECK_OK(gcuda_launch_mul_mat_vec_float(&p, NULL));
+    CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &p, NULL, NULL, NULL));
     CHECK(cudaMemcpy(got, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int64_t i = 0; i < m * n; ++i) {
         int64_t want = 0;
@@ -1396,8 +1437,8 @@ static void refuses_other_experts(enum gcuda_type type) {
     p.b = packed_array(GCUDA_TYPE_F32, 2048, 1, 4);
     p.ids = packed_array(GCUDA_TYPE_I32, 2, 4, 1);
     p.y = packed_array(GCUDA_TYPE_F32, 16, 2, 4);
-    CHECK_MSG(gcuda_launch_mul_mat_id_mma(&p, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s", gcuda_type_name(type));
-    CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_BYTES, &p, true, 900));
+    CHECK_MSG(launch_experts(GCUDA_MUL_MAT_INT8, &p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s", gcuda_type_name(type));
+    CHECK(!is_taken_of_experts(GCUDAI_CUDA_MM_INT8, &p, true, 900));
 }
 
 // Shared memory that a block may have: the least, the most, and what devices of 7.5, 8.6 and 8.0 have, or this one if that is less.
@@ -1416,7 +1457,7 @@ TEST(few_slots_of_experts_as_bytes) {
         for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
             const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) && gcuda_is_quantized((enum gcuda_type) type) &&
                                    type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K;
-            const bool has_kernels = is_weight && gcudai_cuda_id_bytes_slots((enum gcuda_type) type) > 0;
+            const bool has_kernels = is_weight && has_rule(GCUDAI_CUDA_MM_INT8, (enum gcuda_type) type);
             if (is_weight && !has_kernels) { refuses_other_experts((enum gcuda_type) type); }
             for (int i = 0; has_kernels && i < 3; ++i) {
                 float got[16 * 40], want[16 * 40];
@@ -1457,11 +1498,11 @@ TEST(few_columns_with_little_shared_memory) {
                 p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
                 p.b = packed_array(GCUDA_TYPE_F32, shapes[i][0], shapes[i][2], 1);
                 p.y = packed_array(GCUDA_TYPE_F32, shapes[i][1], shapes[i][2], 1);
-                const bool is_wide = p.a.nb[1] % 4 == 0 && shapes[i][2] <= gcuda_mul_mat_vec_most((enum gcuda_type) type);
-                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900),
-                    shapes[i][2] <= 8 ? GCUDAI_CUDA_PRODUCT_VECTOR : GCUDAI_CUDA_PRODUCT_TILE);
-                CHECK(gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, &p, true, false, 900) == (shapes[i][2] <= 8 || is_wide));
-                CHECK(gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, &p, true, false, 750) == (shapes[i][2] <= 8));
+                const bool is_wide = p.a.nb[1] % 4 == 0 && shapes[i][2] <= vec_layout_of((enum gcuda_type) type).max_columns;
+                CHECK_EQ_I((int) chosen(&p, true, false, 900),
+                    shapes[i][2] <= 8 ? GCUDAI_CUDA_MM_VEC : GCUDAI_CUDA_MM_TILE);
+                CHECK(is_taken(GCUDAI_CUDA_MM_VEC, &p, true, false, 900) == (shapes[i][2] <= 8 || is_wide));
+                CHECK(is_taken(GCUDAI_CUDA_MM_VEC, &p, true, false, 750) == (shapes[i][2] <= 8));
                 const double error = few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
                 CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
                     (int) shapes[i][2], (int) shapes[i][0], cap, error);

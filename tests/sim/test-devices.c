@@ -2,6 +2,7 @@
 // memory on a device that shares the processor's, environment variables that a program does not want, rows that lie apart.
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
+#include "products.h"
 
 static struct gcuda_cuda_device_params choice(int n_devices, enum gcuda_cuda_switch host_sources) {
     struct gcuda_cuda_device_params p;
@@ -407,12 +408,12 @@ TEST(a_launcher_that_cannot_ask_fails) {
     for (int i = 0; i < 2; ++i) {
         void * scratch = (char *) memory + 3 * MB;
         sim_fail(apis[i], 1, cudaErrorNotSupported);
-        CHECK(gcuda_mul_mat_tile_scratch_bytes(&p) == SIZE_MAX && cudaGetLastError() == cudaErrorNotSupported);
-        const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(&p);
+        CHECK(product_scratch(GCUDA_MUL_MAT_TILE, &p, NULL) == SIZE_MAX && cudaGetLastError() == cudaErrorNotSupported);
+        const size_t n_bytes = product_scratch(GCUDA_MUL_MAT_TILE, &p, NULL);
         CHECK(n_bytes > 0 && n_bytes <= MB);
         sim_fail(apis[i], 1, cudaErrorNotSupported);
-        CHECK(gcuda_launch_mul_mat_tile(&p, scratch, NULL) == GCUDA_STATUS_FAILED && cudaGetLastError() == cudaErrorNotSupported);
-        CHECK_OK(gcuda_launch_mul_mat_tile(&p, scratch, NULL));
+        CHECK(launch_product(GCUDA_MUL_MAT_TILE, &p, NULL, scratch, NULL) == GCUDA_STATUS_FAILED && cudaGetLastError() == cudaErrorNotSupported);
+        CHECK_OK(launch_product(GCUDA_MUL_MAT_TILE, &p, NULL, scratch, NULL));
     }
     CHECK(cudaFree(memory) == cudaSuccess);
     clean();

@@ -1,22 +1,8 @@
 // Around the warp-group instructions of gcuda_kernels.cu, without the kernels that have them: columns as the instructions
 // want them, weights in registers, results and sums of parts. In between stands the definition of the instruction (PTX ISA).
 #define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
-#define gcuda_mul_mat_wg_scratch_bytes own_scratch_bytes
-#define gcuda_launch_mul_mat_wg own_launch
-#define gcuda_mul_mat_wg_group_scratch_bytes own_group_scratch_bytes
-#define gcuda_launch_mul_mat_wg_group own_group
-#define gcuda_mul_mat_wg_parts own_parts
-#define gcuda_launch_mul_mat_wg_fused own_fused
-#define gcuda_mul_mat_wg_fused_scratch_bytes own_fused_scratch_bytes
-#define gcuda_mul_mat_wg_columns_bytes own_columns_bytes
-#define gcuda_mul_mat_wg_parts_bytes own_parts_bytes
-#define gcuda_launch_mul_mat_wg_columns own_columns
-#define gcuda_launch_mul_mat_wg_product own_product
+#define gcuda_path_wgmma own_path
 #define gcuda_launch_conv_2d_wg own_conv
-#define gcuda_mul_mat_id_wg_scratch_bytes own_id_scratch_bytes
-#define gcuda_launch_mul_mat_id_wg own_id
-#define gcuda_mul_mat_wg_form own_form
-#define gcuda_mul_mat_wg_form_bytes own_form_bytes
 #define GCUDA_KERNEL_PART 13
 #include "../../gcuda_kernels.cu"
 
@@ -301,6 +287,10 @@ struct rounding { // of k x n, from rows ld apart
     char * image;
 };
 
+static size_t own_form_bytes(int form, int64_t k, int64_t n) {
+    return n > 0 && is_wg_form(form, k, n) ? (size_t) (d_wg_padded(n, form) * k * 2) : 0;
+}
+
 static rounding rounding_of(int64_t k, int64_t n, int form) {
     rounding o = { k, n, k + 4, form, own_form_bytes(form, k, n), nullptr, nullptr, nullptr, nullptr };
     const size_t count = (size_t) (o.ld * n);
@@ -424,6 +414,17 @@ TEST(forms_that_do_not_fit_are_refused) {
           own_form_bytes(256, 512, 0) == 0);
 }
 
+// The form of one product, or of a group.
+static int own_form(const gcuda_mul_mat_args * args, int n_args) {
+    static const gcuda_mul_mat_device device = { 900, true };
+    gcuda_mul_mat_job job = {};
+    job.path = GCUDA_MUL_MAT_WGMMA;
+    job.args = args;
+    job.n_args = n_args == 1 ? 0 : n_args;
+    job.device = &device;
+    return own_path.takes(job) ? own_path.layout(job).form : 0;
+}
+
 TEST(forms_of_products) {
     alignas(16) char data[32];
     gcuda_mul_mat_args p[GCUDA_MUL_MAT_GROUP + 1] = {};
@@ -434,7 +435,6 @@ TEST(forms_of_products) {
         q.b = rows_of((float *) data, 1024, 70, 1024), q.y = rows_of((float *) data, 300, 70, 300);
     }
     CHECK(own_form(p, 1) == wg_plan_of(p[0]).tn && own_form(p, 3) == wg_plan_of_group(p, 3).tn);
-    CHECK(own_form(p, 0) == 0 && own_form(p, GCUDA_MUL_MAT_GROUP + 1) == 0);
     const gcuda_mul_mat_args good = p[1];
     for (int i = 0; i < 6; ++i) {
         gcuda_mul_mat_args & q = p[1] = good;

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "sim-test.h"
+#include "products.h"
 
 // What a case builds: inputs are leafs (filled with numbers, or with indices below N_INDICES where they are integers of 32 bits, in turn),
 // `out` is compared, `before` comes in front of it.
@@ -1675,7 +1676,7 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
-    ((struct gcudai_cuda *) backend)->has_warp_groups = has_warp_groups;
+    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = has_warp_groups;
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
     REQUIRE(plan != NULL);
     char names[200];
@@ -1732,16 +1733,17 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
     const bool is_placed = place_alloc(&p, backend);
     CHECK_MSG(is_placed, "%s", gcuda_last_error());
     REQUIRE(is_placed);
-    ((struct gcudai_cuda *) backend)->has_warp_groups = has_warp_groups;
+    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = has_warp_groups;
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
     REQUIRE(plan != NULL);
     char names[200];
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
     CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
     const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
-    if (s->pattern != NULL && s->pattern->run == gcudai_cuda_run_mul_mat) {
-        CHECK(s->args.mul_mat.way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS);
-        const size_t n_parts = (size_t) gcuda_mul_mat_wg_parts(&s->args.mul_mat.args), n = (size_t) s->args.mul_mat.args.b.ne[1];
+    if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS && s->args.products.n == 0) {
+        const struct gcuda_mul_mat_args * args = s->args.products.args;
+        CHECK(s->args.products.path == GCUDA_MUL_MAT_WGMMA && s->args.products.has_epilogue);
+        const size_t n_parts = (size_t) product_layout(GCUDA_MUL_MAT_WGMMA, args, 1).n_splits, n = (size_t) args->b.ne[1];
         CHECK(n_parts == (n == 256 ? 2 : 4)); // of 64 columns four pairs of blocks run at once
         CHECK(s->scratch_bytes >= n * (2 * 16384 + n_parts * 4 * 4352)); // the columns as halves, the parts
     }
@@ -1788,7 +1790,7 @@ TEST(products_of_more_columns_are_one_launch) {
             CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_K, 512, 64 << i), x)));
         }
         REQUIRE(backend != NULL && place_alloc(&p, backend));
-        ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+        ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         REQUIRE(plan != NULL);
         char names[200];
@@ -1813,7 +1815,7 @@ TEST(results_of_many_columns_lie_apart) {
         CHECK_OK(gcuda_build_forward_expand(graph, y[i]));
     }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
-    ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
     void * own = y[1]->data, * places[4] = { own, x->data, w[0]->data, y[0]->data };
     for (int i = 0; i < 4; ++i) {
         y[1]->data = places[i];
@@ -1939,14 +1941,14 @@ static void launch_way(enum gcuda_type type, int64_t k, int64_t m, int64_t n, en
     e.glu = op;
     e.is_scaled = true, e.scale = -0.75f, e.alpha = 1.702f, e.limit = (float) LIMIT;
     void * scratch = NULL;
-    CHECK(cudaMalloc(&scratch, is_tile        ? gcuda_mul_mat_tile_fused_scratch_bytes(&args)
-                               : is_quantized ? gcuda_mul_mat_vec_scratch_bytes(&args) + 1
+    CHECK(cudaMalloc(&scratch, is_tile        ? product_scratch(GCUDA_MUL_MAT_TILE, &args, &e) + 1
+                               : is_quantized ? product_scratch(GCUDA_MUL_MAT_VEC, &args, NULL) + 1
                                               : 1) == cudaSuccess);
-    const gcuda_status st = is_tile        ? gcuda_launch_mul_mat_tile_fused(&args, &e, scratch, NULL)
-                            : is_quantized ? gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL)
-                                           : gcuda_launch_mul_mat_vec_float_fused(&args, &e, NULL);
+    const gcuda_status st = is_tile        ? launch_product(GCUDA_MUL_MAT_TILE, &args, &e, scratch, NULL)
+                            : is_quantized ? launch_product(GCUDA_MUL_MAT_VEC, &args, &e, scratch, NULL)
+                                           : launch_product(GCUDA_MUL_MAT_VEC, &args, &e, NULL, NULL);
     const bool is_wide = is_quantized && GCUDA_SIM_CC >= 800 && args.a.nb[1] % 4 == 0;
-    const int most = is_tile ? GCUDA_MUL_MAT_TILE_FUSED : is_wide ? gcuda_mul_mat_vec_most(type) : 8;
+    const int most = is_tile ? GCUDA_MUL_MAT_TILE_FUSED : is_wide ? vec_layout_of(type).max_columns : 8;
     const bool is_refused = (has_up && n > (is_quantized ? 2 : 1)) || n > most;
     CHECK(st == (is_refused ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
     if (st == GCUDA_STATUS_SUCCESS) {
@@ -2037,7 +2039,7 @@ static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one
     for (int i = 0; i < 2; ++i) { // of each matrix
         args.a.data = i == 0 ? a->data : up->data;
         args.y = gcudai_array(y[i]);
-        CHECK_OK(gcuda_launch_mul_mat_vec(&args, NULL, NULL));
+        CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, NULL, NULL, NULL));
     }
     float * want = (float *) malloc((size_t) m * 4), * added = (float *) malloc((size_t) (m + skew) * 4), * got = (float *) malloc((size_t) m * 4);
     if (step == GATES) {
@@ -2059,7 +2061,7 @@ static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one
     args.a.data = a->data;
     args.y = gcudai_array(y[2]);
     if (step == ADDS_TO_ITSELF) { args.y.data = term->data; }
-    CHECK_OK(gcuda_launch_mul_mat_vec_fused(&args, &e, NULL, NULL));
+    CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, &e, NULL, NULL));
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
     CHECK_OK(gcuda_backend_tensor_get(step == ADDS_TO_ITSELF ? row : y[2], got, step == ADDS_TO_ITSELF ? (size_t) skew * 4 : 0, (size_t) m * 4));
     int n_other = 0;
@@ -2120,7 +2122,7 @@ TEST(launcher_of_tiles_with_every_step) {
 }
 
 // Products of the same columns, whose results lie in wider rows, as a group and each by itself; with 48 KiB of shared memory, or all.
-static void launch_group(enum gcuda_type type, int64_t n, bool has_all_shared) {
+static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared) {
     enum { K_GROUP = 2048 }; // rows of all these types at multiples of 16 bytes
     static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 150, 1, M };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
@@ -2145,13 +2147,13 @@ static void launch_group(enum gcuda_type type, int64_t n, bool has_all_shared) {
         }
     }
     void * scratch = NULL;
-    CHECK(cudaMalloc(&scratch, gcuda_mul_mat_vec_scratch_bytes(&args[0][0]) + 1) == cudaSuccess);
-    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_launch_mul_mat_vec(&args[0][i], scratch, NULL)); }
+    CHECK(cudaMalloc(&scratch, product_scratch(GCUDA_MUL_MAT_VEC, &args[0][0], NULL) + 1) == cudaSuccess);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args[0][i], NULL, scratch, NULL)); }
     const bool is_own = type == GCUDA_TYPE_IQ3_S && GCUDA_SIM_CC >= 900 && has_all_shared; // of two columns each block makes them ready
     const bool may = n == 1 || GCUDA_SIM_CC >= 800 || (n == 2 && type != GCUDA_TYPE_IQ3_S);
     const long before = sim_counts("cudaLaunchKernelEx");
-    CHECK(gcuda_mul_mat_vec_takes_group(args[1], GCUDA_MUL_MAT_GROUP) == may);
-    CHECK(gcuda_launch_mul_mat_vec_group(args[1], GCUDA_MUL_MAT_GROUP, scratch, NULL) == (may ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED));
+    CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP) == may);
+    CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP, scratch, NULL) == (may ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED));
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, !may ? 0 : n == 1 || (n == 2 && is_own) ? 1 : 2);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP && may; ++i) {
@@ -2164,27 +2166,27 @@ static void launch_group(enum gcuda_type type, int64_t n, bool has_all_shared) {
         free(got);
     }
     args[1][GCUDA_MUL_MAT_GROUP] = args[1][0];
-    CHECK(!gcuda_mul_mat_vec_takes_group(args[1], 0) && !gcuda_mul_mat_vec_takes_group(args[1], GCUDA_MUL_MAT_GROUP + 1));
-    if (n > 1) { CHECK(gcuda_launch_mul_mat_vec_group(args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); }
+    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 0) && !takes_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP + 1));
+    if (n > 1) { CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); }
     args[1][1].b.data = other->data; // one condition after the other
-    CHECK(!gcuda_mul_mat_vec_takes_group(args[1], 2));
+    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
     args[1][1] = args[1][0];
     args[1][1].b.nb[1] += 16;
-    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], 2) == (n == 1));
     args[1][1] = args[1][0];
     args[1][1].y.nb[1] += 1; // not whole elements
-    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], 2) == (n == 1));
     args[1][1] = args[1][0];
     args[1][1].a.data = (char *) args[1][1].a.data + 2;
-    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], 2) == (n == 1));
     args[1][1] = args[1][0];
     const size_t step = args[1][0].y.nb[0];
     args[1][0].y.nb[0] = args[1][1].y.nb[0] = 0; // a caller's mistake: refused, not divided by
-    CHECK(!gcuda_mul_mat_vec_takes_group(args[1], 2));
-    CHECK(gcuda_launch_mul_mat_vec_group(args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
+    CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     args[1][0].y.nb[0] = args[1][1].y.nb[0] = step;
     args[1][0].is_rounded = args[1][1].is_rounded = true;
-    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], 2) == (n == 1));
     CHECK(cudaFree(scratch) == cudaSuccess);
     place_end(&p);
     gcuda_backend_free(backend);
@@ -2193,14 +2195,14 @@ static void launch_group(enum gcuda_type type, int64_t n, bool has_all_shared) {
 TEST(groups_of_few_columns_have_the_bits_of_each) {
     for (int64_t n = 1; n <= 8; ++n) {
         for (int all = 0; all < 2; ++all) {
-            launch_group(GCUDA_TYPE_Q4_0, n, all);
-            if (n <= 3) { launch_group(GCUDA_TYPE_IQ3_S, n, all); }
-            if (n >= 7) { launch_group(GCUDA_TYPE_Q6_K, n, all); }
+            group_of_blocks(GCUDA_TYPE_Q4_0, n, all);
+            if (n <= 3) { group_of_blocks(GCUDA_TYPE_IQ3_S, n, all); }
+            if (n >= 7) { group_of_blocks(GCUDA_TYPE_Q6_K, n, all); }
         }
     }
     for (int64_t n = 9; n <= 16 && GCUDA_SIM_CC >= 800; n += 7) {
-        launch_group(GCUDA_TYPE_Q4_0, n, n == 9);
-        launch_group(GCUDA_TYPE_IQ3_S, n, n != 9);
+        group_of_blocks(GCUDA_TYPE_Q4_0, n, n == 9);
+        group_of_blocks(GCUDA_TYPE_IQ3_S, n, n != 9);
     }
     clean();
 }
@@ -2229,17 +2231,17 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
             args[j][i].y.ne[0] = rows[i];
             args[j][i].max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
         }
-        const size_t alone = gcuda_mul_mat_tile_scratch_bytes(&args[0][i]);
+        const size_t alone = product_scratch(GCUDA_MUL_MAT_TILE, &args[0][i], NULL);
         n_bytes = alone > n_bytes ? alone : n_bytes;
     }
-    const size_t of_group = gcuda_mul_mat_tile_group_scratch_bytes(q, GCUDA_MUL_MAT_GROUP);
-    CHECK(of_group > n_bytes && gcuda_mul_mat_tile_group_scratch_bytes(q, 1) == gcuda_mul_mat_tile_scratch_bytes(q));
+    const size_t of_group = group_scratch(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP);
+    CHECK(of_group > n_bytes && group_scratch(GCUDA_MUL_MAT_TILE, q, 1) == product_scratch(GCUDA_MUL_MAT_TILE, q, NULL));
     char * scratch = NULL;
     CHECK(cudaMalloc((void **) &scratch, of_group + 16) == cudaSuccess);
     CHECK(cudaMemsetAsync(scratch, 0x77, of_group + 16, NULL) == cudaSuccess);
-    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_launch_mul_mat_tile(&args[0][i], scratch, NULL)); }
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(launch_product(GCUDA_MUL_MAT_TILE, &args[0][i], NULL, scratch, NULL)); }
     long before = sim_counts("cudaLaunchKernelEx");
-    CHECK_OK(gcuda_launch_mul_mat_tile_group(q, GCUDA_MUL_MAT_GROUP, scratch, NULL));
+    CHECK_OK(launch_group(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP, scratch, NULL));
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 2); // the columns, all products
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
@@ -2256,10 +2258,10 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
     for (int i = 0; i < 16; ++i) { CHECK_EQ_I(end[i], 0x77); } // nothing beyond the scratch
     before = sim_counts("cudaLaunchKernelEx");
     q[GCUDA_MUL_MAT_GROUP] = q[0];
-    CHECK(gcuda_mul_mat_tile_group_scratch_bytes(q, 0) == 0 && gcuda_mul_mat_tile_group_scratch_bytes(q, GCUDA_MUL_MAT_GROUP + 1) == 0);
-    CHECK(gcuda_launch_mul_mat_tile_group(q, 0, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    CHECK(gcuda_launch_mul_mat_tile_group(q, GCUDA_MUL_MAT_GROUP + 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    CHECK(gcuda_launch_mul_mat_tile_group(q, 2, scratch + 4, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(group_scratch(GCUDA_MUL_MAT_TILE, q, 0) == 0 && group_scratch(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP + 1) == 0);
+    CHECK(launch_group(GCUDA_MUL_MAT_TILE, q, 0, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP + 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_TILE, q, 2, scratch + 4, NULL) == GCUDA_STATUS_UNSUPPORTED);
     for (int i = 0; i < 12; ++i) { // one condition after the other
         const struct gcuda_mul_mat_args keep[2] = { q[0], q[0] };
         q[1] = q[0];
@@ -2277,12 +2279,12 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
             case 10: q[1].y.nb[0] *= 2; break;
             default: q[1].a.ne[1] = q[1].y.ne[0] = 0; break;
         }
-        CHECK_MSG(gcuda_launch_mul_mat_tile_group(q, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED, "condition %d", i);
+        CHECK_MSG(launch_group(GCUDA_MUL_MAT_TILE, q, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED, "condition %d", i);
         q[0] = keep[0];
     }
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 0);
     q[1] = q[0];
-    CHECK_OK(gcuda_launch_mul_mat_tile_group(q, 2, scratch, NULL)); // as it was
+    CHECK_OK(launch_group(GCUDA_MUL_MAT_TILE, q, 2, scratch, NULL)); // as it was
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
     place_end(&p);
     gcuda_backend_free(backend);
@@ -2387,14 +2389,13 @@ static struct gcuda_mul_mat_epilogue id_epilogue(const struct id_hooks * h, int 
 }
 
 static gcuda_status launch_id_fused(const struct gcuda_mul_mat_id_args * args, const struct gcuda_mul_mat_epilogue * e) {
-    return gcuda_is_quantized(args->as.type) ? gcuda_launch_mul_mat_id_vec_fused(args, e, NULL)
-                                             : gcuda_launch_mul_mat_id_vec_float_fused(args, e, NULL);
+    return launch_experts(GCUDA_MUL_MAT_VEC, args, e, NULL);
 }
 
 // The product of a slot alone: what its launcher without hooks leaves.
 static void id_plain(const struct id_hooks * h, int as, int y) {
     const struct gcuda_mul_mat_id_args args = id_args_of(h, as, y);
-    CHECK_OK(gcuda_is_quantized(args.as.type) ? gcuda_launch_mul_mat_id_vec(&args, NULL) : gcuda_launch_mul_mat_id_vec_float(&args, NULL));
+    CHECK_OK(gcuda_is_quantized(args.as.type) ? launch_experts(GCUDA_MUL_MAT_VEC, &args, NULL, NULL) : launch_experts(GCUDA_MUL_MAT_VEC, &args, NULL, NULL));
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
 }
 
@@ -2481,7 +2482,7 @@ static void check_id_refusals(struct id_hooks * h) {
             case 4: e.glu = GCUDA_GLU_OP_COUNT; break;
             case 5: e.glu = (enum gcuda_glu_op) (GCUDA_GLU_OP_COUNT + 1); break; // 7, the most that an enum of C++ holds here
             case 6: p.b.type = is_float ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0; break;
-            case 7: p.as.type = is_float ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_F32; break;
+            case 7: p.as.type = GCUDA_TYPE_I32; break;
             case 8: e.up = (const char *) e.up + 4; break; // of floats: pieces of 16 bytes
             case 9: p.as.data = (char *) p.as.data + 4; break;
             case 10: p.as.nb[1] += 4; break;
@@ -2489,8 +2490,7 @@ static void check_id_refusals(struct id_hooks * h) {
             case 12: p.as.ne[0] -= 1; break;
             default: p.y.type = GCUDA_TYPE_F16; break;
         }
-        const gcuda_status st = is_float ? gcuda_launch_mul_mat_id_vec_float_fused(&p, &e, NULL)
-                                         : gcuda_launch_mul_mat_id_vec_fused(&p, &e, NULL);
+        const gcuda_status st = launch_experts(GCUDA_MUL_MAT_VEC, &p, &e, NULL);
         CHECK_MSG(st == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d", gcuda_type_name(h->c.type), i);
     }
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before);
@@ -2565,12 +2565,12 @@ static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec 
             a->prec = prec;
             a->max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
         }
-        CHECK_OK(gcuda_launch_mul_mat_vec_float(&args[0][i], NULL));
+        CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args[0][i], NULL, NULL, NULL));
     }
     for (int n = 1; n <= GCUDA_MUL_MAT_GROUP; ++n) {
         for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_backend_tensor_memset(y[1][i], 0x5a, 0, gcuda_nbytes(y[1][i]))); }
         const long before = sim_counts("cudaLaunchKernelEx");
-        CHECK_OK(gcuda_launch_mul_mat_vec_float_group(q, n, NULL));
+        CHECK_OK(launch_group(GCUDA_MUL_MAT_VEC, q, n, NULL, NULL));
         CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 1);
         CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
         for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
@@ -2583,8 +2583,8 @@ static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec 
     }
     const long before = sim_counts("cudaLaunchKernelEx");
     q[GCUDA_MUL_MAT_GROUP] = q[0];
-    CHECK(gcuda_launch_mul_mat_vec_float_group(q, 0, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    CHECK(gcuda_launch_mul_mat_vec_float_group(q, GCUDA_MUL_MAT_GROUP + 1, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_VEC, q, 0, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_group(GCUDA_MUL_MAT_VEC, q, GCUDA_MUL_MAT_GROUP + 1, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     for (int i = 0; i < 17; ++i) { // one condition after the other, of the second; the last ones of both
         const struct gcuda_mul_mat_args keep[2] = { q[0], q[1] };
         switch (i) {
@@ -2603,10 +2603,10 @@ static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec 
             case 12: q[0].a.data = (char *) q[0].a.data + 4; break;
             case 13: q[0].b.ne[1] = q[1].b.ne[1] = 2; break;
             case 14: q[0].b.data = q[1].b.data = (char *) q[1].b.data + 4; break;
-            case 15: q[0].a.type = q[1].a.type = GCUDA_TYPE_Q8_0; break;
+            case 15: q[0].a.type = q[1].a.type = GCUDA_TYPE_I32; break;
             default: q[0].b.ne[0] = q[0].a.ne[0] -= 1, q[1].b.ne[0] = q[1].a.ne[0] -= 1; break;
         }
-        CHECK_MSG(gcuda_launch_mul_mat_vec_float_group(q, 2, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d", gcuda_type_name(type), i);
+        CHECK_MSG(launch_group(GCUDA_MUL_MAT_VEC, q, 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d", gcuda_type_name(type), i);
         q[0] = keep[0], q[1] = keep[1];
     }
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before);
@@ -2698,7 +2698,7 @@ static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_share
         memset(&norm, 0, sizeof norm);
         norm.x = gcudai_array(x), norm.w = gcudai_array(scale), norm.y = gcudai_array(column[i]);
         norm.eps = 1e-5f;
-        norm.form = i == 1 ? gcuda_mul_mat_vec_form(type) : 0;
+        norm.form = i == 1 ? vec_layout_of(type).form : 0;
         CHECK(gcuda_norm_mul_takes_form(&norm));
         CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
         struct gcuda_mul_mat_args args;
@@ -2707,7 +2707,7 @@ static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_share
         args.max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
         for (int j = 0; j < 2; ++j) {
             args.y = gcudai_array(y[i][j]);
-            CHECK_OK(gcuda_launch_mul_mat_vec_fused(&args, j == 1 ? &e : NULL, NULL, NULL));
+            CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, j == 1 ? &e : NULL, NULL, NULL));
         }
     }
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
@@ -2755,7 +2755,7 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
     struct gcuda_norm_mul_args norm;
     memset(&norm, 0, sizeof norm);
     norm.x = gcudai_array(x), norm.w = gcudai_array(one), norm.y = gcudai_array(column), norm.eps = 1e-5f;
-    norm.form = is_rounded ? gcuda_mul_mat_vec_form(type) : 0;
+    norm.form = is_rounded ? vec_layout_of(type).form : 0;
     CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
     const int64_t first[] = { 0, 1, m / 4 * 2, m }; // one row, an odd number of them, an even one
     for (int end = 0; end < N_PAIR_ENDS; ++end) {
@@ -2772,7 +2772,7 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
                 struct gcuda_mul_mat_epilogue e = pair_epilogue((enum pair_end) end, up, row, from);
                 e.residual.ne[0] = e.residual.ne[0] > 0 ? to - from : 0;
                 e.factor.ne[0] = e.factor.ne[0] > 0 ? to - from : 0;
-                CHECK_OK(gcuda_launch_mul_mat_vec_fused(&args, end == PAIR_ALONE ? NULL : &e, NULL, NULL));
+                CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, end == PAIR_ALONE ? NULL : &e, NULL, NULL));
             }
         }
         CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
@@ -2798,16 +2798,16 @@ TEST(rows_in_pairs_have_the_bits_of_each) {
 
 TEST(columns_in_the_form_of_a_type_give_the_bits_of_floats) {
     for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
-        CHECK(gcuda_mul_mat_vec_form(block_weights[i]) % 2 == 1); // odd: those of warp groups are even
+        CHECK(vec_layout_of(block_weights[i]).form % 2 == 1); // odd: those of warp groups are even
         launch_with_form(block_weights[i], 1024, i % 2 == 0);
         launch_with_form(block_weights[i], 2048 + 1024, i % 2 != 0);
     }
     for (int type = -1; type <= GCUDA_TYPE_COUNT; ++type) {
         bool is_block = false;
         for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) { is_block = is_block || (int) block_weights[i] == type; }
-        CHECK_MSG((gcuda_mul_mat_vec_form((enum gcuda_type) type) != 0) == is_block, "type %d", type);
+        CHECK_MSG((vec_layout_of((enum gcuda_type) type).form != 0) == is_block, "type %d", type);
     }
-    CHECK(gcuda_mul_mat_vec_form(GCUDA_TYPE_Q4_0) != gcuda_mul_mat_vec_form(GCUDA_TYPE_Q4_1)); // whose blocks have a least value
+    CHECK(vec_layout_of(GCUDA_TYPE_Q4_0).form != vec_layout_of(GCUDA_TYPE_Q4_1).form); // whose blocks have a least value
     clean();
 }
 
@@ -2825,12 +2825,12 @@ TEST(launchers_refuse_rows_of_no_elements) {
             p[i].a.ne[1] = p[i].y.ne[0] = 5;
             p[i].b.ne[1] = p[i].y.ne[1] = n;
         }
-        CHECK(gcuda_launch_mul_mat_vec(&p[0], scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-        CHECK(gcuda_launch_mul_mat_vec_group(p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+        CHECK(launch_product(GCUDA_MUL_MAT_VEC, &p[0], NULL, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+        CHECK(launch_group(GCUDA_MUL_MAT_VEC, p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     }
     GCUDAI_ZERO(q);
     q.as = p[0].a, q.b = p[0].b, q.y = p[0].y, q.ids = p[0].y;
-    CHECK(gcuda_launch_mul_mat_id_vec(&q, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(launch_experts(GCUDA_MUL_MAT_VEC, &q, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     clean();
 }
 
@@ -3336,11 +3336,11 @@ static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan 
         const struct gcudai_cuda_step * s = &plan->steps[i];
         w->n_rounded += s->is_rounded;
         if (s->pattern != NULL && s->pattern->run == gcudai_cuda_run_glu_mul_mat) {
-            const int form = gcuda_mul_mat_wg_form(&s->args.glu_mul_mat.args, 1);
-            w->has_steps = s->args.glu_mul_mat.has_steps;
+            const int form = product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.args, 1).form;
+            w->has_steps = s->args.glu_mul_mat.products.has_epilogue;
             CHECK(form != 0 && s->args.glu_mul_mat.glu.form == form && (s->overlap != GCUDA_OVERLAP_NONE || GCUDA_SIM_CC < 900));
-            CHECK(s->scratch_bytes >= gcuda_mul_mat_wg_form_bytes(form, s->args.glu_mul_mat.args.a.ne[0], s->args.glu_mul_mat.args.b.ne[1]));
-            CHECK(s->args.glu_mul_mat.args.max_shared > 48 << 10 || GCUDA_SIM_CC < 900);
+            CHECK(s->scratch_bytes >= product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.args, 1).bytes);
+            CHECK(s->args.glu_mul_mat.products.args->max_shared > 48 << 10 || GCUDA_SIM_CC < 900);
         }
     }
 }
@@ -3357,7 +3357,7 @@ static void wide(builder make, int variant, bool has_warp_groups, bool is_strict
     const bool is_placed = backend != NULL && place_alloc(&p, backend);
     CHECK_MSG(is_placed, "%s", gcuda_last_error());
     REQUIRE(is_placed);
-    ((struct gcudai_cuda *) backend)->has_warp_groups = has_warp_groups;
+    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = has_warp_groups;
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
     REQUIRE(plan != NULL);
     wide_plan_of((const struct gcudai_cuda_plan *) plan, got);
@@ -3441,7 +3441,7 @@ TEST(a_gate_stays_apart_from_split_weights) {
         weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
                                                                                         : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
         REQUIRE(weight.buffer != NULL);
-        ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+        ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         struct wide_plan got;
         REQUIRE(plan != NULL);
@@ -3523,7 +3523,7 @@ TEST(norms_round_only_beside_what_they_read) {
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, z));
     REQUIRE(backend != NULL && place_alloc(&p, backend));
-    ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
     void * const own = y->data, * const inner = norm->data;
     void * const places[5] = { own, x->data, own, inner, own };
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
@@ -4013,7 +4013,7 @@ static size_t shared_of(int m, enum gcuda_overlap overlap, size_t max_shared) {
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
     gcuda_thread_launches()->overlap = overlap;
-    CHECK_OK(gcuda_launch_mul_mat_vec(&p, NULL, stream));
+    CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &p, NULL, NULL, stream));
     gcuda_thread_launches()->overlap = GCUDA_OVERLAP_NONE;
     CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
     CHECK(cudaGraphGetNodes(graph, &node, &n) == cudaSuccess && n == 1);

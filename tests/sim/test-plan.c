@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <time.h>
 
 #include "sim-test.h"
 
@@ -1049,6 +1050,56 @@ TEST(a_copy_that_fails_leaves_nothing) {
     CHECK(n_failed >= 20);
 }
 
+// The path of a product is chosen when a plan is made, again when its tensors changed, and never at a launch.
+TEST(a_product_is_chosen_once_per_plan) {
+    enum { K = 64, LAYERS = 5, N_PRODUCTS = 3 * LAYERS };
+    gcuda_backend_t backend = backend_with(0, GCUDA_CUDA_ON);
+    REQUIRE(backend != NULL);
+    const struct gcudai_cuda * cu = (const struct gcudai_cuda *) backend;
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, 20), * y = x, * product = NULL;
+    struct gcuda_tensor * w[2] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, K), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, K) };
+    struct gcuda_tensor * experts = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F16, K, K, 4), * ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, 20);
+    for (int i = 0; i < LAYERS; ++i) { // fused and not
+        product = gcuda_mul_mat(p.ctx, w[0], gcuda_rms_norm(p.ctx, y, 1e-5f));
+        y = gcuda_mul_mat(p.ctx, w[1], gcuda_silu(p.ctx, gcuda_add(p.ctx, product, x)));
+        y = gcuda_reshape_2d(p.ctx, gcuda_mul_mat_id(p.ctx, experts, gcuda_reshape_3d(p.ctx, y, K, 1, 20), ids), K, 20);
+    }
+    gcuda_set_output(y);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+    uint64_t n = cu->plans.n_choices;
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    CHECK_EQ_I(cu->plans.n_choices - n, N_PRODUCTS);
+    n = cu->plans.n_choices;
+    for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan)); } // the second captures
+    CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
+    CHECK_EQ_I(cu->plans.n_choices - n, 0);
+    CHECK_OK(gcuda_mul_mat_set_prec(product, GCUDA_PREC_F32));
+    CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
+    CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
+    CHECK_EQ_I(cu->plans.n_choices - n, 1);
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // a plan of the cache
+    CHECK_EQ_I(cu->plans.n_choices - n, 1 + N_PRODUCTS);
+    for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_graph_compute(backend, graph)); }
+    CHECK_EQ_I(cu->plans.n_choices - n, 1 + N_PRODUCTS);
+    gcuda_backend_graph_plan_free(backend, plan);
+    gcuda_backend_free(backend);
+    gcuda_backend_t by_node = backend_with(-1, GCUDA_CUDA_ON);
+    REQUIRE(by_node != NULL);
+    cu = (const struct gcudai_cuda *) by_node;
+    for (int i = 1; i <= 2; ++i) {
+        CHECK_OK(gcuda_backend_graph_compute(by_node, graph));
+        CHECK_EQ_I(cu->plans.n_choices, i * N_PRODUCTS);
+    }
+    gcuda_backend_free(by_node);
+    place_end(&p);
+    clean();
+}
+
 // =====================================================================================================================
 // >>speed
 // =====================================================================================================================
@@ -1057,6 +1108,34 @@ TEST(a_copy_that_fails_leaves_nothing) {
 static double least_us(double least, int64_t begin_us) {
     const double us = (double) (gcuda_time_us() - begin_us);
     return us < least ? us : least;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWER 10.0
+#else
+#define SLOWER 1.0
+#endif
+
+// Processor time of this thread: what other programs take meanwhile is not counted.
+static int64_t thread_us(void) {
+    struct timespec t;
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 ? (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000 : gcuda_time_us();
+}
+static double least_thread_us(double least, int64_t begin_us) {
+    const double us = (double) (thread_us() - begin_us);
+    return us < least ? us : least;
+}
+
+// A graph that was computed before: how long it takes to find its plan, per node.
+static double look_up_ns(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
+    double us = 1e9;
+    for (int i = 0; i < 50; ++i) {
+        struct gcudai_cuda_plan * plan = NULL;
+        const int64_t begin = thread_us();
+        for (int k = 0; k < 10; ++k) { CHECK(gcudai_cuda_cache_find(cu, graph, &plan) == GCUDA_STATUS_SUCCESS && plan != NULL); }
+        us = least_thread_us(us, begin);
+    }
+    return us * 100.0 / graph->n_nodes;
 }
 
 TEST(plans_are_made_and_replayed_quickly) {
@@ -1073,13 +1152,14 @@ TEST(plans_are_made_and_replayed_quickly) {
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
     CHECK_EQ_I(graph->n_nodes, N_NODES);
+    const double lookup_ns_most = 50.0 * SLOWER, make_us_most = 2000.0 * SLOWER; // processor time, compiled with -O1
     double make_us = 1e9, follow_us = 1e9, replay_us = 1e9, launch_us = 1e9, raw_us = 1e9;
     gcuda_backend_graph_plan_t plan = NULL;
     for (int i = 0; i < N_TRIES; ++i) {
         gcuda_backend_graph_plan_free(backend, plan);
-        const int64_t begin = gcuda_time_us();
+        const int64_t begin = thread_us();
         plan = gcuda_backend_graph_plan_create(backend, graph);
-        make_us = least_us(make_us, begin);
+        make_us = least_thread_us(make_us, begin);
     }
     REQUIRE(plan != NULL);
     for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan)); }
@@ -1148,11 +1228,13 @@ TEST(plans_are_made_and_replayed_quickly) {
     }
     e->n_steps = 0;
     replay_us /= 100.0;
+    const double lookup_ns = look_up_ns(cu, graph);
     printf("  1,000 nodes in %d launches: plan %.0f us, replay %.2f us and the launch, update without changes %.0f us, "
            "of 250 nodes %.0f us and %.0f us of capture, of one node %.0f us and %.1f us in place, from the cache %.0f us and the launch "
-           "(%.0f us here)\n",
-        made->n_steps, make_us, replay_us, follow_us, update_us, capture_us - launch_us, one_us, patch_us, raw_us - launch_us, launch_us);
-    CHECK_MSG(make_us <= 5000.0, "a plan of 1,000 nodes takes %.0f us", make_us);
+           "(%.0f us here), look-up %.0f ns a node\n",
+        made->n_steps, make_us, replay_us, follow_us, update_us, capture_us - launch_us, one_us, patch_us, raw_us - launch_us, launch_us, lookup_ns);
+    CHECK_MSG(make_us <= make_us_most, "a plan of 1,000 nodes takes %.0f us", make_us);
+    CHECK_MSG(lookup_ns <= lookup_ns_most, "a look-up takes %.0f ns a node", lookup_ns);
     CHECK_MSG(patch_us <= 100.0, "one node in place takes %.1f us", patch_us); // the whole anew: 770
     CHECK_MSG(replay_us <= 10.0, "a replay takes %.2f us of the host", replay_us);
     gcuda_backend_graph_plan_free(backend, empty);

@@ -2,11 +2,10 @@
 // on several simulated devices. The kernels themselves are not for these: in their place stand products of the first
 // 32 elements of k, of every eighth column, which take and leave their operands where the real ones do.
 #define gcuda_has_warp_groups fake_has_warp_groups
-#define gcuda_mul_mat_wg_columns_bytes fake_columns_bytes
-#define gcuda_mul_mat_wg_parts_bytes fake_parts_bytes
-#define gcuda_launch_mul_mat_wg fake_launch
-#define gcuda_launch_mul_mat_wg_columns fake_columns
-#define gcuda_launch_mul_mat_wg_product fake_product
+#define gcuda_mul_mat_takes fake_takes
+#define gcuda_mul_mat_scratch_bytes fake_scratch_bytes
+#define gcuda_mul_mat_layout fake_layout
+#define gcuda_launch_mul_mat fake_launch
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
@@ -20,17 +19,27 @@ bool fake_has_warp_groups(void) { return true; }
 
 static size_t tile_bytes(void) { return GCUDA_MUL_MAT_WG_TILE * SOME_K * 4; }
 
-size_t fake_columns_bytes(const struct gcuda_mul_mat_args * args) {
+// Those of the kernel file, for all that is not WGMMA.
+#undef gcuda_mul_mat_takes
+#undef gcuda_mul_mat_scratch_bytes
+#undef gcuda_mul_mat_layout
+#undef gcuda_launch_mul_mat
+GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job);
+GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_job * job, gcuda_stream stream);
+
+static size_t columns_bytes(const struct gcuda_mul_mat_args * args) {
     return (size_t) gcudai_cuda_tiles(args->b.ne[1], GCUDA_MUL_MAT_WG_TILE) * tile_bytes();
 }
 
 // Of products that have few tiles the sums are in two parts.
-size_t fake_parts_bytes(const struct gcuda_mul_mat_args * args) {
+static size_t parts_bytes_of(const struct gcuda_mul_mat_args * args) {
     const int64_t tiles = gcudai_cuda_tiles(args->b.ne[1], GCUDA_MUL_MAT_WG_TILE) * gcudai_cuda_tiles(args->a.ne[1], 256);
     return tiles <= 9 ? (size_t) (2 * args->a.ne[1] * args->b.ne[1]) * 4 : 0;
 }
 
-gcuda_status fake_columns(const struct gcuda_mul_mat_args * args, void * columns, gcuda_stream stream) {
+static gcuda_status fake_columns(const struct gcuda_mul_mat_args * args, void * columns, gcuda_stream stream) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     n_rounded++;
     for (int64_t c = 0, at = 0; c < args->b.ne[1] && st == GCUDA_STATUS_SUCCESS; c += GCUDA_MUL_MAT_WG_TILE, ++at) {
@@ -62,13 +71,16 @@ static gcuda_status fake_multiply(const struct gcuda_mul_mat_args * args, const 
         p.b.data = (char *) (uintptr_t) columns + (size_t) at * tile_bytes();
         p.y.data = (char *) p.y.data + (size_t) c * p.y.nb[1];
         p.y.nb[1] *= STEP;
-        st = gcuda_launch_mul_mat(&p, stream);
+        struct gcuda_mul_mat_job job;
+        GCUDAI_ZERO(job);
+        job.args = &p;
+        st = gcuda_launch_mul_mat(&job, stream);
     }
     return st;
 }
 
-gcuda_status fake_product(const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
-    const size_t parts_bytes = fake_parts_bytes(args);
+static gcuda_status fake_product(const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
+    const size_t parts_bytes = parts_bytes_of(args);
     CHECK(parts_bytes == 0 || parts != NULL);
     n_with_parts += parts_bytes > 0;
     if (parts_bytes > 0 && cudaMemsetAsync(parts, 0xff, parts_bytes, stream) != cudaSuccess) { return GCUDA_STATUS_FAILED; }
@@ -76,10 +88,35 @@ gcuda_status fake_product(const struct gcuda_mul_mat_args * args, const void * c
 }
 
 // Its scratch is for columns, in rows of all k; sums of parts are its own.
-gcuda_status fake_launch(const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
+static gcuda_status fake_whole(const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
     n_rounded--;
     const gcuda_status st = fake_columns(args, scratch, stream);
     return st == GCUDA_STATUS_SUCCESS ? fake_multiply(args, scratch, stream) : st;
+}
+
+bool fake_takes(const struct gcuda_mul_mat_job * job) { return gcuda_mul_mat_takes(job); }
+
+// Scratch of the whole is as on a device with wgmma; see fake_whole.
+size_t fake_scratch_bytes(const struct gcuda_mul_mat_job * job) {
+    static const struct gcuda_mul_mat_device device = { 900, true };
+    struct gcuda_mul_mat_job any = *job;
+    any.device = &device;
+    return job->path != GCUDA_MUL_MAT_WGMMA || job->stage == GCUDA_MUL_MAT_ALL ? gcuda_mul_mat_scratch_bytes(&any)
+           : job->stage == GCUDA_MUL_MAT_PRODUCT                               ? parts_bytes_of(job->args)
+                                                                               : 0;
+}
+
+struct gcuda_activation_layout fake_layout(const struct gcuda_mul_mat_job * job) {
+    struct gcuda_activation_layout l = gcuda_mul_mat_layout(job);
+    if (job->stage == GCUDA_MUL_MAT_ACTIVATIONS) { l.bytes = columns_bytes(job->args); }
+    return l;
+}
+
+gcuda_status fake_launch(const struct gcuda_mul_mat_job * job, gcuda_stream stream) {
+    return job->path != GCUDA_MUL_MAT_WGMMA                ? gcuda_launch_mul_mat(job, stream)
+           : job->stage == GCUDA_MUL_MAT_ACTIVATIONS ? fake_columns(job->args, job->activations, stream)
+           : job->stage == GCUDA_MUL_MAT_PRODUCT     ? fake_product(job->args, job->activations, job->scratch, stream)
+                                                     : fake_whole(job->args, job->scratch, stream);
 }
 
 struct setting {
