@@ -528,7 +528,8 @@ static bool can_use_tensor_cores(const struct attn_case * c) {
     if (has_codes && !is_short && c->is_f32) { return false; } // F16 of them has too few digits
     if (c->k == GCUDA_TYPE_MXFP4 || c->v == GCUDA_TYPE_MXFP4) { return false; }
     if (c->k == GCUDA_TYPE_F32 || c->v == GCUDA_TYPE_F32) { // only where they are converted
-        const int64_t k_share = c->heads / c->k_heads, v_share = c->heads / c->v_heads, rows = c->tokens * (k_share < v_share ? k_share : v_share);
+        const int64_t k_share = c->heads / c->k_heads, v_share = c->heads / c->v_heads, tokens = c->has_promise && c->mask_heads == 1 ? 1 : c->tokens;
+        const int64_t rows = tokens * (k_share < v_share ? k_share : v_share); // a token that is gathered is a sequence
         if (c->is_f32 || c->dk > 256 || c->dv > 256 || rows <= 64 || c->n_kv < SIZE(256, 4)) { return false; }
     }
     return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 512;
