@@ -13661,7 +13661,7 @@ static bool tile_takes_product(const gcuda_mul_mat_args & p) {
            tile_units_of(&p, 1).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 
-// Of one matrix of columns, few of them.
+// One activation matrix with few columns.
 static bool tile_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_epilogue & epilogue) {
     const bool is_small = p.b.ne[2] * p.b.ne[3] == 1 && p.b.ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
     return is_small && epilogue.up == nullptr && p.y.type == GCUDA_TYPE_F32 && epilogue_fits(epilogue, p.y, 0);
@@ -16302,7 +16302,7 @@ static int vec_most_of(gcuda_type type) { // columns
     return most;
 }
 
-// Rows at multiples of what the format's words lie at, beside more than eight columns of 4; offsets in a tile fit an int.
+// Rows aligned to the format's words, or to 4 bytes with more than eight columns; offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
     const bool is_wide = gcuda_type_size(job.a.type) % 4 == 0 || job.n > MMA_COLUMNS;
     const size_t align = is_wide ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
@@ -16398,7 +16398,7 @@ static int vec_form_of(gcuda_type type) {
     return form;
 }
 
-// Products of one matrix, of several or of a group's, with columns that are made ready first where there are several.
+// Products of one matrix, of several or of a group; several columns are prequantized first.
 static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     const gcuda_type type = p.job.a.type;
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
@@ -16552,8 +16552,8 @@ static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
 const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Lists of up to eight slots of one expert are multiplied as a matrix with eight columns is. Where rows have few steps, several blocks on a
-// multiprocessor: while one begins a list the others read on. Returns the bytes of shared memory, 0 if there is no way.
+// A list of up to eight pairs of one expert is a product with eight columns. Where rows have few steps, several blocks share an SM: one
+// starts a list while the others read. Returns the bytes of shared memory, 0 if no kernel fits.
 #define MMA_ID_BESIDE 4
 template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
     typedef d_mma_shape<A, 1> S;
