@@ -8607,7 +8607,7 @@ template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args 
         st = launch(k_conv_pack<TX>, n_blocks, 256, stream, p, q, (int64_t) 0, n_parts, n_blocks);
         gcuda_launch_series * series = gcuda_thread_launches();
         const gcuda_overlap overlap = series->overlap;
-        series->overlap = GCUDA_OVERLAP_LAUNCH; // it begins while the copy ends
+        series->overlap = GCUDA_OVERLAP_LAUNCH; // PDL launch: it starts while the packing kernel ends
         gcuda_mul_mat_job job = packed_job_of(product);
         job.scratch = q.x + packed_x_bytes(p, q);
         st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat(&job, stream) : st;
@@ -13661,7 +13661,7 @@ static bool tile_takes_product(const gcuda_mul_mat_args & p) {
            tile_units_of(&p, 1).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 
-// Of one matrix of columns, few of them.
+// One matrix of activations with few columns.
 static bool tile_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_epilogue & epilogue) {
     const bool is_small = p.b.ne[2] * p.b.ne[3] == 1 && p.b.ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
     return is_small && epilogue.up == nullptr && p.y.type == GCUDA_TYPE_F32 && epilogue_fits(epilogue, p.y, 0);
@@ -16302,7 +16302,7 @@ static int vec_most_of(gcuda_type type) { // columns
     return most;
 }
 
-// Rows at multiples of what the format's words lie at, beside more than eight columns of 4; offsets in a tile fit an int.
+// Rows are aligned to the format's words; with more than eight columns, to 4 bytes. Offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
     const bool is_wide = gcuda_type_size(job.a.type) % 4 == 0 || job.n > MMA_COLUMNS;
     const size_t align = is_wide ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
@@ -16398,7 +16398,7 @@ static int vec_form_of(gcuda_type type) {
     return form;
 }
 
-// Products of one matrix, of several or of a group's, with columns that are made ready first where there are several.
+// Product of one matrix, several or a group. Quantizes activations first where there are several columns.
 static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     const gcuda_type type = p.job.a.type;
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
@@ -16436,7 +16436,7 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
     });
 }
 
-// Whether q is a product of the same columns as p, with weights that lie like p's.
+// Whether q has the activations of p and weights of the same layout.
 static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
@@ -16552,8 +16552,8 @@ static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
 const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Lists of up to eight slots of one expert are multiplied as a matrix with eight columns is. Where rows have few steps, several blocks on a
-// multiprocessor: while one begins a list the others read on. Returns the bytes of shared memory, 0 if there is no way.
+// mul_mat_id by lists of up to eight pairs per expert, each multiplied like a matrix with eight columns. Rows with few steps use
+// several blocks per SM: while one starts a list, the others keep reading. Returns bytes of shared memory; 0: nothing fits.
 #define MMA_ID_BESIDE 4
 template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
     typedef d_mma_shape<A, 1> S;
@@ -19082,7 +19082,7 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
            p.a.ne[0] <= (1 << 29);
 }
 
-// Whether columns that are said to be rounded can be.
+// Whether packed B given by the caller is usable.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
     return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
 }
