@@ -10082,11 +10082,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_codes32(enum gcuda_t
     return _mm256_or_si256(nibbles, _mm256_and_si256(high, mask));
 }
 
-// Weights are read once, in order, faster than the processor's own prefetching fetches them: what follows in GCUDAI_Q_AHEAD
-// bytes is asked for. Bytes past the end are an address only.
+// Bytes prefetched ahead of the weights being multiplied; past their end they are only an address. One thread of a virtual
+// Xeon with VNNI reads Q4_1 at 4.9 GB/s without, at 5.3 with 512, 6.0 with 1,024, 6.5 with 2,048, 6.8 with 4,096 and 8,192.
 #define GCUDAI_Q_AHEAD 4096
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_ask(const uint8_t * w, size_t size) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_prefetch(const uint8_t * w, size_t size) {
     for (size_t i = 0; i < size; i += 64) { _mm_prefetch((const char *) ((uintptr_t) w + GCUDAI_Q_AHEAD + i), _MM_HINT_T0); }
 }
 
@@ -10567,7 +10567,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_q_row(enum gcuda_type 
         const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
         __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
         for (; g + 8 <= end; g += 8, w += run_size) {
-            gcudai_avx2_ask(w, run_size);
+            gcudai_avx2_prefetch(w, run_size);
             gcudai_avx2_q_run(type, w, 8, x, g, acc);
         }
         if (g < end) { gcudai_avx2_q_run(type, w, (int) (end - g), x, g, acc); }
@@ -10750,7 +10750,7 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_row(enum gcuda
         const int64_t end = GCUDAI_MIN(k / 32, g + GCUDAI_Q_CHUNK / 32);
         __m512 acc[3] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
         for (; g + 8 <= end; g += 8, w += run_size) {
-            gcudai_avx2_ask(w, run_size);
+            gcudai_avx2_prefetch(w, run_size);
             gcudai_vnni_q_run(type, w, 8, x, g, acc);
         }
         if (g < end) { gcudai_vnni_q_run(type, w, (int) (end - g), x, g, acc); }
