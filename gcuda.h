@@ -27254,7 +27254,7 @@ struct gcudai_cuda {
     bool owns_stream;
     enum gcuda_cuda_wait wait;
     size_t max_shared; // bytes of shared memory a block may have
-    struct gcuda_mul_mat_device kernels; // capability; has_wgmma: kernels for 9.0a exist and max_shared suffices for them
+    struct gcuda_mul_mat_device kernels; // capability; whether kernels for 9.0a and their shared memory are available
     bool is_full_precision; // of what goes to cuBLAS
     int product; // 1 + the path of all products that can take it; 0: as gcudai_cuda_mm_rules say
     struct gcudai_cuda_cancel cancel;
@@ -30677,7 +30677,7 @@ static gcuda_status gcudai_cuda_run_product(
     if (gcudai_cuda_is_split(y)) {
         return gcudai_cuda_split_node(cu, args, y, choice);
     }
-    const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16; // a lane may lack cuBLAS
+    const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16; // which a forked stream may lack
     if (y->op == GCUDA_OP_MUL_MAT && gcuda_hadamard_takes(&args->mul_mat)) { return gcuda_launch_hadamard(&args->mul_mat, cu->stream); }
     if (!choice->is_made || (wants_cublas && cu->cublas.handle == NULL)) { *choice = gcudai_cuda_mm_choose_node(cu, y->op, args); }
     return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_multiply(cu, choice, args->mul_mat) : gcudai_cuda_multiply_id(cu, choice, &args->mul_mat_id);

@@ -1702,10 +1702,17 @@ static void decoder_keep(const struct llmi_build * g) {
     for (int i = 0; i < COUNT(all); ++i) { gcuda_set_output(all[i]); }
 }
 
+// An input that the graph does not read has no memory: `outputs`, where all tokens are wanted.
+static void decoder_set(struct gcuda_tensor * t, const void * data) {
+    if (t->data == NULL) { return; }
+    decoder_ok(gcuda_backend_tensor_set(t, data, 0, gcuda_nbytes(t)) == GCUDA_STATUS_SUCCESS, t->name);
+}
+
 // Tokens at the positions before `context`, all of one sequence.
 static void decoder_inputs(const struct llmi_build * g, int context) {
     const int n = g->key.n_tokens, n_kv = g->key.n_kv[0];
-    int32_t * ints = (int32_t *) malloc((size_t) n * 3 * sizeof *ints), last = n - 1;
+    int32_t * ints = (int32_t *) malloc((size_t) n * 2 * sizeof *ints);
+    const int32_t last = n - 1;
     uint16_t * mask = (uint16_t *) malloc((size_t) n * (size_t) n_kv * sizeof *mask);
     decoder_ok(ints != NULL && mask != NULL, "malloc");
     for (int i = 0; i < n; ++i) {
@@ -1713,13 +1720,11 @@ static void decoder_inputs(const struct llmi_build * g, int context) {
         ints[n + i] = context - n + i;
         for (int k = 0; k < n_kv; ++k) { mask[(size_t) i * (size_t) n_kv + (size_t) k] = k <= ints[n + i] ? 0 : 0xFC00; }
     }
-    const size_t n_bytes = (size_t) n * sizeof *ints;
-    const bool is_ok = gcuda_backend_tensor_set(g->in.tokens, ints, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
-                       gcuda_backend_tensor_set(g->in.positions, ints + n, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
-                       gcuda_backend_tensor_set(g->in.cells[0], ints + n, 0, n_bytes) == GCUDA_STATUS_SUCCESS &&
-                       gcuda_backend_tensor_set(g->in.outputs, &last, 0, sizeof last) == GCUDA_STATUS_SUCCESS &&
-                       gcuda_backend_tensor_set(g->in.mask[0], mask, 0, (size_t) n * (size_t) n_kv * sizeof *mask) == GCUDA_STATUS_SUCCESS;
-    decoder_ok(is_ok, "inputs");
+    decoder_set(g->in.tokens, ints);
+    decoder_set(g->in.positions, ints + n);
+    decoder_set(g->in.cells[0], ints + n);
+    decoder_set(g->in.outputs, &last);
+    decoder_set(g->in.mask[0], mask);
     free(ints);
     free(mask);
 }

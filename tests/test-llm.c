@@ -108,11 +108,17 @@ static void write_model(uint32_t n_layers) { write_arch("llama", n_layers); }
 
 struct fixture { struct llm_model * m; struct llm_session * s; };
 
+// GCUDA_TEST_BACKEND: another one, on the simulated device CUDA0.
+static const char * test_backend(void) {
+    const char * name = getenv("GCUDA_TEST_BACKEND");
+    return name != NULL && name[0] != '\0' ? name : "CPU";
+}
+
 static gcuda_status open_model(struct fixture * f, const struct llm_session_params * q) {
     struct llm_model_params p;
     memset(&p, 0, sizeof p);
     memset(f, 0, sizeof *f);
-    p.backend = "CPU";
+    p.backend = test_backend();
     gcuda_status st = llm_model_load(model_path, &p, &f->m);
     if (st == GCUDA_STATUS_SUCCESS) { st = llm_session_new(f->m, q, &f->s); }
     return st;
@@ -721,7 +727,8 @@ TEST(llm_allocations_fail) {
         gcuda_shutdown();
         CHECK_EQ_I(f.live, 0);
         fault_end(&f);
-        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !f.fired, "allocation %ld: status %d, %s", k, (int) st, gcuda_last_error());
+        const bool may_succeed = !f.fired || strcmp(test_backend(), "CPU") != 0; // a plan that cannot be updated is made anew
+        CHECK_MSG(f.fired ? may_succeed || st != GCUDA_STATUS_SUCCESS : st == GCUDA_STATUS_SUCCESS, "allocation %ld: status %d, %s", k, (int) st, gcuda_last_error());
         if (!f.fired) { break; }
     }
     CHECK_MSG(k > 20 && k < 2000, "%ld allocations", k);
@@ -744,8 +751,9 @@ TEST(llm_allocates_nothing_per_token) {
         CHECK_OK(llm_sample(f.s, 0, &s, &token));
         CHECK_OK(llm_eval_tokens(f.s, 0, &token, 1));
     }
-    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11)); // another prompt
     CHECK_EQ_I(fault.n_calls, before);
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11)); // another prompt: on a GPU it has a plan of its own
+    CHECK(fault.n_calls == before || strcmp(test_backend(), "CPU") != 0);
     close_model(&f);
     gcuda_shutdown();
     CHECK_EQ_I(fault.live, 0);

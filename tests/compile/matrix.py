@@ -437,7 +437,8 @@ def cases():
     for name in sorted(os.listdir(os.path.join(ROOT, "examples"))) if os.path.isdir(os.path.join(ROOT, "examples")) else []:
         if name.endswith(".c"):
             # level full builds and runs them optimised, by make examples
-            add(f"example {name}", "user", example(f"examples/{name}"))
+            level = "full" if name in ("embed.c", "upscale.c") else "user"  # run.py builds these at ci, for tests/examples.py
+            add(f"example {name}", level, example(f"examples/{name}"))
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
     for flags in (["GCUDA_NO_VMM"], ["GCUDA_NO_CUBLAS"], ["GCUDA_NO_VMM", "GCUDA_NO_CUBLAS", "GCUDA_NO_THREADS"]):

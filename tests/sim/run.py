@@ -6,7 +6,7 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: half of all cases of the operations, by --seed; small language models of every architecture against numpy; 20 orders of threads and
+    ci     and: half of all cases of the operations, by --seed; small examples; small language models of every architecture against numpy; 20 orders of threads and
            streams over a sample of operations and of networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
            eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
@@ -331,9 +331,12 @@ def digits(total):
         total.add(f"digits on {device}", code, output, False, time.monotonic() - start, processor)
 
 
+EXAMPLES = ("decode", "mlp")
+
+
 def small_examples(total):
     """Examples that take a GPU if there is one, against plain Python."""
-    for name in ("decode", "mlp"):
+    for name in EXAMPLES:
         start = time.monotonic()
         code, output, processor = run([f"build/sim/{name}"])
         try:
@@ -344,7 +347,10 @@ def small_examples(total):
 
 
 def language_models(total, level):
-    """Small models of every architecture against numpy (tests/llm/check.py), with the Python that has the packages of the tests."""
+    """Sessions on the device (tests/test-llm.c); small models of every architecture against numpy (tests/llm/check.py), with the Python that
+    has the packages of the tests."""
+    if total.build(["build/sim/test-llm"]):
+        total.test(["build/sim/test-llm"], {"GCUDA_TEST_BACKEND": "CUDA0"}, 900)
     pythons = [p for p in (sys.executable, os.path.join(ROOT, "build/venv/bin/python")) if os.path.exists(p) and
                subprocess.run([p, "-c", "import gguf, sentencepiece, tokenizers"], stderr=subprocess.DEVNULL).returncode == 0]
     if not pythons:
@@ -384,7 +390,7 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits", "decode", "mlp"]):
+    if plain.build([*programs, "test-device", *(["test-shapes"] if level == "user" else SHAPES), "digits", *(EXAMPLES if level != "user" else [])]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
@@ -397,7 +403,7 @@ def plain_tests(total, level):
             plain.warp_groups()
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
-        if total.only in "example":
+        if level != "user" and total.only in "example":
             plain.jobs.append(total.pool.submit(small_examples, total))
         if level != "user" and total.only in "language models":
             plain.jobs.append(total.pool.submit(language_models, total, level))
