@@ -4335,6 +4335,8 @@ struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
     int form; // 0: y is floats, else that of gcuda_mul_mat_layout
+    int n_parts;    // one row of 513 to 8192 elements, all arrays at multiples of 16 bytes: x is the sum of n_parts rows, added in
+    size_t part_nb; // order; bytes from one to the next. 0 or 1: x is one row
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
 // y may be left prequantized for products (gcuda_mul_mat_layout), whose is_rounded is then set; UNSUPPORTED otherwise:
@@ -4342,10 +4344,11 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 //                   long as these bytes (768 are), all arrays at multiples of 16 bytes
 //   form of WGMMA   any number of rows; the layout's bytes overlap nothing that is read; rows of x, y and sum at multiples of 16 bytes
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
-// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
-// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+// Attention's inputs. Token i of rope's result (F32, not written itself), all its heads after each other, becomes row ids[i] of y: of
+// floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole
+// blocks have no more. Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3].
+// q_y may be q. v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type. It reads element by element: graphs leave more than
+// GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers.
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_steps { // in this order; rope comes after the norm
     const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
@@ -31769,6 +31772,50 @@ static int gcudai_cuda_match_add_rms_norm_mul(const struct gcudai_cuda_window * 
                : 0;
 }
 
+// Views of one tensor, added one after another, as experts' results are: nodes taken, from the window's first on; 0: it is no such sum.
+static int gcudai_cuda_sum_of_parts(const struct gcudai_cuda_window * w, struct gcuda_norm_mul_args * p) {
+    const struct gcuda_tensor * first = w->node[0], * a = first->src[0], * b = first->src[1];
+    if (first->op != GCUDA_OP_ADD || a->op != GCUDA_OP_VIEW || b->op != GCUDA_OP_VIEW || a->view_src != b->view_src || b->view_offs <= a->view_offs ||
+        a->type != GCUDA_TYPE_F32 || gcuda_nrows(a) != 1 || !gcudai_cuda_is_wide(a) || !gcudai_cuda_is_wide(b)) {
+        return 0;
+    }
+    const size_t step = b->view_offs - a->view_offs;
+    int n = 1;
+    for (; gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) && gcudai_cuda_is_inner(w, n - 1) && w->node[n]->src[0] == w->node[n - 1]; ++n) {
+        const struct gcuda_tensor * v = w->node[n]->src[1];
+        if (v->op != GCUDA_OP_VIEW || v->view_src != a->view_src || v->view_offs != a->view_offs + (size_t) (n + 1) * step ||
+            !gcuda_are_same_shape(v, a)) {
+            break;
+        }
+    }
+    p->x = gcudai_array(a);
+    p->n_parts = n + 1;
+    p->part_nb = step;
+    return gcuda_are_same_shape(a, b) && gcuda_are_same_shape(first, a) ? n : 0;
+}
+
+// One block computes it, which has read all but the weights when it begins to write y.
+static int gcudai_cuda_match_parts_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_norm_mul_args * p = &args->norm_mul;
+    const int n = gcudai_cuda_sum_of_parts(w, p);
+    if (n == 0 || !gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) || !gcudai_cuda_is_op(w, n + 1, GCUDA_OP_RMS_NORM) || !gcudai_cuda_is_inner(w, n - 1)) { return 0; }
+    const struct gcuda_tensor * sum = w->node[n], * norm = w->node[n + 1], * weight = gcudai_cuda_row_operand(w, n + 2, GCUDA_OP_MUL);
+    const struct gcuda_tensor * residual = gcudai_cuda_other(sum, w->node[n - 1]), * y = weight != NULL ? w->node[n + 2] : NULL;
+    const bool has_sum = !gcudai_cuda_is_inner(w, n);
+    if (y == NULL || norm->src[0] != sum || residual == NULL || residual->type != GCUDA_TYPE_F32 || norm->type != GCUDA_TYPE_F32 ||
+        !gcuda_are_same_shape(residual, sum) || !gcuda_are_same_shape(sum, w->node[n - 1]) || gcuda_nrows(weight) != 1 ||
+        !gcudai_cuda_is_wide(sum) || !gcudai_cuda_is_wide(norm)) {
+        return 0;
+    }
+    p->add = gcudai_array(residual);
+    p->sum = gcudai_array(has_sum ? sum : NULL);
+    p->w = gcudai_array(weight);
+    p->y = gcudai_array(y);
+    p->eps = gcudai_param_f32(norm, 0);
+    const bool may_sum = !has_sum || (gcudai_cuda_may_write(w, n + 3, sum, true) && !gcudai_cuda_overlap(sum, y));
+    return may_sum && !gcudai_cuda_overlap(y, weight) && gcuda_norm_mul_takes_form(p) ? n + 3 : 0;
+}
+
 static gcuda_status gcudai_cuda_run_norm_mul(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_norm_mul(&args->norm_mul, stream);
 }
@@ -32807,6 +32854,8 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
         GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_GLU, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL,
         GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
+    { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL,
+        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
         GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,

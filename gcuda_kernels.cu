@@ -6209,7 +6209,10 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-// k_norm_mul for a single row, as in decoding. Everything is addressed directly, and with is_early w and b are loaded before
+#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
+#define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
+
+// k_norm_mul for a single row, as in decoding; x may be a sum of parts. Everything is addressed directly, and with is_early w and b are loaded before
 // the PDL wait. With p.form, y is a prequantized activation column.
 //   shared  that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b
@@ -6225,6 +6228,15 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
     if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
+    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
+        row parts[NORM_PARTS_AHEAD];
+        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
+            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
+        }
+        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
+            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+        }
+    }
     if (p.add.data != nullptr) {
         row add;
         add.load((const char *) p.add.data, n);
@@ -6258,6 +6270,8 @@ static bool is_norm_mul_wide(const gcuda_norm_mul_args & p) {
 
 bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
     const int64_t n = args->x.ne[0];
+    const bool is_row = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
+    if (args->n_parts > 1 && (!is_row || (args->form != 0 && args->form % 2 == 0))) { return false; }
     if (args->form % 2 == 0) {
         return args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && can_hold(n) && is_norm_mul_wide(*args));
     }
