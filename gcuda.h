@@ -21,7 +21,7 @@ BUILD
     For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
     driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...
     (see >>config) leaves out kernels. For a shared library add -Xcompiler -fPIC to the nvcc line and -fPIC -shared to the
-    other; make's objects are compiled so.
+    other. `make` compiles its objects with these options.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
@@ -29,7 +29,7 @@ QUICK START
     #include <stdio.h>
 
     int main(void) {
-        struct gcuda_init_params params = { 0, NULL, false };   // arena grows, tensors have data in it
+        struct gcuda_init_params params = { 0, NULL, false };   // the arena grows as needed and holds the tensors' data
         struct gcuda_context * ctx = gcuda_init(params);
         struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 2);   // ne[0] = 4 is the row length
         struct gcuda_tensor * y = gcuda_rms_norm(ctx, gcuda_scale(ctx, a, 2.0f), 1e-6f);
@@ -69,8 +69,8 @@ MEMORY
       - allocate weights, caches and other state first, in a separate context (gcuda_backend_alloc_ctx_tensors)
       - expand the node that writes a cache before a node that reads a view of it: nodes run in the order of expansion
 
-    A leaf without memory of another context than the graph's is refused unless gcuda_set_input marks it.
-    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
+    A leaf that has no memory and belongs to another context than the graph is refused, unless gcuda_set_input marks it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects reads of placed memory that break these rules.
 
 ERRORS
     A function that can fail returns a gcuda_status, or NULL instead of a pointer, and sets gcuda_last_error() (one per
@@ -82,7 +82,8 @@ ERRORS
 
     supports_op and compute apply the same rules: a graph with a node that the backend cannot run is refused with the
     node's name before anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and
-    write nothing. The graph is computed to its end, and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
+    write nothing. The graph runs to its end and returns GCUDA_STATUS_INVALID_DATA; the message names the node (CPU) or the
+    operation (CUDA).
 
 THREADS
     Different objects (contexts, graphs, backends, buffers) may be used by different threads concurrently; one object by
@@ -111,9 +112,9 @@ EMBEDDING IN AN ENGINE
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
     KV cache:      three ways, in examples/decode.c. gcuda_set_rows writes at an input index, with a mask over the whole cache: one
                    graph, several sequences, rings. gcuda_graph_move_view moves the written view before each run of the same
-                   graph. Graphs that are built again have a view of the cache that grows: gcuda_set_dynamic.
-    One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
-                   as they are.
+                   graph. A graph that is built anew for each token has a growing view of the cache: gcuda_set_dynamic.
+    Debugging:     gcuda_graph_set_fusion(graph, false) launches each node of one graph separately; the backend's other graphs
+                   keep their fusion.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
                    scheduler's, with a progress callback that may stop it. See >>gguf.
     Weights:       gcuda_cuda_upload copies pageable or mapped memory to a device on separate threads while a backend
@@ -126,11 +127,11 @@ EMBEDDING IN AN ENGINE
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
                    memory and semaphores of Vulkan and Direct3D 12. gcuda_backend_cuda_set_abort_callback ends a graph
                    within about 2 ms of GPU time; gcuda_cuda_selftest tests a device. See >>cuda.
-    Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
+    Several units: any number of files may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
-    C++:           the implementation compiles as C++11 to C++20 too. MSVC: written for, untested. Win32 with mingw-w64:
-                   tested under wine.
+    C++:           the implementation also compiles as C++11 to C++20.
+    Windows:       mingw-w64 builds are tested under wine. The code supports MSVC but is untested there.
 
 ADDING AN OPERATION
     1. its row in GCUDA_OPS, and its argument struct's name in GCUDA_ARGS if it has its own
@@ -142,7 +143,7 @@ ADDING AN OPERATION
        GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
-    7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
+    7. its numbers of test cases in tests/cases.txt: build/test-ops --update-cases
     8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
        into slices. Without a row it is never cut, and the comment before the table lists such operations
     9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
@@ -197,14 +198,14 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
     >>impl-cuda-driver   functions of the driver, looked up when devices are found
-    >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
+    >>impl-cuda-memory   device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
     >>impl-cuda-pool     scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
-    >>impl-cuda-state    struct gcudai_cuda: all that belongs to a backend
-    >>impl-cuda-peer     copies between devices: what a probe shows to work, else through the host
+    >>impl-cuda-state    struct gcudai_cuda: all state of a backend
+    >>impl-cuda-peer     copies between devices: direct where a probe succeeds, else through the host
     >>impl-cuda-buffer   device buffers, page-locked host buffers
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
     >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
-    >>impl-cuda-exec     what the device can do, and doing it
+    >>impl-cuda-exec     nodes on a device: whether it supports them, and their launches
     >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
     >>impl-cuda-look     what a plan remembers of a graph's tensors
     >>impl-cuda-fusion   patterns of nodes that one launch computes
@@ -213,15 +214,15 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
-    >>impl-cuda-selftest does this build work on this device
+    >>impl-cuda-selftest whether this build works on a device
     >>impl-sched     scheduler: items, assignment, splits, placing, runs
     >>impl-gguf      GGUF: reading, getters, loading, writing
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
 #define GCUDAI_FEATURES_SET
-// The implementation uses POSIX clocks and thread affinity. Strict modes (-std=c99) hide them unless asked before the
-// first system header: so the include that carries GCUDA_IMPLEMENTATION comes first in its file.
+// The implementation uses POSIX clocks and thread affinity. Strict modes (-std=c99) hide them unless these macros are defined before
+// the first system header. So the include with GCUDA_IMPLEMENTATION comes first in its file.
 #if !defined(_GNU_SOURCE) && !defined(_WIN32)
 #define _GNU_SOURCE 1
 #endif
@@ -248,31 +249,57 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 // >>config   every macro a user may set, each with its default and why; version
 // =====================================================================================================
 //
+// Macros are undefined unless a default is given.
+//
 //   GCUDA_IMPLEMENTATION  define it in one file to get the function bodies there
-//   GCUDA_API             what stands before every public function; default extern (C linkage)
+//   GCUDA_API             prefix of every public declaration, such as an export attribute; default extern (C linkage)
 //   GCUDA_STATIC          all functions static: several private copies in one program
 //   GCUDA_PREFIX          renames every external symbol: with GCUDA_PREFIX=my_, gcuda_init links as my_gcuda_init
-//   GCUDA_ASSERT(cond)    internal consistency checks in debug builds; default: nothing. Never needed for
-//                         correctness: everything a caller can get wrong is a status
-//   GCUDA_MALLOC, GCUDA_FREE  (size) and (pointer): what the default allocator calls; default malloc and free
+//   GCUDA_ASSERT(cond)    internal consistency checks of debug builds; default: nothing. Errors of the caller are statuses,
+//                         never assertions
+//   GCUDA_MALLOC(size), GCUDA_FREE(pointer)  functions of the default allocator; default malloc and free
 //   GCUDA_NO_THREADS      no threads, locks or atomics; everything runs on the calling thread
 //   GCUDA_CUDA            compile the CUDA backend in: needs the CUDA toolkit's headers, its runtime library and
-//                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
-//   GCUDA_NO_CUDA         leave it out whatever else is defined
-//   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
-//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend starts, if it is installed
+//                         gcuda_kernels.cu. Undefined by default, because a plain C compiler has none of them
+//   GCUDA_NO_CUDA         leave the CUDA backend out, even if GCUDA_CUDA is defined
+//   GCUDA_NO_VMM          do not use the driver's virtual memory management: scratch is a pool of blocks
+//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend is made, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
-//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
+//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  columns; default of gcuda_cuda_params.peer_max_batch for devices without NVLink; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
-//   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
-//   GCUDA_NO_GGUF         no reader and writer of GGUF files (>>gguf); the header then needs no <stdio.h>
-//   GCUDA_NO_ENV          never look at environment variables; gcuda_use_environment says so at run time
+//   GCUDA_KERNEL_API      prefix of the launchers' declarations; default extern
+//   GCUDA_NO_GGUF         leave the reader and writer of GGUF files out (>>gguf); the header then needs no <stdio.h>
+//   GCUDA_NO_ENV          never read environment variables; at run time: gcuda_use_environment
 //   GCUDA_NO_SIMD         scalar CPU kernels only
-//   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
-//   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
-//   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
-//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext and its gradient; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
-//                                gated_linear_attn. In the same way
+//
+// These leave out CUDA kernels, for faster compilation and a smaller program. Define the same ones for gcuda_kernels.cu and for the
+// implementation: gcuda_backend_supports_op then names the switch that a node needs. The CPU keeps everything.
+//
+//   GCUDA_KERNEL_NO_<TYPE>       one element type: BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS
+//   GCUDA_KERNEL_NO_K_QUANTS     Q2_K ... Q6_K
+//   GCUDA_KERNEL_NO_IQ_QUANTS    IQ1_S ... IQ4_XS
+//   GCUDA_KERNEL_NO_ATTENTION    flash_attn_ext and its gradient
+//   GCUDA_KERNEL_NO_CONV         convolution, pooling, upscale
+//   GCUDA_KERNEL_NO_RECURRENT    ssm, rwkv, gated_linear_attn
+//
+// Environment variables. A parameter that is set overrides its variable.
+//
+//   GCUDA_CHECK_MEMORY                gcuda_gallocr_set_check of each new allocator and scheduler
+//   GCUDA_CPU_ISA                     gcuda_cpu_set_isa: the best instruction set that the CPU kernels may use
+//   GCUDA_CUDA_CUBLAS_COMPUTE_TYPE    gcuda_cuda_params.full_precision
+//   GCUDA_CUDA_DEVICES                gcuda_cuda_device_params.n_devices
+//   GCUDA_CUDA_DISABLE_FUSION         gcuda_cuda_params.fusion
+//   GCUDA_CUDA_DISABLE_GRAPHS         gcuda_cuda_params.graphs
+//   GCUDA_CUDA_ENABLE_UNIFIED_MEMORY  gcuda_cuda_memory_params.unified
+//   GCUDA_CUDA_GRAPH_OPT              gcuda_cuda_params.concurrency
+//   GCUDA_CUDA_NO_PINNED              gcuda_cuda_memory_params.page_locked
+//   GCUDA_CUDA_P2P                    gcuda_cuda_params.peer
+//   GCUDA_CUDA_PDL                    gcuda_cuda_params.overlap
+//   GCUDA_CUDA_PRODUCT                gcuda_cuda_params.product
+//   GCUDA_CUDA_REGISTER_HOST          gcuda_backend_register_host_buffer_t
+//   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
+//   GCUDA_SCHED_DEBUG                 gcuda_backend_sched_params.debug
+//   GCUDA_SCHED_DEBUG_REALLOC         gcuda_backend_sched_params.debug_realloc
 
 #ifndef GCUDA_ASSERT
 #define GCUDA_ASSERT(cond) ((void) 0)
@@ -304,13 +331,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #endif
 #endif
 
-// Launchers live in gcuda_kernels.cu: never static, also when the rest of the header is.
+// Launchers are defined in gcuda_kernels.cu, so that GCUDA_STATIC does not apply to them.
 #ifndef GCUDA_KERNEL_API
 #define GCUDA_KERNEL_API extern
 #endif
 
-// The switches as values: GCUDAI_KERNEL_HAS(Q4_K) is 0 when GCUDA_KERNEL_NO_Q4_K is defined (as nothing or 1), else 1, in
-// #if and in code. GCUDAI_KERNEL_WHEN(Q4_K, case GCUDA_TYPE_Q4_K: ...) is its second argument, or nothing.
+// The switches as values, in #if and in code: GCUDAI_KERNEL_HAS(Q4_K) is 0 if GCUDA_KERNEL_NO_Q4_K is defined (empty or as 1), else 1.
+// GCUDAI_KERNEL_WHEN(Q4_K, case GCUDA_TYPE_Q4_K: ...) expands to its other arguments if the kernels exist, else to nothing.
 #if defined(GCUDA_KERNEL_NO_K_QUANTS)
 #define GCUDA_KERNEL_NO_Q2_K 1
 #define GCUDA_KERNEL_NO_Q3_K 1
@@ -331,7 +358,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #endif
 #define GCUDAI_TEXT2(...) #__VA_ARGS__
 #define GCUDAI_TEXT(...) GCUDAI_TEXT2(__VA_ARGS__)
-#define GCUDAI_SWITCH_ ~, // pasted to the value of a switch that is defined, this makes one argument two
+#define GCUDAI_SWITCH_ ~, // pasted to the value of a defined switch: the comma turns one macro argument into two
 #define GCUDAI_SWITCH_1 ~,
 #define GCUDAI_SECOND(a, b, ...) b
 #define GCUDAI_SECOND_OF(...) GCUDAI_SECOND(__VA_ARGS__)
@@ -1172,12 +1199,12 @@ extern "C" {
 #define GCUDA_MAX_SRC 10
 #define GCUDA_MAX_OP_PARAMS 64 // bytes
 #define GCUDA_MAX_NAME 64      // bytes with the terminator
-#define GCUDA_MEM_ALIGN 16     // of objects and data inside a context
+#define GCUDA_MEM_ALIGN 16     // bytes: alignment of objects and data in a context
 #define GCUDA_DEFAULT_GRAPH_SIZE 2048
 #define GCUDA_DEFAULT_N_THREADS 4
 #define GCUDA_MATRIX_ROW_PADDING 512 // elements that device kernels may read past a quantized tensor
 
-// gcuda_version() is GCUDA_VERSION of the implementation; compare when headers and objects may differ.
+// GCUDA_VERSION of the implementation: compare it with the header's if they are compiled separately.
 GCUDA_API int gcuda_version(void);
 
 // =====================================================================================================
@@ -1186,22 +1213,21 @@ GCUDA_API int gcuda_version(void);
 
 typedef enum gcuda_status {
     GCUDA_STATUS_SUCCESS = 0,
-    GCUDA_STATUS_ABORTED = 1,           // a callback asked to stop; buffers stay usable
-    GCUDA_STATUS_FAILED = -1,           // the system or a third party failed
+    GCUDA_STATUS_ABORTED = 1,           // a callback stopped the call; buffers stay usable
+    GCUDA_STATUS_FAILED = -1,           // the operating system, CUDA or another library failed
     GCUDA_STATUS_ALLOC_FAILED = -2,     // out of memory (host, device, a fixed context or a budget)
     GCUDA_STATUS_INVALID_ARGUMENT = -3, // the caller's mistake: shapes, types, NULL, ranges
     GCUDA_STATUS_UNSUPPORTED = -4,      // well-formed, but this backend cannot do it
     GCUDA_STATUS_INVALID_DATA = -5,     // bad contents: an index out of range, a damaged block
-    GCUDA_STATUS_DEVICE_LOST = -6,      // the device does not come back; freeing still works
+    GCUDA_STATUS_DEVICE_LOST = -6,      // the device is unusable for the rest of the process; freeing objects still works
     GCUDA_STATUS_IO = -7                // a file could not be read or written
 } gcuda_status;
 
 // A static string such as "out of memory"; never NULL.
 GCUDA_API const char * gcuda_status_to_string(gcuda_status status);
 
-// The message of the last failure on this thread, never NULL; "" if there was none. Valid until the next failure
-// on this thread. Success does not clear it, and a function that found another way when the first had failed leaves the
-// message of that: whether it succeeded, the status says.
+// Message of the last failure on this thread; "" if there was none, never NULL. Valid until the next failure on this thread.
+// Success does not clear it. A function that succeeds may leave a message, if a first attempt inside it failed: check the status.
 GCUDA_API const char * gcuda_last_error(void);
 GCUDA_API void gcuda_clear_last_error(void);
 
@@ -1214,33 +1240,35 @@ enum gcuda_log_level {
 };
 typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text, void * user_data);
 
-// Silent by default. The callback gets whole lines of at least min_level, from any thread, one at a time. It may call
-// functions that ask for something, and gcuda_log_set; what those would log is left out. It must not make, compute or free
-// anything: the call that logs may hold locks. NULL silences again.
+// Sets the log callback of the process; NULL, the default: no log. The callback gets whole lines of level min_level and above, from
+// any thread, one at a time. It may call getters and gcuda_log_set, whose own log lines are dropped. It must not make, compute
+// or free anything, because the call that logs may hold locks.
 GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
 
-// Host memory callbacks. alloc returns memory aligned to `alignment`, which is always 64, or NULL; free gets the size
-// back. Both may be called from several threads, and with locks held: they must not call gcuda. An object is freed by the
-// allocator it came from, whatever was set since.
+// Host memory callbacks. alloc returns `size` bytes aligned to `alignment` (always 64), or NULL. free gets the same size. Several
+// threads may call both, with locks held: they must not call gcuda. Memory is always freed by the allocator that allocated it,
+// whatever is set later, so `user` must outlive that memory.
 struct gcuda_allocator {
     void * (*alloc)(void * user, size_t size, size_t alignment);
     void (*free)(void * user, void * ptr, size_t size);
     void * user;
 };
-// For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
+// Sets the allocator of all later host allocations, and copies the struct; NULL restores GCUDA_MALLOC and GCUDA_FREE.
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
 // Whether the library reads the GCUDA_... environment variables; default true. A program that embeds the library passes false
-// before its first other call, and again after gcuda_shutdown. Every choice of a variable is also a parameter, which overrides
-// it. The driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
+// before its first other call, and again after gcuda_shutdown. Each variable has a parameter that overrides it, see >>config. The
+// CUDA driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
-// Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, what gcuda_use_environment
-// was told, choices for CUDA). Call it when no object is left; the library starts again by itself on the next call.
+// Frees the process-wide state: devices, buffer types and the registry. Restores the defaults of the log, the allocator, the CPU's
+// instruction set, gcuda_use_environment and the choices for CUDA. Call it when no object is left. The next call of the library
+// starts it again.
 GCUDA_API void gcuda_shutdown(void);
 
+// Monotonic clock, from an arbitrary start: milliseconds, microseconds.
 GCUDA_API int64_t gcuda_time_ms(void);
-GCUDA_API int64_t gcuda_time_us(void); // monotonic clock
+GCUDA_API int64_t gcuda_time_us(void);
 
 // =====================================================================================================
 // >>types   element types, block layouts, conversions
@@ -1251,7 +1279,7 @@ typedef struct {
     uint16_t bits;
 } gcuda_bf16_t; // upper half of a binary32
 
-// The one list of element types: id as in GGUF, name, elements and bytes of a block, quantized.
+// Element types: id as in GGUF files; elements and bytes of a block; whether quantized. All tables of types are made from this list.
 // clang-format off
 #define GCUDA_TYPES(X)                                                              \
     /* ID       id  lower     name       block  bytes  quantized */                 \
@@ -1320,7 +1348,7 @@ struct gcuda_block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; gc
 struct gcuda_block_q8_k { float d; int8_t qs[256]; int16_t bsums[16]; }; // bsums: sums of 16 codes each
 struct gcuda_block_iq4_xs { gcuda_fp16_t d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[128]; };
 
-// 256 elements, groups of 8 or 4 taken from a codebook, signs apart
+// 256 elements in groups of 8 or 4. A group's code is an index into a codebook; signs are stored separately. No host quantizer.
 struct gcuda_block_iq2_xxs { gcuda_fp16_t d; uint16_t qs[32]; }; // per 32: 4 codes, then 4 x 7 bits sign, 4 bits scale
 struct gcuda_block_iq2_xs { gcuda_fp16_t d; uint16_t qs[32]; uint8_t scales[8]; };
 struct gcuda_block_iq2_s { gcuda_fp16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
@@ -1334,15 +1362,15 @@ typedef void (*gcuda_to_float_t)(const void * x, float * y, int64_t n);   // n e
 typedef void (*gcuda_from_float_t)(const float * x, void * y, int64_t n); // n elements, whole blocks
 
 struct gcuda_type_traits {
-    const char * type_name; // NULL for the ids that GGUF has retired
+    const char * type_name; // such as "q4_K"
     int64_t blck_size;      // elements of a block
     size_t type_size;       // bytes of a block
     bool is_quantized;
     gcuda_to_float_t to_float;         // NULL: integers
-    gcuda_from_float_t from_float_ref; // NULL: integers, IQ1_*, IQ2_*, IQ3_*
+    gcuda_from_float_t from_float_ref; // of cpy and set_rows; NULL: integers, IQ1_*, IQ2_*, IQ3_*
 };
 
-// NULL for an invalid id.
+// NULL for an invalid id, which the ids that GGUF has retired are.
 GCUDA_API const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type);
 GCUDA_API bool gcuda_type_is_valid(enum gcuda_type type);
 GCUDA_API const char * gcuda_type_name(enum gcuda_type type); // "invalid" for an invalid id
@@ -1352,7 +1380,7 @@ GCUDA_API size_t gcuda_row_size(
     enum gcuda_type type, int64_t ne); // bytes of ne elements; 0 if not whole blocks or too large
 GCUDA_API bool gcuda_is_quantized(enum gcuda_type type);
 
-// Round to nearest even; NaN stays NaN.
+// Conversions to and from 16-bit floats: to nearest, ties to even; NaN stays NaN. _row: n elements; x and y do not overlap.
 GCUDA_API float gcuda_fp16_to_fp32(gcuda_fp16_t x);
 GCUDA_API gcuda_fp16_t gcuda_fp32_to_fp16(float x);
 GCUDA_API float gcuda_bf16_to_fp32(gcuda_bf16_t x);
@@ -1372,41 +1400,46 @@ struct gcuda_backend_buffer;
 struct gcuda_tensor;
 
 enum gcuda_tensor_flag {
-    GCUDA_TENSOR_FLAG_INPUT = 1,    // set from outside; placed before anything computed
-    GCUDA_TENSOR_FLAG_OUTPUT = 2,   // read from outside; its memory is never reused
-    GCUDA_TENSOR_FLAG_PARAM = 4,    // trainable
-    GCUDA_TENSOR_FLAG_LOSS = 8,     // scalar to be minimised
-    GCUDA_TENSOR_FLAG_COMPUTE = 16, // reachable from a requested result; set by graph expansion
-    GCUDA_TENSOR_FLAG_DYNAMIC = 32  // see gcuda_set_dynamic
+    GCUDA_TENSOR_FLAG_INPUT = 1,    // gcuda_set_input
+    GCUDA_TENSOR_FLAG_OUTPUT = 2,   // gcuda_set_output
+    GCUDA_TENSOR_FLAG_PARAM = 4,    // gcuda_set_param
+    GCUDA_TENSOR_FLAG_LOSS = 8,     // gcuda_set_loss
+    GCUDA_TENSOR_FLAG_COMPUTE = 16, // a requested result depends on it; set by gcuda_build_forward_expand
+    GCUDA_TENSOR_FLAG_DYNAMIC = 32  // gcuda_set_dynamic
 };
 
 struct gcuda_init_params {
     size_t mem_size;   // bytes of the arena; 0: it grows as needed (mem_buffer must be NULL then)
-    void * mem_buffer; // caller's memory of mem_size bytes, kept by the caller; NULL: allocated here
-    bool no_alloc;     // tensors get no data: a backend buffer will hold it
+    void * mem_buffer; // memory of the caller, mem_size bytes, which must outlive the context; NULL: gcuda_init allocates it
+    bool no_alloc;     // tensors get no data, because a backend buffer will hold it
 };
 
-// A context is an arena of tensors and graphs. One thread at a time. NULL when out of memory.
-// It keeps the first error of any constructor: constructors given NULL pass it on, and building a graph from the
-// context fails with that first message until gcuda_context_clear_error.
+// A context is an arena of tensors and graphs, used by one thread at a time. Free it with gcuda_free. NULL: out of memory.
+// A context keeps the first error of its constructors. A constructor returns NULL if an argument is NULL. Building a graph in
+// the context fails with that first message until gcuda_context_clear_error.
 GCUDA_API struct gcuda_context * gcuda_init(struct gcuda_init_params params);
 GCUDA_API void gcuda_free(struct gcuda_context * ctx); // NULL is allowed; frees no backend buffers
-GCUDA_API void gcuda_reset(struct gcuda_context * ctx); // forgets all tensors, graphs and errors, keeps the memory
-GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx); // bytes
-GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx); // bytes, 0 for NULL
-GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // first block of the arena
-GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // nbytes of the largest tensor
+// Removes all tensors, graphs and errors. Their pointers are invalid then. Keeps the memory; of a grown arena, the largest block.
+GCUDA_API void gcuda_reset(struct gcuda_context * ctx);
+GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx); // bytes in use; 0 for NULL
+GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx); // bytes of the arena; 0 for NULL
+GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // oldest block of the arena; NULL for NULL
+GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // gcuda_nbytes of the largest tensor; 0: no tensor
 GCUDA_API bool gcuda_get_no_alloc(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc);
+// Status and message of the first error since gcuda_init, gcuda_reset or gcuda_context_clear_error; SUCCESS and "" if none.
 GCUDA_API gcuda_status gcuda_context_status(const struct gcuda_context * ctx);
-GCUDA_API const char * gcuda_context_error(const struct gcuda_context * ctx); // "" if none
+GCUDA_API const char * gcuda_context_error(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_context_clear_error(struct gcuda_context * ctx);
 
-// Bytes of a context that one tensor's description takes (data not counted).
+// Bytes of a context that one tensor's description takes, without its data.
 GCUDA_API size_t gcuda_tensor_overhead(void);
 
-// New tensors have contiguous strides and zeroed fields; data is uninitialised. ne[i] >= 0, ne[0] whole blocks.
-// NULL on failure; the context keeps the error.
+// New tensors, which live as long as ctx, with contiguous strides and uninitialized data (no_alloc: without data).
+//
+//   n_dims   1 to 4; the other dimensions are 1
+//   ne       elements, each >= 0; ne[0] is a multiple of the type's block
+//   fails    NULL, and ctx keeps the error: an invalid type or size, ctx full
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor(
     struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne);
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0);
@@ -1416,24 +1449,26 @@ GCUDA_API struct gcuda_tensor * gcuda_new_tensor_3d(
     struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2);
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor_4d(
     struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
-GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value); // contexts with data only
-GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);   // contexts with data only
-GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes); // raw bytes of the arena
+// One element with this value. Fails in a context with no_alloc.
+GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value);
+GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);
+GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes); // bytes of the arena, for the caller's use; NULL: full
 GCUDA_API struct gcuda_tensor * gcuda_dup_tensor(
-    struct gcuda_context * ctx, const struct gcuda_tensor * src); // same type and shape
+    struct gcuda_context * ctx, const struct gcuda_tensor * src); // type and shape of src, contiguous; no data is copied
 GCUDA_API struct gcuda_tensor * gcuda_view_tensor(
-    struct gcuda_context * ctx, struct gcuda_tensor * src); // same memory, ne and nb
+    struct gcuda_context * ctx, struct gcuda_tensor * src); // a view: type, shape, strides and memory of src
 
-// Tensors of a context in creation order, or by name (NULL if there is none).
+// Tensors of a context in the order of creation, or the first one with this name. NULL: none.
 GCUDA_API struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx);
 GCUDA_API struct gcuda_tensor * gcuda_get_next_tensor(
     const struct gcuda_context * ctx, const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name);
 
+// Names are copied and cut to 63 bytes; NULL: no name. The setters return tensor; tensor may be NULL.
 GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // "" for NULL
-GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
+GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name);
 GCUDA_API struct gcuda_tensor * gcuda_format_name(
-    struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
+    struct gcuda_tensor * tensor, const char * fmt, ...); // as printf
 // INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its
 // last reader, so a value set once does not survive the first run. Allocate weights and caches before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
@@ -1445,20 +1480,26 @@ GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
 // on a changed size get new arguments, also those of tensors computed from this one. An empty tensor needs a separate plan. No
 // cost otherwise. Call it before the graph is first computed.
 GCUDA_API void gcuda_set_dynamic(struct gcuda_tensor * tensor);
-GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
-GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
+// PARAM: a trainable leaf. INVALID_ARGUMENT: an operation computes the tensor, or it is NULL.
+GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor);
+// LOSS: a value to minimise. INVALID_ARGUMENT: not one element of F32, or NULL.
+GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);
 
-GCUDA_API void * gcuda_get_data(const struct gcuda_tensor * tensor);
-GCUDA_API float * gcuda_get_data_f32(const struct gcuda_tensor * tensor); // NULL for another type
-GCUDA_API struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor); // host or backend memory; NULL on failure
+GCUDA_API void * gcuda_get_data(const struct gcuda_tensor * tensor); // device memory for a tensor in a device buffer
+GCUDA_API float * gcuda_get_data_f32(const struct gcuda_tensor * tensor); // NULL if the type is not F32
+// Sets all elements of a tensor in host or device memory to 0. In a backend buffer this also clears the gaps of a strided view.
+// Returns tensor; NULL: no data, or the backend failed.
+GCUDA_API struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor);
 
-// One element of a tensor in host memory, converted; index checked (0 and an error message when out of range).
-GCUDA_API float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i); // i-th element in logical order
+// One element of a tensor in host memory, or all of them, converted to or from the tensor's type. _1d: index i in logical order,
+// dimension 0 first. Fails with INVALID_ARGUMENT, getters with 0 and gcuda_last_error: an index out of range, a quantized type, no
+// memory, device memory (use gcuda_backend_tensor_get and _set).
+GCUDA_API float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i);
 GCUDA_API gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i, float value);
 GCUDA_API float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
 GCUDA_API gcuda_status gcuda_set_f32_nd(
     struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value);
-GCUDA_API int32_t gcuda_get_i32_1d(const struct gcuda_tensor * tensor, int64_t i); // fractions are cut off, what is too large saturates
+GCUDA_API int32_t gcuda_get_i32_1d(const struct gcuda_tensor * tensor, int64_t i); // floats: towards 0, saturating
 GCUDA_API gcuda_status gcuda_set_i32_1d(struct gcuda_tensor * tensor, int64_t i, int32_t value);
 GCUDA_API int32_t gcuda_get_i32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
 GCUDA_API gcuda_status gcuda_set_i32_nd(
@@ -1466,38 +1507,38 @@ GCUDA_API gcuda_status gcuda_set_i32_nd(
 GCUDA_API gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value); // all elements
 GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value); // all elements
 
-// Questions about a tensor. NULL has no size, dimensions or strides: 0 or false.
+// Properties of a tensor. For NULL they are 0 or false.
 GCUDA_API int64_t gcuda_nelements(const struct gcuda_tensor * tensor);
 GCUDA_API int64_t gcuda_nrows(const struct gcuda_tensor * tensor); // ne[1] * ne[2] * ne[3]
-GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);  // extent in memory, gaps included
+GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);  // from the first to the last byte, gaps between rows included
 GCUDA_API size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor); // rounded up to GCUDA_MEM_ALIGN
 GCUDA_API size_t gcuda_element_size(const struct gcuda_tensor * tensor); // bytes of a block
-GCUDA_API int gcuda_n_dims(const struct gcuda_tensor * tensor);      // at least 1
-GCUDA_API bool gcuda_is_empty(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_scalar(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_vector(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_matrix(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_3d(const struct gcuda_tensor * tensor);
+GCUDA_API int gcuda_n_dims(const struct gcuda_tensor * tensor);      // without trailing dimensions of 1, at least 1
+GCUDA_API bool gcuda_is_empty(const struct gcuda_tensor * tensor);   // a dimension is 0
+GCUDA_API bool gcuda_is_scalar(const struct gcuda_tensor * tensor);  // one element
+GCUDA_API bool gcuda_is_vector(const struct gcuda_tensor * tensor);  // ne[1..3] are 1
+GCUDA_API bool gcuda_is_matrix(const struct gcuda_tensor * tensor);  // ne[2..3] are 1
+GCUDA_API bool gcuda_is_3d(const struct gcuda_tensor * tensor);      // ne[3] is 1
 GCUDA_API bool gcuda_is_view(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0] > nb[1]
-GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // same as is_contiguous
-GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense, nb[1] arbitrary
-GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense, nb[2] arbitrary
+GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor); // strides do not ascend
+GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor); // strides are packed; those of dimensions of 1 do not count
+GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // gcuda_is_contiguous
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // the same with any nb[1]: packed rows at one distance
+GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // any nb[1] and nb[2]; nb[3] is nb[2] * ne[2]
 GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor); // elements of a row adjacent
-GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps, maybe permuted
-GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // memory order C W H N
-GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps; may be permuted
+GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // [W, H, C, N] in memory order C W H N
+GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor); // elements of a row adjacent, rows at one distance
 GCUDA_API bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
 GCUDA_API bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
-GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
-GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
-// Of NULL all indices are 0; an index that is not wanted may be NULL.
+GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big); // big.ne[i] % small.ne[i] == 0
+GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big); // and ne[0] are equal
+// Indices of element i in logical order, dimension 0 first; all 0 if tensor is NULL. i0 to i3 may be NULL.
 GCUDA_API void gcuda_unravel_index(
     const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3);
 
-// A tensor without a graph: what operations compute on, and what raw launchers take.
+// A tensor without a graph, as CPU functions and launchers take it. Data stays the caller's.
 struct gcuda_array {
     void * data;
     enum gcuda_type type;
@@ -26010,7 +26051,7 @@ static gcuda_status gcudai_cuda_device_choose(
 }
 
 // =====================================================================================================
-// >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
+// >>impl-cuda-memory   device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
 // =====================================================================================================
 // Every byte is booked in a ledger, and in the ledger of its device, before it is allocated. So concurrent threads cannot exceed a
 // budget; a failed allocation cancels its booking. Ledgers change under the registry's lock, which is taken for real allocations
@@ -26886,7 +26927,7 @@ static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-state   struct gcudai_cuda: all that belongs to a backend
+// >>impl-cuda-state   struct gcudai_cuda: all state of a backend
 // =====================================================================================================
 
 typedef void * gcudai_cublas_handle;
@@ -27047,7 +27088,7 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-peer   copies between devices: what a probe shows to work, else through the host
+// >>impl-cuda-peer   copies between devices: direct where a probe succeeds, else through the host
 // =====================================================================================================
 // Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
 // writes), so they are used only after a test pattern has arrived intact:
@@ -29977,7 +30018,7 @@ static gcuda_status gcudai_cuda_split_node(
 }
 
 // =====================================================================================================
-// >>impl-cuda-exec   what the device can do, and doing it
+// >>impl-cuda-exec   nodes on a device: whether it supports them, and their launches
 // =====================================================================================================
 
 static gcuda_status gcudai_cuda_any_can(const struct gcuda_tensor * y) {
@@ -35521,7 +35562,7 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-selftest   does this build work on this device
+// >>impl-cuda-selftest   whether this build works on a device
 // =====================================================================================================
 // One small graph with a node of each kernel family, computed by the device and by the processor from the same numbers.
 
