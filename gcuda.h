@@ -1555,12 +1555,12 @@ struct gcuda_array {
 //
 //   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
 //   sources   required, optional
-//   flags     GCUDAI_OP_REUSE: the result may be placed on a source of the same layout
-//             GCUDAI_OP_REUSE_FIRST: only on the first source
+//   flags     GCUDAI_OP_REUSE: an allocator may place the result in the memory of a source of the same layout
+//             GCUDAI_OP_REUSE_FIRST: only in that of the first source
 //             GCUDAI_OP_VIEW: the result aliases its source and nothing runs
 //   args      struct gcuda_ARGS_args and gcudai_ARGS_args, shared within a family
-//   work      gcudai_WORK_work says how the CPU splits the node
-//   can       gcudai_CAN_can names what the CPU refuses of a well-formed node; any: nothing
+//   work      gcudai_WORK_work divides the node among CPU threads
+//   can       gcudai_CAN_can returns what the CPU does not support of a valid node; any: it supports all
 #define GCUDAI_OP_REUSE 1
 #define GCUDAI_OP_VIEW 2
 #define GCUDAI_OP_REUSE_FIRST 4
@@ -1664,7 +1664,7 @@ struct gcuda_array {
     X(SOLVE_TRI,         solve_tri,         2,  0,  0, solve_tri,         solve_tri,        any) \
     /* end of ops-c */
 
-// One entry per argument struct: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
+// Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
 #define GCUDA_ARGS(X)                            \
     X(none) X(custom)                            \
     /* ops-a */                                  \
@@ -1697,12 +1697,12 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
-// Layout of tensor.op_params, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. The constructors
-// write it; programs that walk or build graphs can read it.
+// Layout of tensor.op_params by operation: 32-bit slots, integers unless marked f (float). Other slots are 0. Constructors write the
+// slots; programs that walk or change graphs may read and write them (then gcuda_check_node).
 //
 //   operation                    slots
-//   VIEW                         0-1 offset into src[0], 64 bits
-//   PERMUTE                      0-3 the axis that each dimension goes to
+//   VIEW                         0-1 offset into src[0] in bytes, 64 bits
+//   PERMUTE                      0-3 axis of the result for dimensions 0 to 3 of the source
 //   SET, ACC                     0-2 nb[1..3], 3 offset (lower 32 bits; upper ones in 5-8), 4 in place
 //   CONCAT                       0 dimension
 //   PAD                          0-7 before and after, by dimension; 8 circular
@@ -1737,27 +1737,28 @@ enum gcuda_op {
 //   GATED_LINEAR_ATTN            0 f scale
 //   CUSTOM                       private
 GCUDA_API const char * gcuda_op_name(enum gcuda_op op); // "RMS_NORM"; "invalid"
-// Checks a node without a device: tensor sizes and strides, number of sources, shapes, types and parameters, as constructors and
-// backends do. For graphs that a program makes or changes by itself. Which of them a device computes, gcuda_backend_supports_op says.
+// Checks a node that a program has made or changed itself: sizes and strides, number of sources, shapes, types and parameters, by the
+// rules of constructors and backends. SUCCESS does not mean that a device supports the node: see gcuda_backend_supports_op.
 GCUDA_API gcuda_status gcuda_check_node(const struct gcuda_tensor * node);
-// Name of what the node does, with the sub-operation: "GELU" for a unary node, "SWIGLU" for a GLU node.
+// Name of the operation, for UNARY and GLU nodes of the kind: "RMS_NORM", "GELU", "SWIGLU". "" for NULL.
 GCUDA_API const char * gcuda_op_desc(const struct gcuda_tensor * tensor);
 
+// Precision of products: see gcuda_mul_mat_set_prec, gcuda_conv_2d_set_prec, gcuda_flash_attn_ext_set_prec.
 enum gcuda_prec { GCUDA_PREC_DEFAULT = 0, GCUDA_PREC_F32 = 10 };
 
 struct gcuda_tensor {
     enum gcuda_type type;
-    enum gcuda_op op; // what computes it; NONE: a leaf
+    enum gcuda_op op; // operation that computes it; NONE: a leaf
     int64_t ne[GCUDA_MAX_DIMS]; // elements, ne[0] innermost; unused dimensions are 1
     size_t nb[GCUDA_MAX_DIMS];  // strides in bytes; nb[0] is that of a block
     int32_t op_params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
     int32_t flags; // GCUDA_TENSOR_FLAG_*
     struct gcuda_tensor * src[GCUDA_MAX_SRC];
     struct gcuda_tensor * view_src; // owner of the memory (never itself a view), or NULL
-    size_t view_offs;               // bytes into the owner
-    void * data;
-    struct gcuda_backend_buffer * buffer; // owner of the memory at data; NULL: the context
-    void * extra;                         // the backend's
+    size_t view_offs;               // byte of the owner at which the view begins
+    void * data;                    // address in host or device memory; NULL: not allocated
+    struct gcuda_backend_buffer * buffer; // buffer of the memory at data; NULL: memory of the context or of the caller
+    void * extra;                         // for the backend's use
     char name[GCUDA_MAX_NAME];
 };
 
@@ -1767,9 +1768,13 @@ struct gcuda_none_args {
 };
 
 // >>op:reshape ----------------------------------------------------------------------------------------
-// The same elements in another shape: a view. a must be contiguous, the element counts equal.
+// A view of a's elements in another shape.
+//   a        any type, contiguous
+//   b        only its shape counts
+//   returns  a view of a with the shape of b, or [ne0, ...]
+//   fails    NULL, and ctx keeps the error: a is not contiguous, or the numbers of elements differ
 GCUDA_API struct gcuda_tensor * gcuda_reshape(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b); // b gives the shape
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
 GCUDA_API struct gcuda_tensor * gcuda_reshape_2d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
@@ -1779,8 +1784,12 @@ GCUDA_API struct gcuda_tensor * gcuda_reshape_4d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:view -------------------------------------------------------------------------------------------
-// Part of a's memory under a new shape. Strides and offset in bytes; nb[0] is the type size, missing strides are
-// dense. The part must lie inside the memory of a's owner.
+// A view of part of a's memory.
+//   a        any type, any strides
+//   nb1...   strides in bytes; nb[0] is the type size, and strides that are not given are packed
+//   offset   bytes from the start of a
+//   returns  a view of a's type
+//   fails    NULL, and ctx keeps the error: the view exceeds the memory of a's owner, or strides overflow
 GCUDA_API struct gcuda_tensor * gcuda_view_1d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, size_t offset);
 GCUDA_API struct gcuda_tensor * gcuda_view_2d(
@@ -1791,19 +1800,22 @@ GCUDA_API struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct
     int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:permute ----------------------------------------------------------------------------------------
-// Dimensions in another order, a view: dimension k of a becomes dimension axis_k of the result.
+// A view with dimensions in another order: dimension k of a becomes dimension axis_k of the result.
+//   axis*    a permutation of 0 to 3, else NULL and ctx keeps the error
 GCUDA_API struct gcuda_tensor * gcuda_permute(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3);
 
 // >>op:transpose --------------------------------------------------------------------------------------
-// Dimensions 0 and 1 exchanged, a view.
+// A view with dimensions 0 and 1 exchanged.
 GCUDA_API struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:custom -----------------------------------------------------------------------------------------
-// An operation of the caller's on host data. fun runs n_tasks times, as task ith of nth, on any thread and in any
-// order; it reads dst->src[] and writes its share of dst. Errors inside are the caller's to report.
-//   n_tasks   GCUDA_N_TASKS_MAX: 64, enough for every backend; not the number of threads, so results cannot depend on it
+// An operation of the caller on host data. fun is called n_tasks times, as task ith of nth, on any thread and in any order. It reads
+// dst->src[] and writes its share of dst. It returns no status: the caller keeps errors in userdata.
+//   n_tasks   calls of fun, at least 1. GCUDA_N_TASKS_MAX: 64, whatever the number of threads, so that results do not depend on it
+//   args      up to 10 sources, which become dst->src[]; of the inplace functions up to 9, after a
 //   returns   map_custom: shape and type of a; custom_4d: the type and shape given; inplace: a view of a
+//   fails     NULL, and ctx keeps the error: fun NULL, n_tasks or n_args out of range
 typedef void (*gcuda_custom1_op_t)(
     struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata);
 typedef void (*gcuda_custom2_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a,
@@ -1818,17 +1830,17 @@ typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, v
 // dst->data and dst->src[]->data are device memory. A status other than SUCCESS ends the computation with that status; a CUDA error
 // that it leaves is reported.
 //
-// The stream may be capturing a CUDA graph, whose nodes the launches become, under a lock that freeing may need. So the callback
-// must not
-//   - wait for the stream, or use another one without joining it again
-//   - allocate with cudaMalloc, free gcuda's buffers or change the device
+// The stream may be capturing a CUDA graph, and the launches then become its nodes. A lock is held that freeing may need. So the
+// callback must not
+//   - wait for the stream, or fork another stream without joining it again
+//   - call cudaMalloc, free buffers of gcuda or change the device
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
-struct gcuda_custom_params { // at least one of fun and cuda
+struct gcuda_custom_params { // for the _ext functions; at least one of fun and cuda is set
     gcuda_custom_op_t fun;       // on host data; NULL: only CUDA devices can compute the node
-    gcuda_custom_cuda_op_t cuda; // NULL: only the CPU can
+    gcuda_custom_cuda_op_t cuda; // NULL: only the CPU can compute the node
     void * userdata;
-    int n_tasks;                 // of fun; 0: 1
+    int n_tasks;                 // calls of fun; 0: 1
 };
 struct gcuda_custom_args {
     struct gcuda_tensor * dst;
@@ -1866,7 +1878,7 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * 
 // >>op:dup --------------------------------------------------------------------------------------------
 // A copy of a.
 //   a        any type, any strides
-//   returns  type and shape of a, contiguous; inplace: a view of a, unchanged
+//   returns  type and shape of a, contiguous; inplace: a view of a, which copies nothing
 struct gcuda_cpy_args { // of dup, cont, cpy, repeat_back
     struct gcuda_array x, y;
     void * scratch; // launcher of cpy: gcuda_cpy_scratch_bytes
@@ -1875,7 +1887,10 @@ GCUDA_API struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcu
 GCUDA_API struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:cont -------------------------------------------------------------------------------------------
-// A contiguous copy of a, the numbered forms in another shape of as many elements (rows of whole blocks).
+// A contiguous copy of a. The numbered functions also change its shape.
+//   a        any type, any strides
+//   returns  type of a, shape of a or the one given, contiguous
+//   fails    NULL: another number of elements, or ne0 is not whole blocks
 GCUDA_API struct gcuda_tensor * gcuda_cont(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
 GCUDA_API struct gcuda_tensor * gcuda_cont_2d(
@@ -1886,17 +1901,16 @@ GCUDA_API struct gcuda_tensor * gcuda_cont_4d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:cpy --------------------------------------------------------------------------------------------
-// Copies a into the memory of b and converts: the k-th element of a, i0 fastest, becomes the k-th of b. The shapes may
-// differ, the element counts not. a and b must not overlap.
+// Copies a into the memory of b, with conversion to its type. Element k of a in logical order (dimension 0 first) becomes element k of b.
+// Shapes may differ; numbers of elements are equal. a and b must not overlap.
 //
-//   plain types      any to any. F32, F16, BF16: to nearest, ties to even, beyond the range infinite. To integers:
-//                    towards zero, saturating, NaN becomes 0
-//   quantized types  from and to F32, F16, BF16 and F64, and to each other as F32 in between; rows packed and whole
-//                    blocks on both sides (of the longer of two: the side with the shorter is free where all of it is
-//                    packed). To the same type block by block, strides free. Backends refuse a result in a type
-//                    without a quantizer
-//   returns          a view of b; cast: a new contiguous tensor with the shape of a
-//   fails            NULL: counts differ, no conversion between the types, rows of part blocks, b overlaps itself
+//   plain types      any to any. To F32, F16, BF16: to nearest, ties to even, infinite beyond the range. To integers: towards zero,
+//                    saturating, NaN becomes 0
+//   quantized types  from and to F32, F16, BF16 and F64. Between two quantized types through F32. Rows of both sides are packed and
+//                    whole blocks, of the longer block of the two; a side with the shorter block may have any rows if it is
+//                    contiguous. To the same type: block by block, any strides. Backends refuse a result type without a quantizer
+//   returns          a view of b; cast: a new contiguous tensor of the given type with the shape of a
+//   fails            NULL: numbers of elements differ, no conversion between the types, rows with part of a block, b overlaps itself
 GCUDA_API struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_type type);
 
@@ -1905,11 +1919,11 @@ GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gc
 //
 //   a        [n, m, B1, B2]  any type, any strides
 //   b        [R, B1, B2]     I32, any strides; indices in [0, m), rows may repeat
-//   returns  [n, R, B1, B2]  F32, integers keep their type; contiguous
-//   fails    NULL: other shapes or types. An index out of range gives a row of zeros and GCUDA_STATUS_INVALID_DATA
+//   returns  [n, R, B1, B2]  F32, or the integer type of a; contiguous
+//   fails    NULL: other shapes or types. An index out of range gives a row of zeros, and the graph ends with INVALID_DATA
 struct gcuda_get_rows_args { // also of get_rows_back, set_rows
     struct gcuda_array x, ids, y;
-    int32_t * bad_index; // launchers: device memory that becomes 1 when an index is out of range, or NULL
+    int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
     void * scratch;      // launchers of get_rows_back and set_rows: gcuda_OP_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_get_rows(
@@ -1919,9 +1933,10 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows(
 // Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
 //
 //   a        [n, R]  F32, F16 or BF16: gradient of the rows
-//   b        [R]     I32; an index out of range is left out and reported. Fewer indices than rows of a: the other rows are not read
+//   b        [R]     I32, or fewer indices: then the other rows of a are not read. An index out of range adds nothing, and the graph
+//                    ends with INVALID_DATA
 //   c        [n, m]  only its shape counts
-//   returns  [n, m]  F32
+//   returns  [n, m]  F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
@@ -1929,22 +1944,23 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
 // Writes rows of b into a:  a[:, c[i1, i2 mod c.ne1, i3 mod c.ne2], i2, i3] = b[:, i1, i2, i3], converted as by cpy.
 // Sources of the node are b, c, a in this order.
 //
-//   a        [n, m, B2, B3]  any type but integers, packed rows; other rows keep their content
+//   a        [n, m, B2, B3]  any type but integers, packed rows. Rows without an index keep their content
 //   b        [n, R, B2, B3]  F32, F16 or BF16, packed rows
-//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Of equal indices the last row stays
+//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Several rows with one index: the last one is written
 //   returns  a view of a
-//   fails    NULL: other shapes or types. A row with an index out of range is dropped: GCUDA_STATUS_INVALID_DATA
+//   fails    NULL: other shapes or types. A row with an index out of range is not written, and the graph ends with INVALID_DATA
 GCUDA_API struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
-// A copy of a with b written over a region of it. Strides need not be those of a; nb0 is the type size.
-//     byte of b's element [i0, i1, i2, i3] = offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
+// A copy of a in which b replaces a region. Element [i0, i1, i2, i3] of b goes to this byte of the result (nb0 is the type size):
+//     offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 //
 //   a        any type, contiguous
-//   b        type of a, any strides, at most as many elements
-//   nb*      bytes, multiples of the type size; the region lies inside the result and does not overlap itself
-//   returns  type and shape of a; inplace: a view of a, whose other elements stay. 1d: nb* of a; 2d: nb2, nb3 of a
+//   b        type of a, any strides, at most as many elements as a
+//   nb*      bytes, multiples of the type size; need not be the strides of a. 1d: those of a; 2d: nb2 and nb3 of a
+//   offset   bytes; the region is inside the result and does not overlap itself
+//   returns  type and shape of a, contiguous; inplace: a view of a, whose other elements keep their values
 struct gcuda_set_args { // also of acc
     struct gcuda_array a, b, y;
     struct gcuda_array region; // of y: data and strides as above, shape of b
@@ -1963,17 +1979,21 @@ GCUDA_API struct gcuda_tensor * gcuda_set_2d_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
 
 // >>op:acc --------------------------------------------------------------------------------------------
-// As set, with b added to the region. a and b: F32, F16 or BF16 each, the sum rounded once to the type of a.
+// A copy of a with b added to a region, which offset and nb* describe as for gcuda_set.
+//   a        F32, F16 or BF16, contiguous
+//   b        F32, F16 or BF16, any strides, at most as many elements as a
+//   nb*, offset  bytes; the region is inside the result and does not overlap itself
+//   returns  type and shape of a; inplace: a view of a. Sums are rounded once
 GCUDA_API struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     size_t nb1, size_t nb2, size_t nb3, size_t offset);
 GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:repeat -----------------------------------------------------------------------------------------
-// Repeats a to fill a larger shape, whose extents are multiples of those of a.
+// Repeats a along each dimension:  y[i0, i1, i2, i3] = a[i0 mod a.ne0, i1 mod a.ne1, ...].
 //   a        any plain type, any strides
-//   b        only its shape counts
-//   returns  type of a, shape of b or the one given
+//   b        only its shape counts: multiples of the extents of a
+//   returns  type of a, shape of b or the one given, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_repeat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(
@@ -1983,14 +2003,14 @@ GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(
 // Gradient of repeat: each element of the result is the sum of all elements of a that are copies of it.
 //   a        F32, F16 or BF16, any strides
 //   b        only its shape counts; its extents divide those of a
-//   returns  type of a, shape of b. Sums in double, rounded once
+//   returns  type of a, shape of b, contiguous. Sums in double, rounded once
 GCUDA_API struct gcuda_tensor * gcuda_repeat_back(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
 // >>op:concat -----------------------------------------------------------------------------------------
-// a, then b, along dimension dim (0 to 3).
-//   a, b     one type, any strides; all other extents equal. Either may be empty
-//   returns  their type, contiguous
+// Concatenates a and b along dimension dim (0 to 3).
+//   a, b     one type, any strides; equal extents in the other dimensions. Either may be empty
+//   returns  their type, contiguous; ne[dim] is the sum of both
 struct gcuda_concat_args {
     struct gcuda_array a, b, y;
     int dim;
@@ -1999,10 +2019,10 @@ GCUDA_API struct gcuda_tensor * gcuda_concat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
 
 // >>op:pad --------------------------------------------------------------------------------------------
-// Pads a by lp elements before and rp after it in each dimension: with zeros, or with a repeated (circular).
+// Pads a in each dimension by lp elements before and rp after it: with zeros, or circular with repetitions of a.
 //   a        any plain type, any strides
-//   lp, rp   at least 0, elements; circular may wrap any number of times
-//   returns  type of a, extents ne + lp + rp
+//   lp, rp   elements, at least 0; circular padding may be longer than a. pad and pad_circular: lp is 0
+//   returns  type of a, extents ne + lp + rp, contiguous
 struct gcuda_pad_args { // also of repeat and roll, which are circular
     struct gcuda_array x, y;
     int64_t lp[4]; // y[i] = x[i - lp]
@@ -2021,7 +2041,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ct
 // Pads rows by reflection, p0 elements before and p1 after; the border element is not repeated.
 //   a        any plain type, any strides
 //   p0, p1   0 to ne0 - 1
-//   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3]
+//   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3], contiguous
 struct gcuda_pad_reflect_1d_args {
     struct gcuda_array x, y;
     int64_t p0;
@@ -2030,43 +2050,46 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_reflect_1d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1);
 
 // >>op:roll -------------------------------------------------------------------------------------------
-// Elements moved by shift in each dimension, those that leave at one end enter at the other.
+// Moves elements cyclically:  y[(i + shift) mod ne] = a[i] in each dimension.
 //   a        any plain type, any strides
-//   shift    -ne < shift < ne
-//   returns  type and shape of a
+//   shift    elements, -ne < shift < ne
+//   returns  type and shape of a, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_roll(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3);
 
 // >>op:diag -------------------------------------------------------------------------------------------
-// Rows as diagonals of square matrices:  y[i, i] = a[i, 0], zero elsewhere.
-//   a        [n, 1, ne2, ne3]  any plain type
-//   returns  [n, n, ne2, ne3]  type of a
+// Square matrices with a's rows as diagonals:  y[i, i] = a[i, 0], zero elsewhere.
+//   a        [n, 1, ne2, ne3]  any plain type, any strides
+//   returns  [n, n, ne2, ne3]  type of a, contiguous
 struct gcuda_mask_args { // also of diag_mask_inf, diag_mask_zero, tri and fill
-    struct gcuda_array x, y; // x has the shape of y; of diag its nb[1] is 0
-    int64_t from, to;        // x is kept where from <= i0 - i1 < to
-    float value;             // elsewhere
+    struct gcuda_array x, y; // x has the shape of y; for diag its nb[1] is 0
+    int64_t from, to;        // y is x where from <= i0 - i1 < to
+    float value;             // y elsewhere
 };
 GCUDA_API struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:diag_mask_inf ----------------------------------------------------------------------------------
-// a with -infinity where i0 > n_past + i1: what a token may not attend to.
+// Causal mask of attention scores:  y = -infinity where i0 > n_past + i1, else a. i0 is the position, i1 the token.
 //   a        F32, F16 or BF16, any strides
-//   n_past   at least 0
-//   returns  type and shape of a; inplace: a view of a
+//   n_past   positions before the first token, at least 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-// As gcuda_diag_mask_inf with 0 instead of -inf, also over NaN.
+// y = 0 where i0 > n_past + i1 (also where a is NaN), else a.
+//   a        F32, F16 or BF16, any strides
+//   n_past   at least 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:tri --------------------------------------------------------------------------------------------
-// A triangle of square matrices, zero elsewhere, also over NaN.
+// Keeps a triangle of square matrices; the other elements become 0, also where a is NaN.
 //   a        [n, n, ne2, ne3]  F32, F16 or BF16, any strides
-//   returns  type and shape of a
+//   returns  type and shape of a, contiguous
 enum gcuda_tri_type {
     GCUDA_TRI_TYPE_UPPER_DIAG = 0, // keeps column i0 >= row i1
     GCUDA_TRI_TYPE_UPPER = 1,      // i0 > i1
@@ -2077,15 +2100,15 @@ GCUDA_API struct gcuda_tensor * gcuda_tri(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type);
 
 // >>op:fill -------------------------------------------------------------------------------------------
-// Every element c; the content of a is not read.
+// y = c for every element. The contents of a are not read.
 //   a        F32, F16 or BF16
-//   returns  type and shape of a; inplace: a view of a
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c);
 GCUDA_API struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c);
 
 // >>op:arange -----------------------------------------------------------------------------------------
-// start, start + step, ... below stop:  y[i] = start + step * i.
-//   step     above 0, stop above start
+// y[i] = start + step * i, up to stop, which is excluded.
+//   step     above 0; stop above start
 //   returns  [ceil((stop - start) / step)]  F32
 struct gcuda_arange_args {
     struct gcuda_array y;
@@ -2096,9 +2119,9 @@ GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float s
 // >>op:timestep_embedding -----------------------------------------------------------------------------
 // Sinusoidal embedding, cosines first. The last element of an odd dim is 0.
 //     y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f)          f = max_period^(-j / h), h = dim / 2, j < h
-//   timesteps   [N]  F32, since BF16 counts to 256 only and F16 to 2048
+//   timesteps   [N]  F32, because BF16 has all integers only up to 256 and F16 up to 2048
 //   max_period  at least 1; models use 10000
-//   returns     [dim, N]  F32
+//   returns     [dim, N]  F32, contiguous
 struct gcuda_timestep_embedding_args {
     struct gcuda_array x, y;
     int max_period;
@@ -2115,12 +2138,12 @@ GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(
 // >>op:mul
 // >>op:div
 // y = a (+ - * /) b, element by element. b is repeated to the shape of a:  y[i] = a[i] o b[i mod b.ne], in every
-// dimension. Computed in F32 with one rounding at the end; x/0 is infinite, 0/0 NaN.
+// dimension. Computed in F32 and rounded once to the result's type; x/0 is infinite, 0/0 NaN.
 //
 //   a        F32, F16 or BF16; add also takes quantized a with F32 b of the same shape (dequantize, add, quantize)
 //   b        F32, F16 or BF16; each extent divides that of a
 //   returns  shape and type of a, contiguous; add_cast: of the given type (quantized a: F32); inplace: a view of a
-//   fails    NULL: shapes that do not repeat, other types, a quantized type that the host cannot write
+//   fails    NULL: b cannot be repeated to a, other types, a quantized type without a quantizer
 struct gcuda_binary_args { // also of add1, silu_back
     struct gcuda_array a, b, y;
     void * scratch; // launcher of add: gcuda_add_scratch_bytes
@@ -2141,7 +2164,10 @@ GCUDA_API struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:add1 -------------------------------------------------------------------------------------------
-// y[i] = a[i] + b[0]: b has one element. Types as in gcuda_add.
+// y[i] = a[i] + b[0].
+//   a        F32, F16 or BF16
+//   b        F32, F16 or BF16, one element
+//   returns  shape and type of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2152,20 +2178,22 @@ GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, s
 //
 //   a        [n, U, T]  F32, F16 or BF16: n outputs of the U experts of each of T tokens
 //   b        [n, E]     F32, F16 or BF16: one row per expert
-//   ids      [U, T]     I32, 0 to E-1; another value adds nothing and the graph ends with GCUDA_STATUS_INVALID_DATA
+//   ids      [U, T]     I32, 0 to E-1; another value adds nothing, and the graph ends with INVALID_DATA
 //   returns  [n, U, T]  type of a, contiguous
 struct gcuda_add_id_args {
     struct gcuda_array a, b, ids, y;
-    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
+    int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
 };
 GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * ids);
 
 // >>op:unary ------------------------------------------------------------------------------------------
-// y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
-// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed, because models contain them. A new
-// kind gets the next number. Its line here makes the compiler require GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in
-// gcuda_kernels.cu.
+// y = f(x), element by element, computed in F32. The table has the functions; S is the logistic function 1/(1+exp(-x)).
+//   a        F32, F16 or BF16
+//   returns  type and shape of a, contiguous; inplace: a view of a
+//
+// Models contain the numbers, so they never change. A new kind gets the next number. Its line here makes the compiler require
+// GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -2180,7 +2208,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
     X(GELU_QUICK,   9) /* x S(1.702 x)                                   the same paper */                     \
     X(SILU,        10) /* x S(x)                                         the same; Swish in 1710.05941 */      \
     X(HARDSWISH,   11) /* x hardsigmoid(x)                               Howard et al. 2019, 1905.02244 */     \
-    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all without a word about it */       \
+    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all kinds without a note   */       \
     X(EXP,         13)                                                                                         \
     X(EXPM1,       14) /* exp(x) - 1 without cancellation */                                                   \
     X(SOFTPLUS,    15) /* ln(1 + exp(x)); x where x > 20 */                                                    \
@@ -2203,7 +2231,7 @@ struct gcuda_unary_args {
     float p[5]; // op_params; [1..4]: alpha_n', alpha_p', beta, eps of XIELU
 };
 GCUDA_API const char * gcuda_unary_op_name(enum gcuda_unary_op op); // "GELU"; "invalid"
-// of a UNARY node, else GCUDA_UNARY_OP_COUNT
+// Kind of a UNARY node; GCUDA_UNARY_OP_COUNT for another operation.
 GCUDA_API enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_unary_op op);
@@ -2250,20 +2278,24 @@ GCUDA_API struct gcuda_tensor * gcuda_round_inplace(struct gcuda_context * ctx, 
 GCUDA_API struct gcuda_tensor * gcuda_trunc(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_trunc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
-// Huang, Schlag 2024, arXiv:2411.13010, with p = softplus(alpha_p) and n = beta + softplus(alpha_n):
+// xIELU, Huang, Schlag 2024, arXiv:2411.13010, with p = softplus(alpha_p) and n = beta + softplus(alpha_n):
 //   x > 0: p x^2 + beta x        else: n (expm1(min(x, eps)) - x) + beta x
+// Types and result as for gcuda_unary.
 GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n,
     float alpha_p, float beta, float eps);
 
 // >>op:glu --------------------------------------------------------------------------------------------
-// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g, with x and g the two halves of a's rows (swapped:
-// g first), or two tensors (split).
-//   REGLU relu   GEGLU gelu   SWIGLU silu   GEGLU_ERF gelu_erf   GEGLU_QUICK gelu_quick; as in gcuda_unary
-//   SWIGLU_OAI   x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit)
-// REGLU is 0 wherever x is not positive, also when g is infinite or NaN.
+// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g. x and g are the first and second half of each row of a, with
+// `swapped` the second and first. In the _split functions and swiglu_oai x is a and g is b.
+//   REGLU         f is relu; 0 wherever x is not positive, even if g is infinite or NaN
+//   GEGLU         f is gelu
+//   GEGLU_ERF     f is gelu_erf
+//   GEGLU_QUICK   f is gelu_quick
+//   SWIGLU        f is silu
+//   SWIGLU_OAI    x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit); S as in gcuda_unary
 //
-//   a, b     F32, F16 or BF16, rows packed; split: the same shape
-//   returns  [ne0/2, ...], split [ne0, ...], type of a, contiguous. An odd ne0 leaves the last element unused
+//   a, b     F32, F16 or BF16, rows packed; a and b of one shape
+//   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...]. The last element of rows of odd length is not used
 #define GCUDA_GLU_OPS(X) X(REGLU, 0) X(GEGLU, 1) X(SWIGLU, 2) X(SWIGLU_OAI, 3) X(GEGLU_ERF, 4) X(GEGLU_QUICK, 5)
 enum gcuda_glu_op {
 #define X(ID, value) GCUDA_GLU_OP_##ID = value,
@@ -2272,13 +2304,13 @@ enum gcuda_glu_op {
     GCUDA_GLU_OP_COUNT
 };
 struct gcuda_glu_args {
-    struct gcuda_array x, g, y; // all of y's shape
+    struct gcuda_array x, g, y; // of one shape
     enum gcuda_glu_op op;
     float alpha, limit; // SWIGLU_OAI
     int form; // launchers: 0: y is floats, else what gcuda_mul_mat_wg_form says
 };
 GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
-// of a GLU node, else GCUDA_GLU_OP_COUNT
+// Kind of a GLU node; GCUDA_GLU_OP_COUNT for another operation.
 GCUDA_API enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op,
     bool swapped);
@@ -2308,10 +2340,12 @@ GCUDA_API struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, str
     struct gcuda_tensor * b, float alpha, float limit);
 
 // >>op:scale ------------------------------------------------------------------------------------------
-// y = s a + b, for F32, F16 or BF16; type and shape of a, contiguous; inplace: a view of a.
+// y = s a + b; gcuda_scale: b is 0.
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a
 struct gcuda_map_args { // also of sqr, sqrt, sin, cos, log, clamp, leaky_relu
     struct gcuda_array x, y;
-    float p[2]; // s, b; min, max; slope
+    float p[2]; // scale: s, b; clamp: min, max; leaky_relu: slope
 };
 GCUDA_API struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
 GCUDA_API struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
@@ -2324,8 +2358,10 @@ GCUDA_API struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * 
 // >>op:sin
 // >>op:cos
 // >>op:log
-// Element by element, types and results as gcuda_scale. Roots and logarithms of negative numbers are NaN, log 0 is
-// -inf.
+// Square, square root, sine, cosine and natural logarithm of each element. Roots and logarithms of negative numbers are NaN, log 0
+// is -inf.
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -2338,23 +2374,34 @@ GCUDA_API struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcu
 GCUDA_API struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:clamp ------------------------------------------------------------------------------------------
-// min(max(a, min), max) in a's own memory: the result is always a view of a. min <= max; either may be infinite. NaN stays NaN.
+// y = min(max(a, min), max), always in place; NaN stays NaN.
+//   a        F32, F16 or BF16, any strides
+//   min, max min <= max; either may be infinite
+//   returns  a view of a
 GCUDA_API struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max);
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
-// max(a, 0) + negative_slope min(a, 0). Types and result as gcuda_scale.
+// y = max(a, 0) + negative_slope min(a, 0).
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a,
     float negative_slope, bool inplace);
 
 // >>op:silu_back --------------------------------------------------------------------------------------
-// Derivative of gcuda_silu: a is the gradient of its result, b was its argument:  y = a S(b) (1 + b (1 - S(b))).
-// Equal shapes; F32, F16 or BF16; the result has the type of a.
+// Derivative of gcuda_silu:  y = a S(b) (1 + b (1 - S(b))),  S the logistic function.
+//   a        gradient of silu's result, F32, F16 or BF16
+//   b        silu's argument, F32, F16 or BF16, shape of a
+//   returns  type and shape of a, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 
 // >>op:norm -------------------------------------------------------------------------------------------
-// Each row to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
-// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, strides, result and failures as gcuda_rms_norm.
+// Layer norm of each row, to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
+// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias.
+//   a        F32, F16 or BF16, any strides; inplace and launchers: elements of a row adjacent
+//   eps      added to the variance, >= 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
+//   fails    NULL, and ctx keeps the error: another type, inplace with strided rows, eps negative or NaN
 GCUDA_API struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
@@ -2367,24 +2414,32 @@ GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, s
 //   eps      added to the mean square, >= 0; models use 1e-5 or 1e-6
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; inplace: a view of a
 //   fails    NULL, and ctx keeps the first error: a of another type, inplace with strided rows, eps negative or NaN,
-//            ctx full. a == NULL gives NULL and leaves the error that caused it in place
+//            ctx full. a == NULL gives NULL and keeps the error that caused it
 struct gcuda_norm_args { // also of norm, l2_norm
     struct gcuda_array x, y;
     float eps;
-    void * scratch; // launchers: gcuda_norm_scratch_bytes and its like
+    void * scratch; // launchers: gcuda_norm_scratch_bytes, _rms_norm_, _l2_norm_
 };
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
-// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, strides, result and failures as gcuda_rms_norm.
+// Scales each row to length 1:  y = x / max(sqrt(sum(x^2)), eps).
+//   a        F32, F16 or BF16, any strides; inplace and launchers: elements of a row adjacent
+//   eps      smallest divisor, >= 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
+//   fails    NULL, and ctx keeps the error: another type, inplace with strided rows, eps negative or NaN
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
-// Derivative of gcuda_rms_norm: a is the gradient of its result, b was its argument. With n = ne0:
+// Derivative of gcuda_rms_norm for each row of n = ne0 elements:
 //   y = (a - b sum(a b) / (sum(b^2) + n eps)) / sqrt(sum(b^2)/n + eps)
-// Equal shapes; F32, F16 or BF16 with packed rows; the result has the type of a.
+//
+//   a        gradient of rms_norm's result, F32, F16 or BF16, packed rows
+//   b        rms_norm's argument, F32, F16 or BF16, packed rows, shape of a
+//   eps      as given to gcuda_rms_norm
+//   returns  type and shape of a, contiguous
 struct gcuda_rms_norm_back_args {
     struct gcuda_array dy, x, dx;
     float eps;
@@ -2393,10 +2448,10 @@ GCUDA_API struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, 
     struct gcuda_tensor * b, float eps);
 
 // >>op:group_norm -------------------------------------------------------------------------------------
-// Mean 0 and variance 1 over groups of channels, for each image: Wu, He 2018, arXiv:1803.08494, without gain and bias.
+// Normalizes each group of channels of an image to mean 0 and variance 1: Wu, He 2018, arXiv:1803.08494, without gain and bias.
 //
 //   a        [W, H, C, N]  F32, F16 or BF16, packed rows
-//   n_groups at least 1; a group is ceil(C / n_groups) channels, the last one what is left
+//   n_groups at least 1; a group has ceil(C / n_groups) channels, the last one the rest
 //   eps      added to the variance, >= 0
 //   returns  [W, H, C, N]  type of a, contiguous; inplace: a view of a
 struct gcuda_group_norm_args {
@@ -2411,7 +2466,9 @@ GCUDA_API struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * 
     int n_groups, float eps);
 
 // >>op:sum --------------------------------------------------------------------------------------------
-// Sum of all elements of F32, F16 or BF16: one element of the type of a.
+// Sum of all elements.
+//   a        F32, F16 or BF16, any strides
+//   returns  [1]  type of a
 struct gcuda_sum_args {
     struct gcuda_array x, y;
     void * scratch; // launchers: gcuda_sum_scratch_bytes
@@ -2420,27 +2477,34 @@ GCUDA_API struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcu
 
 // >>op:sum_rows ---------------------------------------------------------------------------------------
 // >>op:mean
-// Sum and mean of each row of F32, F16 or BF16: [1, ne1, ne2, ne3], sum_rows in the type of a, mean in F32.
+// Sum and mean of each row.
+//   a        F32, F16 or BF16, any strides
+//   returns  [1, ne1, ne2, ne3]  sum_rows: type of a; mean: F32
 struct gcuda_reduce_args { // also of cumsum, argmax
     struct gcuda_array x, y;
-    void * scratch; // launchers of sum_rows, mean and cumsum: gcuda_sum_rows_scratch_bytes and its like
+    void * scratch; // launchers of sum_rows, mean and cumsum: gcuda_OP_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
-// Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
-// An element affects only the sums from its index on. The CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32
-// as a tree, so that the error grows with its depth. The sum of the previous blocks is in double; a block that overflows F32 is too.
+// Running sum along each row:  y[i] = a[0] + ... + a[i].
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous
+//   accuracy the CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32 as a tree, and blocks to each other in
+//            double; a block whose sums overflow F32 is added in double too. An element affects only the sums from its index on
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Index of the largest element of each row, the last one among equals; NaN only where the row has no number, again the last.
-// a: matrix of F32, F16 or BF16, ne0 < 2^31. Returns I32 [ne1]; -1 for a row without elements.
+// Index of the largest element of each row; the last one of equal elements. NaN is ignored, unless the whole row is NaN.
+//   a        [n, rows]  F32, F16 or BF16, packed rows, n < 2^31
+//   returns  [rows]  I32; -1 if n is 0, n - 1 if the row is NaN
 GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:count_equal ------------------------------------------------------------------------------------
-// In how many places a and b, I32 of one shape, are equal: I64 [1].
+// Number of elements with a[i] == b[i].
+//   a, b     I32, one shape
+//   returns  [1]  I64
 struct gcuda_count_equal_args {
     struct gcuda_array a, b, y;
     void * scratch; // launchers: gcuda_count_equal_scratch_bytes
@@ -2449,9 +2513,11 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. NaN comes after every number in
-// both orders, whatever its sign; equal elements (all NaN are, and both zeros) by their index, the smaller first. The same on
-// every backend, in top_k and in the choice of experts.
+// Indices that sort each row.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   returns  I32, shape of a, contiguous
+//   order    equal elements (0 and -0 are equal) in ascending order of their indices. NaN comes after every number in both orders.
+//            Every backend, top_k and expert routing use these rules
 enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
@@ -2460,28 +2526,30 @@ struct gcuda_sort_args { // also of top_k
 };
 GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_sort_order order);
-// The first k of a descending argsort: a view [k, ne1, ne2, ne3].
+// The first k indices of a descending gcuda_argsort: a view [k, ne1, ne2, ne3] of its result.
 GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as for gcuda_argsort.
-// The set is the first k of its descending order: of equal elements those with smaller indices, NaN only if fewer than k are numbers.
-// Cheaper than sorting.
+// Indices of the k largest elements of each row, in no particular order. Cheaper than gcuda_argsort.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   k        1 to ne0
+//   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order. Of equal elements
+//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-// Each row to probabilities:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask.
-// slope is 1, or with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409.
-// Sinks join maximum and sum of their head, unscaled, without a place in the result: Xiao et al. 2023, 2309.17453.
-// A row that is -inf throughout (all masked) gives zeros.
+// Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. A row of -inf only gives zeros.
+//   slope    1; with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409
+//   sinks    one more term per head in maximum and sum, unscaled, without an element in the result: Xiao et al. 2023, 2309.17453
 //
 //   a         [n, rows, heads, batch]  F32, F16 or BF16, contiguous
 //   mask      NULL, or [n, >= rows, m2, m3] F32, F16 or BF16, contiguous; m2 divides heads, m3 divides batch
-//   max_bias  > 0 wants a mask
-//   sinks     [heads] F32, F16 or BF16
+//   scale     gcuda_soft_max: 1, without a mask
+//   max_bias  0: no ALiBi; > 0 needs a mask
 //   returns   shape and type of a, contiguous; inplace: a view of a
-// gcuda_soft_max_add_sinks changes a soft_max node; sinks that do not fit are an error here and again when the graph is
-// computed. NULL takes them away.
+//
+// gcuda_soft_max_add_sinks sets the sinks ([heads] F32, F16 or BF16) of the soft_max node a; NULL removes them. Sinks of another size or
+// type are an INVALID_ARGUMENT. The node keeps them, so that its graph is refused too.
 struct gcuda_soft_max_args {
     struct gcuda_array x, mask, sinks, y; // mask, sinks: data is NULL when absent
     float scale, max_bias;
@@ -2496,8 +2564,11 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context 
 GCUDA_API gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
-// Derivative of gcuda_soft_max_ext: a is the gradient of its result, b was its result:  y = scale b (a - sum(a b)).
-// The mask does not enter. Equal shapes; F32, F16 or BF16, contiguous; the result has the type of a.
+// Derivative of gcuda_soft_max_ext:  y = scale b (a - sum(a b)). It does not depend on the mask.
+//   a        gradient of soft_max's result, F32, F16 or BF16, contiguous
+//   b        soft_max's result, F32, F16 or BF16, contiguous, shape of a
+//   scale, max_bias  as given to gcuda_soft_max_ext
+//   returns  type and shape of a, contiguous; inplace: a view of a
 struct gcuda_soft_max_back_args {
     struct gcuda_array dy, y, dx;
     float scale;
@@ -2514,15 +2585,20 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 // several position planes by Qwen2-VL, arXiv:2409.12191. Elements from n_dims on are copied.
 //
 //   a         [D, heads, tokens, batch]  F32, F16 or BF16
-//   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
-//   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
-//   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a; of the parameters below only the mode is checked
-//   mode      which elements are pairs, see below
-//   sections  pairs per plane, in order; one of the first three > 0, sum at most D
-//   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
-//   attn_factor  magnitude; n_ctx_orig, beta_fast, beta_slow  where YaRN's ramp lies
+//   b         I32 positions [tokens]; modes with bit 8: [4 tokens], planes of time, height, width, extra
+//   c         NULL, or F32, F16 or BF16 divisors of the angles, at least one per pair
+//   n_dims    elements that are rotated: even, 2 to D; VISION: D / 2. 0: a copy of a; then only the mode is checked
+//   mode      enum gcuda_rope_type: the elements of pair j
+//   sections  4 numbers: pairs per plane, in order; one of the first three > 0, sum at most D
+//   n_ctx_orig   context length of the training, tokens; for YaRN's ramp
+//   freq_base    base of the frequencies; gcuda_rope: 10000
+//   freq_scale   factor of the position; gcuda_rope: 1
+//   ext_factor   YaRN's share of the unscaled angle at high frequencies; 0: no YaRN
+//   attn_factor  factor of the result
+//   beta_fast, beta_slow  rotations over n_ctx_orig at the two ends of YaRN's ramp
 //   returns   type and shape of a, contiguous; inplace: a view of a
-// _back rotates the other way: the derivative, a is the gradient.
+//
+// The _back functions are the derivative: a is the gradient of the result, which they rotate in the opposite direction.
 enum gcuda_rope_type {
     GCUDA_ROPE_TYPE_NORMAL = 0,  // (2j, 2j + 1)
     GCUDA_ROPE_TYPE_NEOX = 2,    // (j, j + n_dims/2)
@@ -2560,24 +2636,25 @@ GCUDA_API struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, 
 GCUDA_API struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
     float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-// As gcuda_rope_ext without factors; for code that still uses the old names.
+// Old names of gcuda_rope_ext with c NULL.
 GCUDA_API struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
     float attn_factor, float beta_fast, float beta_slow);
 GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
     float attn_factor, float beta_fast, float beta_slow);
-// First and last pair of YaRN's ramp: below dims[0] angles are extrapolated, above dims[1] interpolated. May be
-// infinite. dims NULL: nothing happens.
+// First and last pair of YaRN's ramp, for the parameters of gcuda_rope_ext: angles below dims[0] are extrapolated, those above dims[1]
+// interpolated. The values may be infinite. dims NULL: no effect.
 GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0): a row of zero
-// labels has loss 0. A logit of -inf with a positive label makes the loss infinite.
+// Cross entropy, the mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf
+// (0 ln 0 = 0). A logit of -inf with a positive label makes the loss infinite.
 //
-//   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
-//   returns  F32 [1]; 0 without rows
+//   a        logits, F32, F16 or BF16, contiguous
+//   b        labels (probabilities), F32, F16 or BF16, contiguous, shape of a
+//   returns  [1]  F32; 0 without rows
 struct gcuda_cross_entropy_args { // also of its derivative
     struct gcuda_array logits, labels, grad, y; // grad: data is NULL for the loss itself
     void * scratch; // launcher of the loss: gcuda_cross_entropy_loss_scratch_bytes
@@ -2586,19 +2663,24 @@ GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * 
     struct gcuda_tensor * b);
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
-// Derivative by the logits:  y = (softmax(b) - c) a[0] / rows, with a the gradient of the loss, F32 [1]; b logits, c
-// labels, as above. Returns type and shape of b.
+// Derivative of gcuda_cross_entropy_loss by the logits:  y = (softmax(b) - c) a[0] / rows.
+//   a        [1]  F32, gradient of the loss
+//   b        logits, F32, F16 or BF16, contiguous
+//   c        labels, F32, F16 or BF16, contiguous, shape of b
+//   returns  type and shape of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
-// One step of AdamW, Loshchilov & Hutter 2017, arXiv:1711.05101. Changes a, m and v where they are:
+// One step of AdamW, Loshchilov & Hutter 2017, arXiv:1711.05101. Updates a, m and v in place:
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   a = a (1 - alpha wd) - alpha (m beta1h) / (sqrt(v beta2h) + eps)
 //
-//   a        parameters (gcuda_set_param); grad, m, v: the same shape, m and v zero before step 1; all contiguous F32:
-//            a step is often smaller than the last place of 16 bits. Models of such weights train an F32 copy and cast it
-//   adamw_params  F32 [7]: alpha, beta1, beta2, eps, wd, and at step t >= 1 beta1h = 1/(1 - beta1^t),
+//   a        parameters (gcuda_set_param), F32, contiguous. Not 16 bits, because steps are often smaller than their rounding: train an
+//            F32 copy and cast it
+//   grad     gradient of a, F32, contiguous, shape of a
+//   m, v     first and second moments, F32, contiguous, shape of a; zero before step 1 (gcuda_graph_reset)
+//   adamw_params  [7]  F32: alpha, beta1, beta2, eps, wd, and at step t >= 1 beta1h = 1/(1 - beta1^t),
 //            beta2h = 1/(1 - beta2^t)
 //   returns  a view of a
 struct gcuda_opt_step_args { // also of opt_step_sgd, which has no m and v
@@ -2608,7 +2690,11 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx,
     struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params);
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-// One step down the gradient, in place:  a = a (1 - alpha wd) - alpha grad. sgd_params: [2], alpha and wd. All F32.
+// One step of gradient descent with weight decay, in place:  a = a (1 - alpha wd) - alpha grad.
+//   a        parameters (gcuda_set_param), F32, contiguous
+//   grad     gradient of a, F32, contiguous, shape of a
+//   sgd_params  [2]  F32: alpha, wd
+//   returns  a view of a
 GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
@@ -2617,29 +2703,35 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 // ---------------- mulmat: matrix products ----------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-// Matrix product of the rows of a with the rows of b: y[m, n] = sum over k of a[k, m] * b[k, n]. The contracted dimension is the first
-// of both, the memory layout of weights and activations. Matrices of b in dimensions 2 and 3 share those of a.
+// Matrix product:  y[m, n] = sum over k of a[k, m] * b[k, n]. Dimension 0 of both is contracted, which is how weights (rows of a) and
+// activations (rows of b) are stored. Dimensions 2 and 3 are batches; a is broadcast over those of b.
 //
 //   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
-//   b        [K, N, B2, B3]  F32, F16, BF16, or blocks of the kind a was made for (Q8_0, Q8_1, Q8_K; see
-//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
-//   returns  [M, N, B2, B3]  F32
-//   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
-//            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
-//            CUDA, unless GCUDA_PREC_F32: F32 activations are rounded to TF32 for F32 weights, to F16 (with a factor per
-//            column, so that no size is lost) for F16 weights, and with many columns to BF16 for other weights, which
-//            are decoded (relative squared errors of about 1e-7, 1e-7 and 5e-6); F16 and BF16 weights are exact
-//   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
+//   b        [K, N, B2, B3]  F32, F16, BF16, or the activation blocks of a's type (Q8_0, Q8_1, Q8_K; see
+//            gcuda_mul_mat_partner); rows packed; B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
+//   returns  [M, N, B2, B3]  F32, contiguous
+//   fails    NULL: K differs, B2 or B3 is no multiple, a type is refused, rows of a or b are not packed
+//
+// Accuracy. Sums are in F32. F16 and BF16 weights are not rounded. Other operands may be, unless gcuda_mul_mat_set_prec says
+// GCUDA_PREC_F32. The last column is about the relative squared error of y.
+//   backend  weights      activations in F32 (a column is a row of b)                  error
+//   CPU      float        not rounded
+//   CPU      quantized    to 8 bits with an F32 scale per 32 values, or not rounded    1.5e-5
+//   CUDA     F32          to TF32, with more than 4 columns the weights too            1e-7
+//   CUDA     F16          to F16, with a factor per column that keeps the range        1e-7
+//   CUDA     BF16         many columns: to BF16                                        5e-6
+//   CUDA     quantized    few columns: to 8 bits, as on the CPU                        1.5e-5
+//                         many columns: to BF16, the decoded weights too               5e-6
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Sets the precision of mul_mat, mul_mat_id or out_prod. GCUDA_PREC_F32 requires unrounded operands and sums in F32 on every backend.
-// For float weights the CPU always does so; for quantized weights it is some times slower. Gradients of a mul_mat have its precision
-// if it is set before they are built. NULL is ignored. Fails and changes nothing for a node of another operation (a constructor of
-// several nodes returns the last one) or an unknown precision.
+// Sets the precision of a mul_mat, mul_mat_id or out_prod node. GCUDA_PREC_F32: operands are not rounded, on any backend. The CPU never
+// rounds for float weights; with quantized weights GCUDA_PREC_F32 is several times slower there. Gradients of a mul_mat have its
+// precision if it is set before they are built. node NULL: SUCCESS, no effect. INVALID_ARGUMENT, and nothing changes: a node of another
+// operation (constructors of several nodes return the last one), an unknown precision.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
-// The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
+// Block type of activations (Q8_0, Q8_1 or Q8_K) that b may have if the weights have type a; GCUDA_TYPE_COUNT: none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
 struct gcuda_mul_mat_args {
@@ -2678,15 +2770,16 @@ struct gcuda_matrix_pointers_args {
 };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Matrix products with chosen experts: y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t].
+// Matrix products with an expert per token and slot u:  y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t].
 //
-//   as       [K, M, E]   one matrix per expert; types as a of gcuda_mul_mat
-//   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
+//   as       [K, M, E]   one matrix per expert: F32, F16, BF16 or a quantized weight type; rows packed
+//   b        [K, nb, T]  activations of T tokens: nb = 1: one for all experts of a token; nb = U: one for each. Types as b of
+//            gcuda_mul_mat
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
-//   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
-//   accuracy as gcuda_mul_mat; gcuda_mul_mat_set_prec applies. CUDA rounds activations to TF32 for F32 experts, to F16 with
-//            a factor per column for F16 experts, to BF16 for others (quantized experts, few tokens: to 8 bits). Float
-//            experts with few tokens, and every product with GCUDA_PREC_F32 (slower), multiply unrounded activations
+//   returns  [M, U, T]   F32, contiguous. A row whose id is outside 0..E-1 is zero, and the graph ends with INVALID_DATA
+//   accuracy CPU: as for gcuda_mul_mat. CUDA rounds activations to TF32 for F32 experts, to F16 with a factor per column for F16
+//            experts, to BF16 for others; with few tokens: to 8 bits for quantized experts, not at all for float experts.
+//            gcuda_mul_mat_set_prec with GCUDA_PREC_F32: not at all, slower
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
                                                  struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -2700,26 +2793,28 @@ struct gcuda_mul_mat_id_args {
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
-// Sum of outer products: y[i, j] = sum over t of a[i, t] * b[j, t]. The gradient of a matrix product's operands.
+// Sum of outer products:  y[i, j] = sum over t of a[i, t] * b[j, t]. The gradient of a matrix product is one.
 //
 //   a        [m, k, A2, A3]  F32, F16, BF16 with any strides, or a quantized weight type with packed rows
-//   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; broadcasting as in gcuda_mul_mat
-//   returns  [m, n, B2, B3]  F32
-//   accuracy products and sums in F32. CUDA, through cuBLAS, unless gcuda_mul_mat_set_prec asks for GCUDA_PREC_F32: F32 rounded to TF32
-//   fails    NULL: k differs, sizes do not divide, a type is refused
+//   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses
+//            a[i2 * A2 / B2, i3 * A3 / B3]
+//   returns  [m, n, B2, B3]  F32, contiguous
+//   accuracy products and sums in F32. CUDA through cuBLAS rounds F32 operands to TF32, unless gcuda_mul_mat_set_prec says
+//            GCUDA_PREC_F32
+//   fails    NULL: k differs, B2 or B3 is no multiple, a type is refused
 GCUDA_API struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                                struct gcuda_tensor * b);
 
 struct gcuda_out_prod_args {
     struct gcuda_array a, b, y;
-    enum gcuda_prec prec; // the launcher has F32 always
+    enum gcuda_prec prec; // launcher: not read, always F32
 };
 
 // ---------------- end of mulmat ----------------
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// "float" below: F32, F16 or BF16; sources may differ. Sums are in F32 or wider.
+// "float" below: F32, F16 or BF16, and the sources of a node may have different ones. Sums are in F32 or double.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2728,27 +2823,28 @@ struct gcuda_out_prod_args {
 //     y[:, h, n] = sum_j softmax(x)[j] * v[:, j, h / (H / Hv)]
 //
 //   q        [DK, N, H, S]   float; H heads, S sequences; any strides but the first
-//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk
-//            and Hv; any strides but the first; v may lie inside k
+//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  each any type but integers; H divisible by Hk and Hv; any strides but the first;
+//            v may be a view into k
 //   mask     NULL, or [KV, >= N, m2, m3]  float, contiguous; H divisible by m2, S by m3. -inf: the query does not see
 //            position j: its score is replaced, not added to, so that k may be anything there. A position that no query of the
 //            call sees may hold anything in v too, NaN included; v must be finite where some query sees it
 //   max_bias      ALiBi's largest slope exponent, 0: none; > 0 needs a mask
 //   logit_softcap 0: none
-//   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that may attend to nothing gets zeros
-//   fails    NULL, and ctx keeps the error: shapes that do not match, a type without float form, max_bias without mask
-// How a CUDA device computes it (gcuda_flash_attn_choose). Rows are tokens times the heads that share k and v.
+//   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that sees no position gets zeros
+//   fails    NULL, and ctx keeps the error: shapes that do not match, integers, max_bias without mask
+
+// Path on a CUDA device, which gcuda_flash_attn_choose chooses. Rows are tokens times the heads that share k and v.
 enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_AUTO,
-    GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
-    GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
-    GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
-    GCUDA_FLASH_ATTN_WGMMA, // the same on warpgroup matrix instructions and TMA, 128 rows a block
-    GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores, 16 to 64 rows a block, whose warps split the elements: DV up to 512, more block types
+    GCUDA_FLASH_ATTN_PLAIN, // F32 without tensor cores: every type, stride and size
+    GCUDA_FLASH_ATTN_SPLIT, // tensor cores (mma.sync), 8 to 32 rows per block; warps split the positions
+    GCUDA_FLASH_ATTN_ROWS,  // tensor cores (mma.sync), 64 or 128 rows per block; warps split the rows
+    GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma) and TMA, 128 rows per block; warpgroups split the rows
+    GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores (mma.sync), 16 to 64 rows per block; warps split the elements: DV up to 512, more block types
 };
-struct gcuda_flash_attn_plan {
-    enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
-    int n_splits, block_rows;        // blocks that share the positions of a row; rows of a block. 0: chosen
+struct gcuda_flash_attn_plan { // launchers; zeros: chosen
+    enum gcuda_flash_attn_path path; // replaced if it does not support the operands
+    int n_splits, block_rows;        // blocks that share the positions of a row (split-KV); rows per block
 };
 struct gcuda_flash_attn_ext_args {
     struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
@@ -2759,35 +2855,34 @@ struct gcuda_flash_attn_ext_args {
     // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
     // last has a multiple of 32 positions.
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
-    bool is_begun, is_open;     // not the first positions; not the last
-    int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
-    int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
-    struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
+    bool is_begun, is_open;     // earlier positions were launched; later ones will be
+    int32_t n_kv_max;           // gcuda_flash_attn_ext_set_n_kv_max; 0: no promise
+    int32_t * bad_index;        // launchers: a word of device memory that becomes 1 if a row of the mask breaks n_kv_max, or NULL
+    struct gcuda_flash_attn_plan plan; // launchers
     void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
-// A backend may round
-//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
-//            of F16 a power of two is factored out, or they stay unrounded
-//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
-// and in flash_attn_ext_back
-//   DEFAULT  all factors of products to BF16
-//   F32      nothing
+// Precision of a flash_attn_ext or flash_attn_ext_back node. Sums are in F32 on every backend. INVALID_ARGUMENT, and nothing changes: NULL,
+// another operation, an unknown precision. Roundings that a backend may do:
+//   operation            DEFAULT                                                    F32
+//   flash_attn_ext       q and softmax weights to F16, with BF16 k or v to BF16;    each of these to at least 21 bits (with
+//                        quantized and F32 k and v to F16. Beyond the range of      BF16: 16), as the sum of two such numbers
+//                        F16 a power of two is factored out, or nothing is rounded
+//   flash_attn_ext_back  all factors of products to BF16                            nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
-GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
+GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a); // DEFAULT for another operation
 // Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
-// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
-// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
-// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. Then a row with more entries has
+// an undefined result, and the graph ends with INVALID_DATA.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Its scratch holds 64 MiB of k and v, or
 // those of one token if they are larger.
-// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+// INVALID_ARGUMENT, and nothing changes: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
-// A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
-// Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
+// Sets the sinks of a flash_attn_ext node: one more logit per head in the softmax, without a row of v. sinks [H] F32, F16 or BF16; NULL
+// removes them. INVALID_ARGUMENT, and nothing changes: a is no flash_attn_ext, sinks of another type or size.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------
@@ -2802,10 +2897,10 @@ GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, s
 //   q, k, v, mask, sinks, scale, max_bias, logit_softcap  as there, but k and v F32, F16 or BF16. A position that no query of the
 //            call sees may hold anything in k and v; both must be finite where some query sees it
 //   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
-//   returns  F32, one row: dq, dk, dv and, with sinks, dsinks, packed, in this order, each of its source's shape: see
-//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that may attend to nothing adds nothing
-//   bits     the same on every run of a device: no sum depends on the order in which threads or blocks run
-//   fails    NULL, and ctx keeps the error: as there; shapes of dy or y; k or v of another type
+//   returns  one row of F32: dq, dk, dv and, with sinks, dsinks, packed, in this order, each in the shape of its source. Views:
+//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that sees no position adds nothing
+//   bits     equal in every run on a device: no sum depends on the order in which threads or blocks run
+//   fails    NULL, and ctx keeps the error: what flash_attn_ext refuses, other shapes of y or dy, k or v of another type
 struct gcuda_flash_attn_ext_back_args {
     struct gcuda_array q, k, v, y, dy, mask, sinks; // mask.data, sinks.data NULL: absent
     struct gcuda_array dq, dk, dv, dsinks;          // packed; dsinks.data NULL: no sinks
@@ -2818,16 +2913,17 @@ enum gcuda_flash_attn_grad { GCUDA_FLASH_ATTN_GRAD_Q, GCUDA_FLASH_ATTN_GRAD_K, G
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
     struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap);
-// One gradient as a view of the result a. NULL, and ctx keeps the error: a is no flash_attn_ext_back, or has no sinks, or no such part.
+// A view of one gradient in the result a of gcuda_flash_attn_ext_back, in the shape of its source. NULL, and ctx keeps the error: a is
+// another operation, an unknown part, or GRAD_SINKS without sinks.
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
-// Convolutions do not flip the kernel; elements outside of the image are zero. Index 0 of stride s, padding p (on
-// either side) and dilation d is the width, 1 the height, 2 the depth:
-//     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
+// Convolutions do not flip the kernel (cross-correlation). Elements outside the image are zero. Of stride s, padding p (on both sides)
+// and dilation d, index 0 is the width, 1 the height, 2 the depth. Extents of the result:
+//     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails; OH, OD likewise
 struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
     struct gcuda_array kernel;
-    struct gcuda_array x; // the image; of im2col_back the gradient of the columns
+    struct gcuda_array x; // the image; im2col_back: gradient of the patches
     struct gcuda_array y;
     int32_t s0, s1, p0, p1, d0, d1;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
@@ -2848,10 +2944,11 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct 
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type);
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
-// Gradient of im2col: every element of the image collects the columns it was copied to.
+// Gradient of im2col: each element of the image gets the sum of the gradients of its copies.
 //   a        gradient of the im2col result, float; any strides
 //   b        the kernel, only its shape counts
-//   ne       shape of the image
+//   ne       shape of the image, 4 numbers
+//   s, p, d  as given to gcuda_im2col
 //   returns  [ne0, ne1, ne2, ne3]  F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D);
@@ -2878,14 +2975,15 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 // Convolution without a patch matrix in memory:
 //     y[ow, oh, oc, n] = sum_{ic, kh, kw} a[kw, kh, ic, oc] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
 //
-//   a        [KW, KH, IC, OC]  float; any strides (of the launcher: contiguous)
+//   a        [KW, KH, IC, OC]  float; any strides (launcher: contiguous)
 //   b        [W, H, IC, N]     float; any strides
 //   returns  [OW, OH, OC, N]   type of b, contiguous
+//   fails    NULL, and ctx keeps the error: channels differ, no output, strides or dilations < 1, paddings < 0
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
-// As gcuda_mul_mat_set_prec, of conv_2d_direct and conv_transpose_2d: by default a GPU may round patches to F16 when the weights are,
-// to TF32 otherwise. NULL is ignored. Fails, and changes nothing: a node of another operation (gcuda_conv_2d returns a copy, CONT),
-// a precision that does not exist.
+// Sets the precision of a node of conv_2d_direct or conv_transpose_2d. By default a GPU may round patches to F16 with F16 weights, patches
+// and weights to TF32 with others; GCUDA_PREC_F32 forbids that. node NULL: SUCCESS, no effect. INVALID_ARGUMENT, and nothing changes: a
+// node of another operation (gcuda_conv_2d returns a CONT node), an unknown precision.
 GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // Convolutions through im2col and mul_mat:
@@ -2906,8 +3004,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, str
     struct gcuda_tensor * b, int s0, int p0, int d0);
 GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int d0);
-// im2col and mul_mat: the columns of im2col need KW * KH times the memory of the image. gcuda_conv_2d_direct computes the same without
-// them, on the CPU in a third of the time; prefer it unless a program expects these two nodes in the graph.
+// The patches need KW * KH times the memory of the image. gcuda_conv_2d_direct computes the same result without them, on the CPU in a third
+// of the time: prefer it, unless a program expects im2col and mul_mat nodes in the graph.
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2920,10 +3018,10 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct
     struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2);
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-// Depthwise convolution, every channel with its own kernel:
+// Depthwise convolution: each channel has a separate kernel.
 //     y[ow, oh, c, n] = sum_{kh, kw} a[kw, kh, 0, c] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, c, n]
-// over elements inside b: an infinite weight over the padding adds nothing. (im2col and conv_2d_direct multiply the padding's zeros:
-// there an infinite weight gives NaN.)
+// The sum is over elements inside b, so that an infinite weight over the padding adds nothing. (im2col and conv_2d_direct multiply the
+// zeros of the padding: there an infinite weight gives NaN.)
 //
 //   a        [KW, KH, 1, C]  float; any strides
 //   b        [W, H, C, N]    float; contiguous, or channels innermost in memory (C, W, H, N)
@@ -2950,18 +3048,19 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * c
 // >>op:conv_transpose_2d ------------------------------------------------------------------------------
 // y[x, y, oc, n] = sum over ic and all positions with w * stride + kw == x, h * stride + kh == y of
 //                  a[kw, kh, oc, ic] * b[w, h, ic, n]
-// On CUDA large ones may round b to F16 when the weights are, both to TF32 otherwise, unless gcuda_conv_2d_set_prec, which takes this
-// result as well, says F32.
 //   a        [KW, KH, OC, IC]  float, contiguous
 //   b        [W, H, IC, N]     float, contiguous
 //   returns  [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]  F32, contiguous
+//   accuracy CUDA may round b of large ones to F16 with F16 weights, a and b to TF32 with others, unless gcuda_conv_2d_set_prec says
+//            GCUDA_PREC_F32
 GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int stride);
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
-// Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
-// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0. The largest of -inf alone is -inf; NaN is ignored, and
-// the result only if the window has no number.
+// Maximum (MAX) or mean (AVG) of windows of k0 elements along rows.
+//   MAX      ignores padding and NaN. NaN if the window has NaN only, -FLT_MAX if it has padding only
+//   AVG      divides by the number of window elements inside the row (pool_2d: by k0 * k1). 0 if the window has padding only
+//
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2978,16 +3077,21 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// As gcuda_pool_1d for windows of k0 x k1 in dimensions 0 and 1; means divide by k0 * k1. Output extents are computed with p0, p1 as
-// given, positions with their integer parts: op_params has these in slots 5 and 6, and the fractions (F32) in 7 and 8.
+// Maximum or mean of windows of k0 x k1 elements in dimensions 0 and 1. MAX as in gcuda_pool_1d; AVG divides by k0 * k1, padding included.
+//   a        float; any strides
+//   p0, p1   padding before each dimension; may have fractions. Extents of the result are computed with p0 and p1 as given, positions
+//            of windows with their integer parts
+//   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, (ne1 + 2 * p1 - k1) / s1 + 1, ne2, ne3]  F32, contiguous
+//   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. With MAX, the first of equal maxima in the window gets the gradient; in a window of
-// NaN only, the first element.
+// Gradient of pool_2d by its image. With MAX, the first of equal maxima of a window gets the gradient; in a window with NaN only, its
+// first element.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
+//   k, s, p  as given to gcuda_pool_2d
 //   returns  shape of af, F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
@@ -3001,7 +3105,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 //
 //   a        float; any strides
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; upscale: dimensions 0 and 1 times scale_factor
-//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, extents from nothing
+//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, an extent from an empty dimension
 enum gcuda_scale_mode {
     GCUDA_SCALE_MODE_NEAREST = 0,
     GCUDA_SCALE_MODE_BILINEAR = 1,
@@ -3019,17 +3123,17 @@ GCUDA_API struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct
 GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0,
     int ne1, int ne2, int ne3, enum gcuda_scale_mode mode);
 GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
-    int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // a mode and flags
+    int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // enum gcuda_scale_mode | enum gcuda_scale_flag
 
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
-// Short causal convolution of every channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
-//   sx       [K - 1 + T, D, S]  float: the K - 1 inputs before, then T new ones; nb[1] = ne[0] elements
+// Short causal convolution of each channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
+//   sx       [K - 1 + T, D, S]  float: K - 1 earlier inputs, then T new ones; rows packed and adjacent (nb[1] is ne[0] elements)
 //   c        [K, D]  float, contiguous
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
     // Launchers only: epilogue of the sums, rounded after each step as separate nodes are.
-    struct gcuda_array bias; // F32, one for each channel, at any stride; data NULL: left out
+    struct gcuda_array bias; // F32, one per channel, any stride; data NULL: none
     bool is_activated;       // SiLU, after the bias
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
@@ -3042,27 +3146,27 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struc
 //     y[p, h, t, q] = sum_n st[n] * C[n, g, t, q]
 //
 //   s        [N, P, H, >= S]  F32, contiguous: the pool of states, not changed
-//   x        [P, H, T, S]  float; rows of heads packed, nb[2] and nb[3] free
+//   x        [P, H, T, S]  float; rows of heads packed, any nb[2] and nb[3]
 //   dt       [H, T, S]     float, contiguous
 //   A        [1, H] (Mamba-2) or [N, H] (Mamba)  float, contiguous
-//   B, C     [N, G, T, S]  float; H divisible by G; rows of groups packed, nb[2] and nb[3] free
-//   ids      [S]  I32: where in the pool the state of a sequence is; out of range: zeros, and computing returns
-//            GCUDA_STATUS_INVALID_DATA
-//   returns  F32, one row: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
+//   B, C     [N, G, T, S]  float; H divisible by G; rows of groups packed, any nb[2] and nb[3]
+//   ids      [S]  I32: index in the pool of each sequence's initial state. Out of range: zeros, and the graph ends with
+//            INVALID_DATA
+//   returns  one row of F32: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
 struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
-    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
+    int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
     void * scratch;      // launchers: gcuda_ssm_scan_scratch_bytes
-    // Launchers, for some of the tokens at a time, from the first to the last: y is [P, H, T, S], nb[3] free; the states go to last.
-    struct gcuda_array last; // [N, P, H, S], contiguous; data NULL: y is as the operation returns it
-    bool is_begun;           // last has the states to begin with, not s
+    // Launchers may compute some of the tokens at a time, in order. Then y is [P, H, T, S] with any nb[3], and last gets the states.
+    struct gcuda_array last; // [N, P, H, S], contiguous; data NULL: y is the operation's result
+    bool is_begun;           // the initial states are read from last instead of s
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s,
     struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B,
     struct gcuda_tensor * C, struct gcuda_tensor * ids);
 
 // The three recurrences below keep a matrix of Z x Z numbers per head and sequence.
-//   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
+//   inputs   [Z, H, T]  float, contiguous; the T tokens are S sequences of equal length in order
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
 // Launchers may compute some of the tokens at a time, in order. Then inputs and y are [Z, H, T / S, S], with any nb[3]. Final states
@@ -3094,7 +3198,7 @@ GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * c
     float scale);
 
 // >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
-// RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory): the other way round.
+// RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory), unlike the two above.
 //     s[i] = sum_j a[j] * W[i][j];  W[i][j] = W[i][j] * w[j] + v[i] * k[j] + s[i] * b[j];  y[i] = sum_j W[i][j] * r[j]
 struct gcuda_rwkv_wkv7_args {
     struct gcuda_array r, w, k, v, a, b, state, y, last;
@@ -3105,7 +3209,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
     struct gcuda_tensor * b, struct gcuda_tensor * state);
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// Solves A X = B by forward substitution; A is lower triangular, its diagonal is read, elements above it are not:
+// Solves A X = B by forward substitution. A is lower triangular: its diagonal is read, elements above it are not.
 //     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
 //
 //   a        [n, n, ne2, ne3]  float; any strides but the first
