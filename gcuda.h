@@ -3228,8 +3228,8 @@ GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, stru
 // >>graph   graphs: building, lookup, printing
 // =====================================================================================================
 
-// Nodes in dependency order. Made in a context and living as long as it. Plain data: read it, change it only
-// through the functions.
+// Nodes in the order in which they are computed. A graph lives as long as its context. Programs may read the members; only the
+// functions below change them.
 struct gcuda_cgraph {
     int size;    // capacity of nodes and of leafs
     int n_nodes; // tensors with an operation, and trainable parameters
@@ -3238,59 +3238,70 @@ struct gcuda_cgraph {
     struct gcuda_tensor ** leafs;
     struct gcuda_tensor ** grads;     // per hash slot: gradient of the tensor; NULL without gradients
     struct gcuda_tensor ** grad_accs; // per hash slot: accumulator of the gradient
-    int32_t * use_counts;             // per hash slot: references from sources of the whole graph
+    int32_t * use_counts;             // per hash slot: how often nodes of the graph have the tensor as a source
     struct gcuda_tensor ** hash_keys; // open addressing; NULL: free slot
     size_t hash_size;                 // a power of two
-    struct gcuda_context * ctx;       // where it lives; errors kept there stop building
-    void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
+    struct gcuda_context * ctx;       // its context; an error kept there stops building
+    void * scratch;                   // of gcuda_build_forward_expand, which allocates nothing
     bool no_fusion;                   // see gcuda_graph_set_fusion
-    int n_after;                      // of a slice (gcuda_graph_view): nodes of the graph after those of the slice
+    int n_after;                      // in a slice (gcuda_graph_view): nodes of the graph after those of the slice
 };
 
-GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
+// A new, empty graph in ctx: for `size` nodes and as many leafs (gcuda_new_graph: GCUDA_DEFAULT_GRAPH_SIZE), with or without room for
+// gradients (gcuda_new_graph: without). NULL, and ctx keeps the error: size out of range, ctx full. _overhead: bytes of a context that
+// such a graph takes, 0 if size is too large.
+GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx);
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t size, bool grads);
-GCUDA_API size_t gcuda_graph_overhead(void); // bytes of a context that a default graph takes
-GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads); // 0 if too large
+GCUDA_API size_t gcuda_graph_overhead(void);
+GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads);
 
 // Appends everything that tensor depends on and the graph does not list yet, sources first, then tensor. Nodes run in this order:
 // expand a node that writes into a tensor (a cache) before nodes that read views of it. Fails when the context holds an error
 // (with the context's first message), when tensor is NULL, or when the graph is full; the graph is unchanged then.
 GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
-// Appends the tensor alone as the last node. Its sources have memory and contents, or are computed by earlier nodes. A tensor that
-// is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
+// Appends the tensor alone as the last node. Its sources must have memory and contents, or be computed by earlier nodes: allocators
+// refuse other sources. A tensor that is a node already is computed a second time. INVALID_ARGUMENT: NULL, or the graph is full.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses still writes
-// every result that a later node of the graph reads. It looks at the nodes when it computes the slice, or makes a plan of it.
+// A slice: nodes [i0, i1), with indices clamped to the graph. It owns nothing: the graph and its nodes must outlive it. A backend that
+// fuses still writes every result that a later node of the graph reads. It reads those nodes when it computes the slice, or makes a
+// plan of it.
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
+// A new graph in ctx with the nodes, leafs, gradients and fusion setting of `graph`; the tensors are shared. force_grads: with room for
+// gradients, even if `graph` has none. NULL, and ctx keeps the error: graph NULL, ctx full.
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
+// Replaces the contents of dst by those of src; the tensors are shared. Gradients are copied if both graphs have room for them.
+// INVALID_ARGUMENT, and dst is unchanged: a graph is NULL, dst is a slice or too small.
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
+// Removes all nodes, leafs and gradients; the tensors stay in their contexts. No effect on a slice.
 GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
-// Whether a backend may compute several nodes of this graph by one launch, where its own parameters allow that (see
-// struct gcuda_cuda_params). On in a new graph; views, copies and schedulers take it over, clearing keeps it. It may change from run to
-// run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
-// A node with the OUTPUT flag (gcuda_set_output) is always computed and written: nothing is fused across it.
+// Whether a backend may compute several nodes of this graph in one launch, if its parameters allow it (see struct gcuda_cuda_params). On
+// in a new graph. Slices, copies and schedulers inherit it; gcuda_graph_clear keeps it. It may change between runs: graph_compute then
+// finds or makes the other plan, but a plan of the caller needs gcuda_backend_graph_plan_update with the graph. A node with the OUTPUT
+// flag (gcuda_set_output) is always written, never fused away.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
 // Moves a view to byte `offset` of its owner. Every node of the graph that aliases it moves by the same amount: results of cpy or
 // set_rows into it, views of it. Typical use: the position of the next token in a KV cache. Shapes and strides stay. Plans
-// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved, if `view` is
-// no view or one of them would exceed the owner.
+// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved: `view` is no
+// view, or one of the moved tensors would exceed the owner.
 GCUDA_API gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
 GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
-// i < 0 counts from the end; NULL when out of range.
+// Node i; i < 0 counts from the end. NULL: out of range.
 GCUDA_API struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i);
+// The first leaf, otherwise the first node, with this name; NULL: none.
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
-    const struct gcuda_cgraph * graph, const char * name); // NULL if none
+    const struct gcuda_cgraph * graph, const char * name);
+// How often nodes of the graph have the tensor as a source; 0 if it is not in the graph.
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
-// A readable dump, line by line, to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the bytes
-// needed without the terminator, and writes at most size bytes with it (like snprintf).
+// A text with a line per node and leaf: to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the length of the
+// whole text without the terminator, and writes at most size bytes with it, as snprintf does.
 GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
-// Graphviz source; the second form writes a file.
+// Graphviz source into memory, with size and result as for gcuda_graph_to_text, or into a file (IO: it cannot be written).
 GCUDA_API size_t gcuda_graph_to_dot(const struct gcuda_cgraph * graph, char * text, size_t size);
 GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char * filename);
 
@@ -3298,25 +3309,31 @@ GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, c
 // >>autodiff   backward graphs, gradients
 // =====================================================================================================
 
-// Appends to a graph (made with grads) the nodes that compute d loss / d x, for every x that a parameter flows into.
-//   graph      holds one or more scalar losses (gcuda_set_loss) that depend on parameters (gcuda_set_param)
-//   grad_accs  NULL, or per node of the graph (as many as it has now) NULL or an F32 tensor of the node's shape: the
-//              gradient is added to it in place, over several computations, until gcuda_graph_reset
-//   fails      naming the node: an operation without a derivative or a node that works in place lies between a loss and
-//              a parameter; no loss; no parameter; a second call. The graph is unchanged then
-// A loss's own gradient is an accumulator too (made here unless given): gcuda_graph_reset sets it to 1.
+// Appends the nodes that compute d loss / d x, for every node x that depends on a parameter. Reverse-mode differentiation.
+//   ctx        context of the new nodes
+//   graph      made with grads; has one or more losses (gcuda_set_loss) that depend on parameters (gcuda_set_param). The gradient of
+//              several losses is that of their sum
+//   grad_accs  NULL, or for each present node of the graph NULL or an accumulator: an F32 tensor of the node's shape. Each run adds the
+//              gradient to it in place, until gcuda_graph_reset
+//   fails      the graph is unchanged, and the message names the node: an operation without a derivative, or a node in place, between
+//              a loss and a parameter. Also: no loss, no parameter, a second call
+// The gradient of a loss by itself is an accumulator too, made here unless given. gcuda_graph_reset sets it to 1.
 GCUDA_API gcuda_status gcuda_build_backward_expand(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs);
-// After allocation, before the first computation and whenever accumulation starts anew: accumulators to 0, those of
-// losses to 1, momenta of optimizer steps to 0.
+// Sets accumulators of gradients to 0, those of losses to 1, and the moments m and v of AdamW steps to 0. Call it after allocation,
+// before the first run, and whenever accumulation starts again. INVALID_ARGUMENT: graph NULL or made without grads.
 GCUDA_API gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph);
+// Gradient of a node, and its accumulator. NULL: it has none.
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
-    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
+    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node);
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
-    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
-// Appends nodes that scale the gradients of all parameters by min(1, max_norm / norm), with the norm over all of them.
-// gcuda_graph_get_grad then returns the clipped gradients (Pascanu et al. 2013, arXiv:1211.5063).
-//   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
+    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node);
+// Gradient clipping (Pascanu et al. 2013, arXiv:1211.5063): appends nodes that scale the gradients of all parameters by
+// min(1, max_norm / norm), with the 2-norm over all of them. gcuda_graph_get_grad then returns the clipped gradients.
+//   ctx       context of the new nodes
+//   max_norm  above 0
+//   norm      NULL, or *norm becomes a scalar F32 tensor: the norm before clipping
+//   fails     INVALID_ARGUMENT: graph made without grads, no parameter has a gradient, max_norm out of range; the error of ctx
 GCUDA_API gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
 
@@ -3337,31 +3354,32 @@ typedef struct gcuda_backend * gcuda_backend_t;
 typedef struct gcuda_backend_event * gcuda_backend_event_t;
 typedef void * gcuda_backend_graph_plan_t;
 
-// Hands out places in a buffer one after another. A plain value; the buffer stays the caller's.
+// Places tensors in a buffer in order. A plain value that is not freed; the buffer stays the caller's.
 struct gcuda_tallocr {
     gcuda_backend_buffer_t buffer;
     void * base;
     size_t alignment;
-    size_t offset; // of the next free byte
+    size_t offset; // next free byte
 };
 GCUDA_API struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer);
+// ALLOC_FAILED: the buffer is full. INVALID_ARGUMENT: the tensor has memory already, or is a view.
 GCUDA_API gcuda_status gcuda_tallocr_alloc(
-    struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor); // fails when the buffer is full
+    struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor);
 
-// Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
-// Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
-// reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run. A
-// result that nodes read survives the run only with gcuda_set_output. Views, those of gcuda_view_tensor too, keep their owner
-// alive until their last reader. INVALID_ARGUMENT names tensors without contents, such as a source that no earlier node computes.
-// Another case is a leaf of a different context without memory and without INPUT: weights that never got a buffer.
+// Graph allocator: places the tensors of a graph so that tensors with overlapping lifetimes do not overlap in memory. Tensors that have
+// data already are not moved. Used by one thread at a time. After a failure it can be used again or freed.
+//   leafs     memory is reused after the last reader, also that of INPUT tensors, which are placed first: set them before every run
+//   results   memory is reused after the last reader, unless gcuda_set_output marks the tensor
+//   views     keep their owner alive until their last reader, also those of gcuda_view_tensor
+//   refused   INVALID_ARGUMENT names tensors without contents: a source that no earlier node computes; a leaf of another context without
+//             memory and without INPUT, such as weights that never got a buffer
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
-GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
+GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL: buft is NULL, or out of memory
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
-    gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
-GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
-// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, since one
+    gcuda_backend_buffer_type_t * bufts, int n_bufs); // a buffer per type; equal types share one
+GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // frees its buffers too; NULL is allowed
+// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, because one
 // would have to wait for the other. Takes more memory. Call it before the graph is reserved; a scheduler does so by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
 // Detects reads of memory without contents. Examples: an INPUT set once and computed twice, a result read without OUTPUT, a view of a
@@ -3371,22 +3389,24 @@ GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_conc
 // Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with separate memory (weights, allocated caches),
 // plans of the caller. Off unless the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
-// Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
-// leaf. Growing a buffer moves it: whatever was placed there before is gone.
+// Plans the graph and makes the buffers large enough. The ids are indices into bufts, one per node and one per leaf; NULL: all 0. A
+// buffer that grows is allocated anew: tensors placed in it before have lost their contents and memory.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
 // A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
-// Gives every tensor its address. Allocates nothing when the graph has the structure of the reserved one and no tensor is larger.
-// Otherwise it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
+// Gives every tensor its address. Allocates nothing if the graph has the structure of the reserved one and no tensor is larger.
+// Otherwise, with one buffer, it reserves first; with several it fails with INVALID_ARGUMENT, because only
+// gcuda_gallocr_reserve_n gets the ids.
 GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_gallocr_get_buffer_size(
-    gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
+    gcuda_gallocr_t galloc, int buffer_id); // bytes; 0 for one that shares an earlier one
 
-// All tensors of a context into new buffers of one type. Never NULL on success: an empty context gives an empty
-// buffer. On failure every tensor is as before.
+// Allocates all tensors of a context that have no memory, in new buffers of one type. The caller frees the result with
+// gcuda_backend_buffer_free; of several buffers it is one object. An empty context gives an empty buffer. NULL on failure, and every
+// tensor is as before: a context made without no_alloc, out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend);
@@ -3395,10 +3415,10 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_co
 // >>backend   buffers, devices, backends, registry: the vtables and their front functions
 // =====================================================================================================
 //
-// A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions return a
-// status and call gcuda_set_last_error for the message. Objects are plain structs: embed them first in yours.
+// A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions that fail return a status and
+// set the message with gcuda_set_last_error. Objects are plain structs; a backend may embed them as first members of larger ones.
 
-// Sets this thread's message, for backends outside this file. Returns status, so that `return` can stand before it.
+// Sets the calling thread's message (gcuda_last_error), for backends outside this file. Returns status: `return gcuda_set_last_error(...)`.
 GCUDA_API gcuda_status gcuda_set_last_error(gcuda_status status, const char * message);
 
 enum gcuda_backend_buffer_usage {
@@ -3423,14 +3443,14 @@ struct gcuda_backend_buffer_type {
     void * context;
 };
 
-struct gcuda_rows_2d { // bytes; row i is at offset + i * stride_tensor of the tensor and at i * stride_data of the data
-    size_t offset, size, n, stride_tensor, stride_data; // size: of a row; n: of them
+struct gcuda_rows_2d { // n rows of size bytes: row i at byte offset + i * stride_tensor of the tensor, i * stride_data of the data
+    size_t offset, size, n, stride_tensor, stride_data; // bytes, but n
 };
 struct gcuda_backend_buffer_i {
     void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
     void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
-    // optional; called once for each placed tensor, views too. May set tensor->extra, which belongs to the backend: row-split CUDA
-    // buffers point it at the addresses of the rows. A copy of a struct gcuda_tensor shares the object that extra points to
+    // optional; called once for each placed tensor and view. May set tensor->extra for the backend's use: row-split CUDA buffers store
+    // the addresses of the rows there. A copy of a struct gcuda_tensor shares the object that extra points to
     gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
     gcuda_status (*memset_tensor)(
         gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
@@ -3442,8 +3462,8 @@ struct gcuda_backend_buffer_i {
     gcuda_status (*cpy_tensor)(
         gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
     gcuda_status (*clear)(gcuda_backend_buffer_t buffer, uint8_t value);
-    gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; drops what init_tensor made
-    // optional; rows as of gcuda_backend_tensor_set_2d. GCUDA_STATUS_UNSUPPORTED: the caller goes row by row
+    gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; frees what init_tensor allocated
+    // optional; see gcuda_backend_tensor_set_2d. GCUDA_STATUS_UNSUPPORTED: the caller copies row by row
     gcuda_status (*set_tensor_2d)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor,
         const struct gcuda_rows_2d * rows, const void * data);
     gcuda_status (*get_tensor_2d)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
@@ -3489,7 +3509,7 @@ struct gcuda_backend_device_i {
     gcuda_backend_buffer_type_t (*get_host_buffer_type)(gcuda_backend_dev_t dev); // optional
     gcuda_status (*buffer_from_host_ptr)(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size,
         gcuda_backend_buffer_t * buffer); // optional
-    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // SUCCESS, or why not
+    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // not SUCCESS: the message says why
     bool (*supports_buft)(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
     bool (*offload_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // optional; default false
     gcuda_status (*event_new)(gcuda_backend_dev_t dev, gcuda_backend_event_t * event); // optional
@@ -3531,8 +3551,8 @@ struct gcuda_backend_i {
         gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
     gcuda_status (*cpy_tensor_async)(
         gcuda_backend_t src, gcuda_backend_t dst, const struct gcuda_tensor * from, struct gcuda_tensor * to);
-    gcuda_status (*synchronize)(gcuda_backend_t backend); // optional: absent when everything is synchronous
-    // optional plans
+    gcuda_status (*synchronize)(gcuda_backend_t backend); // optional; NULL: everything is synchronous
+    // optional: plans
     gcuda_status (*graph_plan_create)(
         gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan);
     void (*graph_plan_free)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
@@ -3540,7 +3560,7 @@ struct gcuda_backend_i {
         gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph);
     gcuda_status (*graph_plan_compute)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
     gcuda_status (*graph_compute)(
-        gcuda_backend_t backend, struct gcuda_cgraph * graph); // may return before the work is done
+        gcuda_backend_t backend, struct gcuda_cgraph * graph); // may only enqueue the work
     gcuda_status (*event_record)(gcuda_backend_t backend, gcuda_backend_event_t event); // optional
     gcuda_status (*event_wait)(gcuda_backend_t backend, gcuda_backend_event_t event);   // optional
     gcuda_status (*graph_optimize)(gcuda_backend_t backend, struct gcuda_cgraph * graph); // optional; may reorder nodes
@@ -3553,26 +3573,27 @@ struct gcuda_backend {
 };
 
 // ---- buffer types ----
+// NULL is allowed: "", 0, false, NULL, or an alignment of 1.
 GCUDA_API const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(
     gcuda_backend_buffer_type_t buft, size_t size); // NULL on failure
 GCUDA_API size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_alloc_size(
-    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // 0 for no tensor
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // bytes that the tensor takes in such a buffer; 0 for NULL
 GCUDA_API bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft);
 
 // ---- buffers ----
-// For backends: a buffer struct around their context. NULL without a buft or iface, or without memory.
+// For backends: a new buffer object with their context. NULL: buft or iface is NULL, or out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
-// NULL is allowed. Tensors in it must not be used any more. CUDA device memory and page-locked memory that gcuda allocated: the call
-// waits for the work queued on it, then frees it. Memory of the caller's (buffer_from_ptr, imports): only the buffer object is freed,
-// without a wait.
+// Frees a buffer; its tensors must not be used afterwards. NULL is allowed. CUDA device memory and page-locked memory that gcuda
+// allocated: the call waits for the work queued on it first. Memory of the caller (buffer_from_ptr, imports): only the buffer object
+// is freed, without a wait.
 GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer);
-GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0; an error of multi-buffers
+GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0, and with an error for several buffers
 GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
 GCUDA_API size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer);
@@ -3584,29 +3605,30 @@ GCUDA_API void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enu
 GCUDA_API enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer);
-// One buffer object over several, none of them NULL; takes them over, also on failure (NULL: they are freed). Freed, cleared,
-// reset and marked as one; tensors are in its parts, and none can be placed in it.
+// Combines several buffers, none of them NULL, into one object, which owns them: free, clear, reset and set_usage apply to all. Tensors
+// stay in the parts; none can be placed in the combined object. NULL: out of memory, and the buffers are freed.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(
     gcuda_backend_buffer_t * buffers, size_t n_buffers);
 GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
 
-// ---- tensors in buffers; offset and size in bytes inside the tensor, checked ----
-// set, get, memset and copy are done when they return. They do not wait for what CUDA backends have been given: synchronize
-// a backend that still reads or writes the tensor first.
+// ---- tensors in buffers ----
+// offset and size are bytes of the tensor and are checked: INVALID_ARGUMENT if they exceed it, or if it has no memory. set, get, memset
+// and copy have finished when they return. They do not wait for queued work of CUDA backends: first synchronize a backend that still
+// reads or writes the tensor.
 GCUDA_API gcuda_status gcuda_backend_tensor_set(
     struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get(
     const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_memset(
     struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
-// n rows of size bytes: row i at offset + i * stride_tensor of the tensor, and at data + i * stride_data. One copy where the
-// buffer can, else row by row. Rows may not overlap: strides are at least size when n > 1.
+// n rows of size bytes: row i at byte offset + i * stride_tensor of the tensor, and at data + i * stride_data. One 2-D copy if the
+// buffer supports it, else row by row. Rows must not overlap: for n > 1 strides are at least size.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_2d(struct gcuda_tensor * tensor, const void * data, size_t offset,
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * tensor, void * data, size_t offset,
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
-    const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
+    const struct gcuda_tensor * src, struct gcuda_tensor * dst); // type, shape and strides are equal
 // Runs in order with the backend's other queued work. Until the backend has been synchronized, data must not be changed (set) or
 // read (get). A CUDA backend accepts tensors in buffers of its device, except row-split ones.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
@@ -3618,10 +3640,12 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
 // a tensor still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
-// Place a tensor at an address inside a buffer; a view at its offset in its owner. The address must be aligned for the type: to
-// the size of an element, at most 8 bytes; quantized blocks: at most 4. Computing with a misaligned tensor is refused by name.
+// Places a tensor without memory at an address inside a buffer. The address must be aligned for the type: to the size of an element, at
+// most 8 bytes; quantized blocks: at most 4. Computing with a misaligned tensor is refused by name. INVALID_ARGUMENT: a view, a
+// tensor with memory, or one that exceeds the buffer.
 GCUDA_API gcuda_status gcuda_backend_tensor_alloc(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
+// Places a view at its offset in its owner, which must have memory.
 GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
 
 // ---- backends ----
@@ -3632,34 +3656,41 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_get_default_buffer_type(gcud
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t backend, size_t size);
 GCUDA_API size_t gcuda_backend_get_alignment(gcuda_backend_t backend);
 GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
+// Waits for all queued work. Returns its failures, and INVALID_DATA for an index out of range in data.
 GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
+// Computes the graph and waits for the results.
 GCUDA_API gcuda_status gcuda_backend_graph_compute(
-    gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
-// Returns when all work is queued (CPU: done). The graph, its tensors and their context are not read afterwards: they may be freed or
-// changed before the backend is synchronized. Their memory (see gcuda_backend_buffer_free) and the userdata of custom operations must
-// stay untouched until then.
+    gcuda_backend_t backend, struct gcuda_cgraph * graph);
+// Returns when all work is queued (CPU: finished). The graph, its tensors and their context are not read afterwards: they may be freed
+// or changed before the backend is synchronized. The tensors' memory (see gcuda_backend_buffer_free) and the userdata of custom
+// operations must stay valid until then.
 GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
-// A plan keeps its own node list; its tensors must exist whenever it is computed. Once they are freed it can only be freed, or updated
-// to another graph. NULL on failure.
+// A plan is a graph prepared for repeated computation. It copies the list of nodes; the tensors must exist whenever it is computed. Once
+// they are freed, it can only be freed, or updated to another graph. NULL: the graph cannot be computed, or the backend has no plans.
 GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
 GCUDA_API gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
-// Tensors of the plan have other addresses or parameters (graph NULL), or it is to compute another graph from now on. On
-// failure the plan can be freed and updated, and is not to be computed.
+// Makes the plan compute `graph` from now on. NULL: its present graph, whose tensors have got other addresses or parameters. After a
+// failure the plan must not be computed, but can be updated again or freed.
 GCUDA_API gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph);
 // Whether graph_compute runs this node; false: gcuda_last_error says why. Sources need no memory yet.
 GCUDA_API bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
+// Whether the backend can compute with tensors in buffers of this type.
 GCUDA_API bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft);
+// Whether the node's weights in host memory are worth copying to the device (gcuda_cuda_device_params.offload_min_batch).
 GCUDA_API bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend);
 
 // ---- events ----
-// A mark in what a backend of the event's device has been given. wait: what that backend, or another, is given from now on
-// comes after the last mark; synchronize: the host waits for it; query: whether it was reached, without waiting. An event
-// without a mark counts as reached. Free events after their last use, before gcuda_shutdown.
-GCUDA_API gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev); // NULL where unsupported
+// An event marks a point in the queued work of a backend. Before its first record it counts as reached. Free events after their last
+// use, before gcuda_shutdown.
+//   record       marks the end of all work queued on the backend, which is on the event's device; replaces an earlier mark
+//   wait         later work of the backend, which may be another one, starts after the mark; only enqueues
+//   synchronize  the host waits for the mark
+//   query        *done: whether the mark was reached; does not wait
+GCUDA_API gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev); // NULL: the device has no events
 GCUDA_API void gcuda_backend_event_free(gcuda_backend_event_t event);             // NULL is allowed
 GCUDA_API gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event);
@@ -3669,17 +3700,18 @@ GCUDA_API gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_b
 // ---- devices ----
 GCUDA_API const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev);
 GCUDA_API const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev);
-// Bytes; either may be NULL. On a CUDA device this makes its context, and so does get_props, which asks for the same:
-// gcuda_backend_cuda_get_device_info makes none.
+// Free and total memory in bytes; either pointer may be NULL. On a CUDA device this call and gcuda_backend_dev_get_props create the
+// CUDA context; gcuda_backend_cuda_get_device_info does not.
 GCUDA_API gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total);
 GCUDA_API enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev);
-// A new backend on the device, NULL on failure; free it with gcuda_backend_free. params is for third-party backends: the CPU
-// and CUDA ignore it, and have gcuda_backend_cpu_set_... and gcuda_backend_cuda_init_params. NULL is allowed.
+// A new backend on the device, NULL on failure; free it with gcuda_backend_free. params is for third-party backends and may be NULL. The
+// CPU and CUDA ignore it: they have gcuda_backend_cpu_set_... and gcuda_backend_cuda_init_params.
 GCUDA_API gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev); // NULL if none
+// A buffer over host memory of the caller, which must outlive it. NULL: the device does not support it (caps.buffer_from_host_ptr).
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
     gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size);
 GCUDA_API bool gcuda_backend_dev_supports_op(
@@ -3688,16 +3720,21 @@ GCUDA_API bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_ba
 GCUDA_API bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);
 
 // ---- registry ----
+// A reg is an implementation of backends: index 0 is "CPU", 1 is "CUDA" if compiled in, then the registered ones. Devices of all regs
+// are numbered in this order. The objects are valid until gcuda_shutdown.
 GCUDA_API const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(
     gcuda_backend_reg_t reg, size_t index); // NULL when out of range
 GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name);
+// Adds a third-party reg, which must outlive the library's use, up to gcuda_shutdown. Again: no effect. INVALID_ARGUMENT: NULL, or another
+// api_version.
 GCUDA_API gcuda_status gcuda_backend_register(
-    gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
+    gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_count(void);
-GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
-// By name, such as "CPU" or "CUDA0"; case is ignored. NULL if none has the name; for a device the message lists the existing ones.
+GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index); // NULL when out of range
+// By name, such as "CPU" (reg and device), "CUDA" (reg) or "CUDA0" (device); case is ignored. By type: the first device. NULL: none; for
+// a device name the message lists the existing devices. gcuda_backend_init_by_... make a backend on that device (gcuda_backend_dev_init).
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name);
 GCUDA_API size_t gcuda_backend_dev_count(void);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_get(size_t index);
@@ -3705,12 +3742,13 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type);
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params);
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params);
-// A GPU if there is one that works, else the CPU; a GPU that fails is a warning in the log.
+// A backend on the first GPU, else on the CPU. A GPU that fails to start is a warning in the log.
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
 // ---- copying a graph to another backend, comparing two backends ----
-// The same nodes, in the same order, over copies of all tensors and their present data: wait for backends that write it. Sources that are not nodes of
-// the graph become constants. graph is NULL on failure. Free it with gcuda_backend_graph_copy_free.
+// A copy of a graph for another backend: nodes in the same order over copies of all tensors with their present data. Synchronize
+// backends that write this data first. Sources that are not nodes of the graph become constants. Failure: graph is NULL. Free the
+// copy with gcuda_backend_graph_copy_free.
 struct gcuda_backend_graph_copied {
     gcuda_backend_buffer_t buffer;
     struct gcuda_context * ctx_allocated;
@@ -3720,12 +3758,12 @@ struct gcuda_backend_graph_copied {
 GCUDA_API struct gcuda_backend_graph_copied gcuda_backend_graph_copy(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy);
-// false stops the comparison.
+// Gets a node (t1) and its copy (t2), with results of backend1 and backend2. Returns false to stop the comparison.
 typedef bool (*gcuda_backend_eval_callback)(
     int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
-// Computes node by node on both backends, each going on from its own results, and calls back after every node that is
-// not a view operation. With test_nodes the whole graph is computed at once and only those nodes are compared: their memory
-// has to outlive the run (see gcuda_set_output). A test node that is not in the graph is INVALID_ARGUMENT.
+// Computes the graph node by node on both backends, each with its own earlier results, and calls back after every node that is not a view
+// operation. With test_nodes (n_test_nodes of them) the whole graph is computed at once and only these nodes are compared: their
+// memory must not be reused (gcuda_set_output). INVALID_ARGUMENT: a test node is not in the graph.
 GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2,
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
@@ -3742,40 +3780,40 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on any threads and in
 // any order, and returns when all jobs have returned. The thread that computes a graph calls it for each phase of a node longer than
 // about 10 us, with at most n_threads jobs. Its return is the barrier before the next phase.
-//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms: a late job finds less or nothing to
-//               do, so that fewer threads than jobs, or the calling thread alone, give the same results later
-//   nesting     no lock is held: graphs may be computed on one such pool by several threads, and inside a job (a custom operation), as far
-//               as the job system allows it
+//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms. Fewer threads than jobs, or the
+//               calling thread alone, compute the same results, only later
+//   nesting     no lock is held: several threads may compute graphs on one such pool, also inside a job (a custom operation), if the job
+//               system allows it
 //   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
 //               that of its thread
-//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), besides what custom operations take
-//   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
-//   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
-//               after it has returned uses memory that is gone
+//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), plus the stack of custom operations
+//   abort       jobs call the abort callback, on any of their threads, one at a time
+//   fails       a parallel_for that returns before all jobs were called fails the graph with GCUDA_STATUS_FAILED. Calling a job after
+//               parallel_for has returned is undefined: its memory is freed
 typedef void (*gcuda_job)(void * job_data, int index);
 typedef void (*gcuda_parallel_for)(void * user, int n_jobs, gcuda_job job, void * job_data);
 
 enum gcuda_sched_priority {
     GCUDA_SCHED_PRIO_LOW = -1,
-    GCUDA_SCHED_PRIO_NORMAL = 0, // as the creating thread
-    GCUDA_SCHED_PRIO_MEDIUM = 1, // from here on the system may ask for privileges; refused means normal
+    GCUDA_SCHED_PRIO_NORMAL = 0, // that of the creating thread
+    GCUDA_SCHED_PRIO_MEDIUM = 1, // MEDIUM and above may need privileges; without them: normal
     GCUDA_SCHED_PRIO_HIGH = 2,
     GCUDA_SCHED_PRIO_REALTIME = 3
 };
 
 struct gcuda_threadpool_params {
-    int n_threads;                     // with the caller; 0 means GCUDA_DEFAULT_N_THREADS
-    bool cpumask[GCUDA_MAX_N_THREADS]; // processors the pool's threads may use; none set means as the creating thread
-    enum gcuda_sched_priority prio;    // of the pool's threads; the caller's own is never changed
-    uint32_t poll; // how long a thread looks for the next node before it sleeps: 100 is 40 us, 1 next to
-        // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
-    bool strict_cpu; // thread i on the i-th processor of cpumask alone (the first is left to the caller)
-    bool paused;                       // start asleep; the next graph wakes it
+    int n_threads;                     // including the caller's; 0: GCUDA_DEFAULT_N_THREADS
+    bool cpumask[GCUDA_MAX_N_THREADS]; // processors that the pool's threads may use; none set: those of the creating thread
+    enum gcuda_sched_priority prio;    // of the pool's threads; that of the caller is never changed
+    uint32_t poll; // how long a thread polls for the next node before it sleeps: 100 is 40 us, 1 is almost
+        // nothing; 0: 50. Threads of an idle pool always sleep
+    bool strict_cpu; // thread i runs on the i-th processor of cpumask only (the first one is for the caller)
+    bool paused;                       // threads start asleep; the next graph wakes them
     // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, to register the thread with a profiler
     // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
-    // Not NULL: the pool has no threads and uses only n_threads of the fields above. UNSUPPORTED with GCUDA_NO_THREADS
+    // Not NULL: the pool has no threads, and of the fields above only n_threads counts. UNSUPPORTED with GCUDA_NO_THREADS
     gcuda_parallel_for parallel_for;
     void * parallel_for_data; // its `user`
 };
@@ -3785,45 +3823,50 @@ typedef struct gcuda_threadpool * gcuda_threadpool_t;
 
 GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
 GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads); // p NULL: nothing
-// True when both make the same pool.
+// Whether both describe the same pool, with defaults filled in; NULL: the defaults.
 GCUDA_API bool gcuda_threadpool_params_match(
     const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b);
-// params == NULL means the defaults. Fails: NULL when n_threads is negative or above GCUDA_MAX_N_THREADS, or without
-// memory. When the system gives fewer threads than wanted, the pool has those (a warning is logged, get_n_threads tells).
+// A new pool; params NULL: the defaults. NULL: n_threads negative or above GCUDA_MAX_N_THREADS, or out of memory. If the system starts
+// fewer threads, the pool has only those, and a warning is logged (gcuda_threadpool_get_n_threads returns the number).
 GCUDA_API struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params);
-// Joins the threads, in the process that made them. No graph may be running on it there. NULL is allowed.
+// Joins the threads, in the process that made them. No graph may be running on the pool. NULL is allowed.
 GCUDA_API void gcuda_threadpool_free(struct gcuda_threadpool * pool);
 GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1; in a child of fork(): 1
-// Threads sleep at once instead of polling first; resume, or the next graph, ends it. NULL is allowed.
+// pause: idle threads sleep without polling, until resume or the next graph. NULL is allowed.
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
 
-// true: stop the graph. Called on the computing thread, or on one that runs a job of a parallel_for
+// Returns true to stop the graph. Called on the computing thread, or on a thread that runs a job of a parallel_for.
 typedef bool (*gcuda_abort_callback)(void * data);
 
-GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
+// The setters below return INVALID_ARGUMENT for a backend of another kind.
+GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL: out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
+// Threads per graph, including the caller's, at most GCUDA_MAX_N_THREADS; <= 0: the pool's number, otherwise the default.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
-    gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
+    gcuda_backend_t backend, int n_threads);
+// A pool for later graphs; it stays the caller's and must outlive the backend's use. The previous one is paused. NULL: the backend makes
+// a pool itself.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
-    gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
-// Called at least about every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED. A task of a custom operation is not
-// interrupted.
+    gcuda_backend_t backend, struct gcuda_threadpool * threadpool);
+// Called about every 10 ms or more often while a graph runs; true ends the graph with GCUDA_STATUS_ABORTED. A task of a custom operation
+// is not interrupted. NULL: no callback.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
-// Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
+// For debugging: each result is searched for NaN and infinity. The first one found fails the graph with the node's name.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cpu_reg(void);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
-// A buffer over the caller's memory, 32-byte aligned, kept by the caller. NULL on failure.
+// A buffer over memory of the caller, aligned to 32 bytes, which must outlive it. NULL: misaligned, NULL, or out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 
-// Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
-// GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
-// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on all
-// machines of an architecture (x86-64, arm64), if expf and the like of the C library are. This holds for all of the compiler's -O,
-// -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math. Set it for tests or for equal results on different
-// machines, while no graph runs and before graph_plan; it is valid until gcuda_shutdown.
+// Instruction set of all CPU code, conversions of rows included. Default: the best one of this machine, at most that of the environment
+// variable GCUDA_CPU_ISA (scalar, neon, dotprod, avx2, avx512, avx512vnni). Set it for tests, or for equal results on different
+// machines: while no graph runs, and before gcuda_graph_plan. It is valid until gcuda_shutdown.
+//
+// Results differ between sets in matrix products only, within the documented accuracy. With one set they are bit-identical on all
+// machines of an architecture (x86-64, arm64), if expf and similar functions of the C library are. This holds for all of the
+// compiler's -O, -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
@@ -3834,24 +3877,26 @@ enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AVX512_VNNI,
     GCUDA_CPU_ISA_COUNT
 };
-GCUDA_API gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa); // UNSUPPORTED: not on this machine
+GCUDA_API gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa); // UNSUPPORTED: this machine or build lacks it
 GCUDA_API enum gcuda_cpu_isa gcuda_cpu_get_isa(void);            // never AUTO
 
-// Without a backend: compute a graph whose tensors are in host memory.
+// Computing a graph without a backend, with tensors in host memory: gcuda_graph_plan, then set work_data, then gcuda_graph_compute.
 struct gcuda_cplan {
-    size_t work_size;    // bytes that work_data must have; may be 0
-    uint8_t * work_data; // the caller's, any alignment
+    size_t work_size;    // bytes of work_data; may be 0
+    uint8_t * work_data; // memory of the caller, any alignment; NULL if work_size is 0
     int n_threads;
-    struct gcuda_threadpool * threadpool; // NULL: threads for this call only
+    struct gcuda_threadpool * threadpool; // NULL: each computation starts threads and ends them
     gcuda_abort_callback abort_callback;
     void * abort_callback_data;
     bool check_finite;
 };
-// n_threads <= 0: the default. work_size is 0 and the last error is set when the graph cannot be computed.
+// n_threads <= 0: those of the pool, otherwise the default. For a graph that cannot be computed work_size is 0 and gcuda_last_error is
+// set; gcuda_graph_compute then returns the same error.
 GCUDA_API struct gcuda_cplan gcuda_graph_plan(
     const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
-// For occasional computations: each call starts threads, and allocates work memory from ctx, which keeps it until ctx is freed.
+// Plans and computes, for occasional use: each call starts threads, and takes work memory from ctx that is not reused until ctx is freed or
+// reset.
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads);
 
@@ -3859,55 +3904,54 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
 // =====================================================================================================
 //
-// Compiled in when GCUDA_CUDA is defined (and GCUDA_NO_CUDA is not); gcuda_kernels.cu and the CUDA runtime are linked
-// then. Without it these functions still exist: there are no devices, and init fails with a message that says why.
+// Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA runtime. Otherwise
+// these functions still exist: there are no devices, and init fails with a message that says why.
 
-typedef struct CUstream_st * gcuda_stream; // what cudaStream_t stands for
+typedef struct CUstream_st * gcuda_stream; // cudaStream_t
 
 #define GCUDA_CUDA_NAME "CUDA" // device i is "CUDA<i>"
 #define GCUDA_CUDA_MAX_DEVICES 16
 
 enum gcuda_cuda_wait { // how gcuda_backend_synchronize waits
-    GCUDA_CUDA_WAIT_DEFAULT = 0, // as the driver decides; on GB10 as SPIN, because the driver is slow there
-    GCUDA_CUDA_WAIT_SPIN = 1,    // asks without pause: lowest latency, a whole processor
-    GCUDA_CUDA_WAIT_YIELD = 2,   // asks, giving the processor away in between
+    GCUDA_CUDA_WAIT_DEFAULT = 0, // the driver decides; on GB10 SPIN, because the driver is slow there
+    GCUDA_CUDA_WAIT_SPIN = 1,    // polls: lowest latency, occupies a processor
+    GCUDA_CUDA_WAIT_YIELD = 2,   // polls and yields the processor in between
     GCUDA_CUDA_WAIT_BLOCK = 3    // sleeps
 };
 
 enum gcuda_cuda_switch {
-    GCUDA_CUDA_AUTO = 0, // as the environment says, or as gcuda thinks best
+    GCUDA_CUDA_AUTO = 0, // the environment variable, otherwise the default named at the parameter
     GCUDA_CUDA_ON = 1,
     GCUDA_CUDA_OFF = 2
 };
 
-// Replaces CUDA's allocator. Called from any thread; for device memory with the device current. alloc returns size bytes (never 0)
-// aligned to 256, or NULL, which is a normal answer. free is called with the same size when all work on the memory is done. Memory is
-// always freed by the allocator that allocated it, whatever is set later: it must outlive that memory. Neither may call gcuda.
+// Replaces CUDA's allocator. Called on any thread; for device memory with the device current. alloc returns size bytes (never 0) aligned
+// to 256, or NULL if it has none. free gets the same size, after all work on the memory. Memory is always freed by the allocator that
+// allocated it, whatever is set later, so the allocator must outlive it. Neither function may call gcuda.
 struct gcuda_cuda_allocator {
     void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
     void (*free)(void * user, int device, void * ptr, size_t size);
     void * user;
 };
 struct gcuda_cuda_memory_params {
-    struct gcuda_cuda_allocator device;  // cudaMalloc's place
-    struct gcuda_cuda_allocator pinned;  // cudaHostAlloc's; all devices must be able to reach it (portable)
-    enum gcuda_cuda_switch unified;      // cudaMallocManaged for device memory, so that it may exceed the device's.
+    struct gcuda_cuda_allocator device;  // replaces cudaMalloc
+    struct gcuda_cuda_allocator pinned;  // replaces cudaHostAlloc; all devices must be able to access the memory (portable)
+    enum gcuda_cuda_switch unified;      // device memory from cudaMallocManaged, which may exceed that of the device.
                                          // AUTO: if GCUDA_CUDA_ENABLE_UNIFIED_MEMORY is set
     enum gcuda_cuda_switch page_locked;  // host buffers are page-locked. AUTO: unless GCUDA_CUDA_NO_PINNED is set
 };
 
 enum gcuda_cuda_pool { // where a backend's scratch comes from
-    GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
-    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed. What comes back,
-                                 // in any order, merges with adjacent holes; a request gets the lowest hole that fits
-    GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
+    GCUDA_CUDA_POOL_AUTO = 0,    // VMM if device and driver support it and no allocator of the caller is set, otherwise BEST_FIT
+    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses are reserved once, memory is mapped as needed. Freed memory
+                                 // merges with adjacent holes, in any order; a request gets the lowest hole that fits
+    GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks from the allocator, kept and reused
 };
 
-enum gcuda_cuda_peer_mode { // whether copies between devices may go without the host in between
-    GCUDA_CUDA_PEER_AUTO = 0, // as ON; with a stream of the caller's, whose context stays as it is, as OFF, unless
-                              // GCUDA_CUDA_P2P is set
-    GCUDA_CUDA_PEER_ON = 1,   // where a probe shows that it works; enables peer access for the process
-    GCUDA_CUDA_PEER_OFF = 2   // never: through page-locked host memory
+enum gcuda_cuda_peer_mode { // peer access: copies between devices without staging in host memory
+    GCUDA_CUDA_PEER_AUTO = 0, // ON; with a stream of the caller, whose context gcuda does not change, OFF unless GCUDA_CUDA_P2P is set
+    GCUDA_CUDA_PEER_ON = 1,   // if a probe shows that it works; enables peer access for the process
+    GCUDA_CUDA_PEER_OFF = 2   // never: copies are staged in page-locked host memory
 };
 
 struct gcuda_cuda_params {
@@ -3922,29 +3966,29 @@ struct gcuda_cuda_params {
     // The backend makes more streams when first needed: up to 3 for branches (see concurrency), and one on each other device for
     // products with row-split weights. Public calls return with all of them joined to this one.
     gcuda_stream stream;
-    int priority;         // of the stream that the backend makes, CUDA's numbers: lower runs first; 0 is normal
+    int priority;         // of the stream that the backend makes, as in CUDA: lower numbers run first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit
+    size_t memory_budget; // bytes of device memory that the backend may hold, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
-    size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
-    struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
+    size_t pool_reserve; // VMM: bytes of addresses reserved at a time; 0: the size of the device's memory
+    struct gcuda_cuda_memory_params memory; // of this backend (page_locked is not read); zero: gcuda_backend_cuda_set_memory
     enum gcuda_cuda_peer_mode peer;
-    size_t max_shared; // bytes of shared memory a block may have, at least 48 KiB; 0: what the device allows
-    // The context (a CUcontext) that the backend works in: made current around each of its calls, and the caller's own is
-    // current again after it. It must outlive the backend and its buffers. NULL: that of stream, or the one that the
-    // CUDA runtime uses. Memory of another context is refused; gcuda_backend_get_default_buffer_type gives memory of it.
+    size_t max_shared; // bytes of shared memory per block, at least 48 KiB; 0: the device's maximum
+    // The context (a CUcontext) of the backend. Each call makes it current and restores the caller's. It must outlive the backend and
+    // its buffers. NULL: that of stream, or the primary one, which the CUDA runtime uses. Memory of another context is refused;
+    // buffers of gcuda_backend_get_default_buffer_type are in this context.
     struct CUctx_st * context;
     // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
     // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
     // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
-    int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
-    size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
-    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
-    bool strict;           // only fusion that gives the bits of its nodes one by one
-    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate says
-    // that it pays. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
+    int max_plans;         // plans kept of graphs that graph_compute got; 0: 64; below 0: none, graphs run node by node
+    size_t max_plan_bytes; // host memory of these plans; 0: 64 MiB
+    enum gcuda_cuda_switch fusion; // one launch computes several nodes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
+    bool strict;           // no fusion that changes bits of results
+    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate predicts
+    // a gain. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
     // GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
     // Programmatic dependent launch: blocks of a plan's kernel start while the previous kernel ends, and prefetch weights that no node
@@ -3955,25 +3999,25 @@ struct gcuda_cuda_params {
     // between devices. With more columns they go through page-locked memory, except during a capture. 0: no maximum if NVLink connects
     // the two devices, otherwise GCUDA_CUDA_PEER_MAX_BATCH_SIZE. Below 0: no maximum.
     int64_t peer_max_batch;
-    // Computes products on cuBLAS and all products of float weights, also of mul_mat_id, as after
-    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32): no operand is rounded to TF32 or to 16 bits.
-    // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
+    // Products through cuBLAS, and all products of float weights (mul_mat_id too), do not round operands to TF32 or 16 bits, as with
+    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32). AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
-    // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
-    // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. The same of
-    // mul_mat_id for "own" (which goes in tiles where it can), "vector", "warp_groups", and "bytes", which is for that alone. NULL: what
-    // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
+    // For experiments: path of all products that support it; others, and those with row-split weights, take the path that dispatch
+    // chooses. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no choice.
+    //   mul_mat     "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" (enum gcudai_cuda_product)
+    //   mul_mat_id  "own" (in tiles if they support it), "vector", "warp_groups", "bytes"
     const char * product;
-    // Columns per copy of mul_mat with row-split weights, if copies are direct: the next ones are copied while the previous ones are
-    // multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, this device rounds the
-    // columns for large products of quantized weights, which halves the bytes.
+    // Activation columns per copy of mul_mat with row-split weights, if copies are direct: the next columns are copied while the previous
+    // ones are multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, the main device
+    // rounds the columns for large products of quantized weights to BF16 before the copy, which halves the bytes.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 #define GCUDA_CUDA_PEER_MAX_BATCH_SIZE 128
 #endif
 
-// NULL on failure: no such device, out of memory, built without CUDA.
+// A new backend on a device (gcuda_backend_cuda_init: with default parameters), freed with gcuda_backend_free. NULL: no such device, a
+// parameter out of range, out of memory, or built without CUDA.
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
@@ -3987,10 +4031,10 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
     // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
     // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
-    int64_t offload_min_batch; // rows, columns or tokens from which gcuda_backend_dev_offload_op says that copying weights
-                               // pays; 0: GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
+    int64_t offload_min_batch; // least rows, columns or tokens of a node for gcuda_backend_dev_offload_op; 0:
+                               // GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
 };
-// From now on; NULL: the defaults. FAILED: there are devices already, and n_devices is not what it was.
+// Sets the choices; NULL: the defaults. FAILED: devices were enumerated already with another n_devices.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
 // Properties of a device; reading them makes no context. Text ends in 0; sizes are in bytes.
@@ -3999,12 +4043,12 @@ struct gcuda_cuda_device_info {
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
     char pci[24];   // "0000:01:00.0"
     char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
-    int ordinal;    // what CUDA calls it: the index, but see gcuda_cuda_device_params.n_devices
+    int ordinal;    // CUDA's number: the index, except of emulated devices (gcuda_cuda_device_params.n_devices)
     int cc;         // compute capability: 100 * major + 10 * minor
     int n_sm;       // SMs
     int warp_size;
-    size_t shared_bytes;       // shared memory that every block may have
-    size_t shared_bytes_optin; // that a block may have when its kernel asks
+    size_t shared_bytes;       // shared memory per block by default
+    size_t shared_bytes_optin; // maximum per block, if the kernel opts in
     size_t total_bytes;
     bool has_vmm;       // virtual memory management: scratch grows without moving
     bool is_integrated; // shares its memory with the processor
@@ -4017,43 +4061,44 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcu
 //   LUID     "LUID-..."
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
-// In bytes; either may be NULL. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
-// Linux only), free is what the system can give, which counts caches that can be dropped.
+// Free and total device memory in bytes; either may be NULL. Creates the device's context. If the device shares the system's memory
+// (integrated, or unified memory is on; Linux only), free is the system's available memory, caches that can be dropped included.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device); // NULL for a bad index
-// Page-locked host memory, which copies to devices are fastest from. When none is to be had, its buffers are ordinary
-// CPU buffers (ask gcuda_backend_buffer_get_type).
+// Page-locked host memory, for fast copies to devices. If the system refuses page-locked memory, a buffer is an ordinary CPU buffer
+// (gcuda_backend_buffer_get_type returns which).
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cuda_reg(void); // NULL when built without CUDA
-// What gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), name) gives for these names, for programs that ask
-// for functions by name; NULL for others.
+// Functions by name: gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), name) returns those named in quotes below, NULL for
+// other names.
 struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
 // "gcuda_backend_get_features": how the backend was built. The list ends with a NULL name and is valid until gcuda_shutdown.
-//   ARCHS                       the text of gcuda_kernels_archs
-//   PEER_MAX_BATCH_SIZE         a number
+//   ARCHS                       gcuda_kernels_archs
+//   PEER_MAX_BATCH_SIZE         GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
 //   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
 //                               "1" if a switch left it out, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
-// "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
+// "gcuda_backend_split_buffer_type": gcuda_backend_cuda_split_buffer_type with an entry of tensor_split for each device, or NULL.
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
-// "gcuda_backend_register_host_buffer": gcuda_backend_cuda_register_host_buffer, but only where the environment has
-// GCUDA_CUDA_REGISTER_HOST; false otherwise and on failure, with a line in the log
+// "gcuda_backend_register_host_buffer": gcuda_backend_cuda_register_host_buffer if the environment variable GCUDA_CUDA_REGISTER_HOST is
+// set. Otherwise, and on failure, false and a line in the log.
 typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
-// "gcuda_backend_unregister_host_buffer": whatever the environment says; what was not registered is left alone
+// "gcuda_backend_unregister_host_buffer": gcuda_backend_cuda_unregister_host_buffer; no effect on other pointers.
 typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
-// Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer. In no statistics and budget.
+// A buffer over device memory of the caller, aligned to 128 bytes, which must outlive it. Not counted in statistics and budgets. NULL: no
+// such device, ptr misaligned or not of this device.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
-// As above, for memory of the backend's context.
+// gcuda_backend_cuda_buffer_from_ptr for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
-GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
-// Page-locks memory of the caller's, for example a mapped file, for copies from there: devices may not be able to write to
-// it. Fails for memory that is page-locked already or cannot be. It must be unregistered before it goes; gcuda_shutdown
-// unregisters what is left. INVALID_ARGUMENT: ptr was not registered.
+GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // max_shared of launchers, bytes; 0 if not CUDA
+// Page-locks memory of the caller, such as a mapped file, for copies from it; devices may be unable to write to it. Fails if the memory is
+// page-locked already or cannot be. Unregister it before it is freed; gcuda_shutdown unregisters the rest. unregister returns
+// INVALID_ARGUMENT for a ptr that is not registered.
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
@@ -4062,14 +4107,14 @@ GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
 // ---- how much memory is held, and what for ----
-// A backend counts what it takes for itself, on other devices too where its weights are split. A device counts that of all its backends, and buffers: those belong to
-// the device, because a buffer may be used by several backends and outlive them. Neither knows what CUDA and cuBLAS
-// take for contexts, code and their own use.
+// A backend counts the memory it holds itself, on other devices too if its weights are row-split. A device counts the memory of all its
+// backends and all buffers: these belong to the device, because several backends may use a buffer and it may outlive them. Memory
+// that CUDA and cuBLAS allocate themselves (contexts, code) is not counted.
 enum gcuda_cuda_purpose {
-    GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // of operations, from the backend's pool
-    GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report bad input
-    GCUDA_CUDA_PURPOSE_WORKSPACE = 2, // cuBLAS's
-    GCUDA_CUDA_PURPOSE_STAGING = 3,   // of uploads and of copies between devices
+    GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // scratch of operations, from the backend's pool
+    GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report indices out of range
+    GCUDA_CUDA_PURPOSE_WORKSPACE = 2, // workspace of cuBLAS
+    GCUDA_CUDA_PURPOSE_STAGING = 3,   // uploads and copies between devices
     GCUDA_CUDA_PURPOSE_BUFFERS = 4    // tensors
 };
 #define GCUDA_CUDA_PURPOSE_COUNT 5
@@ -4077,11 +4122,11 @@ struct gcuda_cuda_purpose_stats {
     size_t in_use, reserved, peak; // as below
 };
 struct gcuda_cuda_stats { // bytes of device memory
-    size_t in_use;   // handed out; the device counts all scratch that its backends reserve as handed out
-    size_t reserved; // taken from the device
-    size_t peak;     // of reserved
-    size_t budget;   // what reserved never exceeds; 0: none
-    size_t pinned, pinned_peak; // page-locked host memory: in none of the above, and in no budget
+    size_t in_use;   // in use by tensors and operations; of a device: all scratch that its backends reserve counts as in use
+    size_t reserved; // allocated from the device
+    size_t peak;     // largest reserved so far
+    size_t budget;   // maximum of reserved; 0: none
+    size_t pinned, pinned_peak; // page-locked host memory, not counted in the others and in no budget
     struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
@@ -4105,21 +4150,22 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 //
 // The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
 //
-// Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
-// a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
+// graph_compute_async waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are
+// enqueued as a whole again. This call waits for earlier graphs and returns their pending INVALID_DATA, if any; it sets the callback in
+// any case.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
-// Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
+// Frees cached scratch. Waits for earlier graphs and returns their pending INVALID_DATA, if any.
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 
 // ---- products of raw pointers ----
-// What a node of mul_mat or mul_mat_id would do, without tensors or a graph: enqueued on the backend's stream, the way that dispatch
-// takes (or gcuda_cuda_params.product names), with scratch of the backend's, and cuBLAS where it is there. Launchers at the end of
-// this section are the ways one by one.
-//   args     a, b, y, prec; as, b, ids, y: types, sizes and strides as the operations say, y F32 and packed, all in memory
-//            that the backend's device reaches; what is the launchers' does not count
-//   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; else as
-//            computing a graph. Ids outside 0..E-1 are reported by the next gcuda_backend_synchronize
+// Enqueue a mul_mat or mul_mat_id without tensors or a graph on the backend's stream: by the path that dispatch chooses (or
+// gcuda_cuda_params.product names), with scratch of the backend, and cuBLAS if it is available. Single paths are the launchers at the
+// end of this section.
+//   args     a, b, y, prec; as, b, ids, y, prec: types, sizes and strides as for gcuda_mul_mat and gcuda_mul_mat_id, y F32 and packed,
+//            data in memory that the backend's device can access. Members for launchers are not read
+//   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; otherwise the
+//            statuses of computing a graph. The next gcuda_backend_synchronize reports ids outside 0..E-1
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args);
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args);
 
