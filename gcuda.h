@@ -4090,7 +4090,7 @@ typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
 // "gcuda_backend_unregister_host_buffer": gcuda_backend_cuda_unregister_host_buffer; no effect on other pointers.
 typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
 // A buffer over device memory of the caller, aligned to 128 bytes, which must outlive it. Not counted in statistics and budgets. NULL: no
-// such device, ptr misaligned or not of this device.
+// such device, ptr NULL or misaligned, out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
 // gcuda_backend_cuda_buffer_from_ptr for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
@@ -4151,8 +4151,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
 //
 // graph_compute_async waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are
-// enqueued as a whole again. This call waits for earlier graphs and returns their pending INVALID_DATA, if any; it sets the callback in
-// any case.
+// enqueued as a whole again. This call waits for earlier graphs. It returns their pending INVALID_DATA, if any, and sets the callback
+// nevertheless.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
 // Frees cached scratch. Waits for earlier graphs and returns their pending INVALID_DATA, if any.
@@ -4183,9 +4183,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // otherwise the whole graph is. Graphs of the same shapes with other weights have separate plans, up to four of those that hardly
 // differ otherwise. The most recently used plans are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
 //
-// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. It reads new data of its tensors. New addresses
-// (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
-// (gcuda_set_dynamic) that does not make the plan anew.
+// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. Each run reads the present data of its tensors. New
+// addresses (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For sizes
+// declared with gcuda_set_dynamic that does not make the plan anew.
 //
 // Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
 // Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
@@ -4219,16 +4219,16 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
 // is run without a CUDA graph and one line is logged.
-struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
+struct gcuda_cuda_plan_stats { // n_plans and n_bytes: now in the cache; the others: since the backend was made
     int n_plans;
-    size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
-    uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
-    uint64_t n_fused; // launches that stand for several nodes, in the plans made
-    uint64_t n_beside; // launches on other streams than the backend's, in the plans made
-    uint64_t n_patched; // changes that a CUDA graph took over node by node, without a capture of the whole plan
+    size_t n_bytes; // host memory, without that of CUDA for its graphs
+    uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
+    uint64_t n_fused; // launches for several nodes, in the plans made
+    uint64_t n_beside; // launches on streams of concurrent branches, in the plans made
+    uint64_t n_patched; // updates of single nodes of a CUDA graph, without a new capture
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
-GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
+GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // frees the cached plans, not those of the caller
 
 // ---- upload: host memory of any kind into tensors, by separate threads, while backends compute ----
 // Pageable and mapped memory copies slowly to a device, because the driver stages it on one thread (10 of 55 GB/s, H200 with 16
@@ -4246,30 +4246,30 @@ struct gcuda_cuda_uploader_params { // zero-filled: the defaults
     int device;
     int n_slots;       // 2 to 8; 0: 4
     size_t slot_bytes; // of each, 4 KiB to 1 GiB; 0: 8 MiB
-    int n_threads;     // that copy, 1 to 64; 0: half of the processors, at most 8
-    gcuda_backend_t backend; // a CUDA backend whose device and context are meant instead of `device`; NULL: none. The
-                             // uploader may outlive it
+    int n_threads;     // threads that copy, 1 to 64; 0: half of the processors, at most 8
+    gcuda_backend_t backend; // a CUDA backend: its device and context replace `device`; NULL: none. The uploader may outlive
+                             // the backend
 };
 
-typedef uint64_t gcuda_cuda_ticket; // of one upload or download; 0 stands for all that were given before
+typedef uint64_t gcuda_cuda_ticket; // identifies one upload or download; 0: all earlier ones
 
-// NULL params: the defaults. NULL on failure: no such device, a parameter out of range, no page-locked memory (n_slots *
-// slot_bytes), built without CUDA. A system that gives fewer threads is no failure; with none at all (GCUDA_NO_THREADS)
-// everything happens inside the call that asks for it.
+// A new uploader; params NULL: the defaults. NULL: no such device, a parameter out of range, no page-locked memory (n_slots *
+// slot_bytes), built without CUDA. It also works if the system starts fewer threads; without any (GCUDA_NO_THREADS) each call copies
+// before it returns.
 GCUDA_API struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params);
-// Waits until everything given is done. Takes NULL.
+// Waits until all uploads and downloads have finished. NULL is allowed.
 GCUDA_API void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader);
 
-// Bytes [offset, offset + size) of the tensor from, or to, data. The tensor is on the uploader's device, not row-split;
-// its buffer and data must stay until it is done, and a mapped file must keep its length. ticket may be NULL. A failure
-// of the copy itself is reported by query and wait.
+// Enqueue a copy of bytes [offset, offset + size) of the tensor, from data (upload) or to it (download). The tensor is on the uploader's
+// device and not row-split. Its buffer and data must stay valid until the copy has finished, and a mapped file must keep its length.
+// *ticket identifies the copy; ticket may be NULL. query and wait report a failure of the copy itself.
 GCUDA_API gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor,
     const void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
 GCUDA_API gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor,
     void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
 
-// Status of a ticket, again each time it is asked; *done is also true for one that failed. Ticket 0: whether all are
-// done, and then the first failure that ticket 0 has not reported yet.
+// Status of a ticket: SUCCESS while it runs, then its result, in every later call too. *done: it has finished or failed. Ticket 0: *done is
+// true if all have; the status is the first failure that ticket 0 has not returned yet. wait returns when *done would be true.
 GCUDA_API gcuda_status gcuda_cuda_upload_query(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done);
 GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
@@ -4282,42 +4282,42 @@ GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
 // ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, profiling costs one branch per node. On, each node is enclosed in two events (about a microsecond of launch time each), and a
-// graph waits for the previous one first. Events are made in the first graph of a size only; memory for records is allocated before a
-// graph's first node.
+// Off, profiling costs one branch per node. On, two events enclose each node (about a microsecond of launch time each), and a graph waits
+// for the previous one first. Only the first graph of a size creates events. Memory for records is allocated before a graph's first
+// node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
 //     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
 //     st = gcuda_cuda_profile_write_trace(backend, "trace.json");   // for chrome://tracing or ui.perfetto.dev
 #define GCUDA_CUDA_PROFILE_MAX_SRC 4
 
-struct gcuda_cuda_profile_record { // a node that was launched
+struct gcuda_cuda_profile_record { // a launched node
     char name[GCUDA_MAX_NAME];
-    const char * op; // as gcuda_op_desc gives it: "MUL_MAT", "GELU"
-    enum gcuda_type type;
+    const char * op; // gcuda_op_desc: "MUL_MAT", "GELU"
+    enum gcuda_type type; // of the result
     int64_t ne[4];
-    int n_src; // of the sources, the first four
+    int n_src; // sources recorded here: the first four
     enum gcuda_type src_type[GCUDA_CUDA_PROFILE_MAX_SRC];
     int64_t src_ne[GCUDA_CUDA_PROFILE_MAX_SRC][4];
-    size_t n_bytes;       // of result and all sources, each counted once
-    int graph, index;     // graphs count from 0 since begin; the node's place in its graph
-    double start_us, us;  // microseconds: since begin; taken, which is 0.5 exact
+    size_t n_bytes;       // bytes of the result and all sources, each counted once
+    int graph, index;     // number of the graph since begin, from 0; index of the node in its graph
+    double start_us, us;  // microseconds: start since begin; duration, with a resolution of 0.5
 };
 
-// Starts recording; what was recorded before is gone. end stops it and keeps the records for get and write_trace, which
-// both also work in between and wait for the graph that runs. Records live until the next call of begin, a further
-// graph, or the end of the backend. A graph whose records find no memory is refused with ALLOC_FAILED; one that is
-// captured into a CUDA graph (on the caller's stream) is not run and has no records.
+// begin starts recording and drops earlier records. end stops recording and keeps the records for get and write_trace. These also work
+// before end; both wait for the running graph. The array from get is valid until the next begin, the next graph, or the end of the
+// backend. A graph without memory for its records is refused with ALLOC_FAILED. A graph that is captured on the caller's stream does
+// not run and has no records.
 GCUDA_API gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_cuda_profile_get(
     gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records);
-// In Chrome's trace event format. IO when the file cannot be written.
+// Writes the records in Chrome's trace event format. IO: the file cannot be written.
 GCUDA_API gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path);
 
-// Called before each node is launched and after that (which is not when it has run: gcuda_backend_synchronize in the
-// callback waits for that), whether recording or not. A node that fails has no second call. NULL: none. It must not
-// compute graphs on this backend or call profiling functions.
+// Called before (is_launched false) and after each node's launch, whether recording or not. A launched node may still be running: the
+// callback may call gcuda_backend_synchronize. A node that fails has no second call. The callback must not compute graphs on this
+// backend or call profiling functions. NULL: no callback.
 typedef void (*gcuda_cuda_node_callback)(const struct gcuda_tensor * node, int index, bool is_launched, void * user);
 GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
     gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
@@ -4333,28 +4333,28 @@ enum gcuda_cuda_route {
     GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
-    bool is_possible; // the driver says that the device can access the peer's memory
+    bool is_possible; // the driver reports that the device can access the peer's memory
     bool is_probed;
-    bool is_in_use;              // the test pattern was intact and access is enabled
+    bool is_in_use;              // the test pattern was intact, and access is enabled
     enum gcuda_cuda_route route; // of copies from the device to the peer
-    char reason[120];            // why access is not in use; "" when it is
-    bool is_linked;              // by NVLink: atomics work across it. Known once probed; true for two that are one device
+    char reason[120];            // why access is not in use; "" if it is
+    bool is_linked;              // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
 };
-// The findings so far; probes nothing. INVALID_ARGUMENT: no such devices, or twice the same.
+// The results so far, without a probe. INVALID_ARGUMENT: no such devices, or equal ones.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
-// Probes the two devices, both ways, unless that was done before. Not while a stream is being captured. A probe that
-// does not come through is a finding, not a failure.
+// Probes the two devices in both directions, unless that was done before. Not while a stream is being captured. A test pattern that
+// arrives damaged is a result, not a failure: the status is SUCCESS.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
 // Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
 // device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
 // each expert, so that all work on every token, whatever its experts.
 //
-//   main_device   whose backends use the weights
-//   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
-//   n             entries in tensor_split: one per device, more if the rest is 0. 0 with NULL
-//   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
-//                 shares that are negative or no numbers, fewer than devices
+//   main_device   device whose backends use the weights
+//   tensor_split  share of each device, in any unit; 0: no rows. NULL or all 0: in proportion to the devices' memory
+//   n             entries of tensor_split, at least one per device; further ones must be 0. With NULL: 0
+//   returns       one object for each main device and shares, valid until gcuda_shutdown. NULL: no such device, fewer entries than
+//                 devices, a share that is negative, infinite or NaN
 //
 // Tensors in such a buffer are contiguous, are no views, and are set and read as a whole. Only gcuda_mul_mat (one matrix:
 // ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand, and the main device must have at least one row.
@@ -4374,18 +4374,18 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
 // Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
-// ---- does this build work on this device ----
+// ---- self-test: whether this build works on a device ----
 struct gcuda_cuda_selftest_result {
     gcuda_status status;
-    char message[512];              // what failed, and what to do about it; "" when all is well
-    int cc;                         // of the device: 100 * major + 10 * minor
-    int binary_cc, ptx_cc;          // what runs there was compiled for, and the PTX in the program
-    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or for other devices
-    int n_peers, n_peers_staged;    // other devices, by how copies go there
-    float ms;
+    char message[512];              // the failure and its remedy; "" if none
+    int cc;                         // compute capability of the device: 100 * major + 10 * minor
+    int binary_cc, ptx_cc;          // compute capabilities of the binary code that runs there, and of the PTX in the program
+    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or not for this device
+    int n_peers, n_peers_staged;    // other devices; those to which gcuda stages copies in host memory
+    float ms;                       // duration
 };
-// The device answers, kernels are compiled for it, one small case of each kernel family gives what the processor gives,
-// and copies to other devices are probed. Some tens of milliseconds once the device's context exists. result may be NULL.
+// Tests that the device responds, that kernels are compiled for it, and that a small case of each kernel family agrees with the CPU. Probes
+// copies to other devices. Takes some tens of milliseconds once the device's context exists. Returns result->status; result may be NULL.
 GCUDA_API gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result);
 
 // ---- memory and semaphores of Vulkan and Direct3D 12 ----
@@ -4400,10 +4400,10 @@ enum gcuda_cuda_handle {
 struct gcuda_cuda_external_memory {
     enum gcuda_cuda_handle type;
     int fd;             // GCUDA_CUDA_HANDLE_FD
-    void * handle;      // Win32: one of handle and name, both stay the caller's
+    void * handle;      // Win32: either handle or name; both stay the caller's
     const void * name;
     size_t size;        // bytes of the whole allocation
-    size_t offset;      // where the buffer begins in it, a multiple of 128
+    size_t offset;      // byte of the allocation at which the buffer begins, a multiple of 128
     size_t buffer_size; // bytes of the buffer; 0: the rest of the allocation
     bool is_dedicated;  // Vulkan: allocated for one resource
 };
@@ -4412,23 +4412,24 @@ struct gcuda_cuda_external_semaphore {
     int fd;
     void * handle;
     const void * name;
-    bool is_timeline; // Vulkan: a timeline semaphore; else a binary one. A fence of Direct3D always counts
+    bool is_timeline; // Vulkan: a timeline semaphore, otherwise a binary one. Fences of Direct3D always have values
 };
-// A buffer over memory of another interface on the same GPU. On success the descriptor belongs to CUDA and is closed; on
-// failure (NULL) it is the caller's as before. The import ends when the buffer is freed; the backend may go before it.
+// A buffer over memory that Vulkan or Direct3D allocated on the same GPU. On success the file descriptor belongs to CUDA, which closes it;
+// on failure (NULL) it stays the caller's. The import ends when the buffer is freed; the backend may be freed before it.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
     gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory);
-// A semaphore that work of any backend in the same context can wait for and signal. Descriptors as above.
+// A semaphore that work of any backend in the same context can wait for and signal. On success the file descriptor belongs to CUDA; on
+// failure (NULL) it stays the caller's. Free it with gcuda_backend_cuda_semaphore_free.
 typedef struct gcuda_cuda_semaphore * gcuda_cuda_semaphore_t;
 GCUDA_API gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore);
 // wait: later work of the backend starts when the semaphore has reached value. signal: sets it to value when all queued work of the
-// backend is done. Both only enqueue. A binary semaphore ignores value.
+// backend has finished. Both only enqueue. A binary semaphore ignores value.
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_wait(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
-// No work with it may be in flight. NULL is allowed.
+// No work that uses the semaphore may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
@@ -4450,7 +4451,6 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 //     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
 //     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
 //
-//
 // A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
 // until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
 
@@ -4468,16 +4468,16 @@ GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 //   conv_2d                   the product after the copy of an image
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
-    enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
-    bool has_begun;             // there was a launch; false begins a series
-    int failed_query; // a cudaError_t: a question to the device that failed, for which the next launch is FAILED; 0: none
+    enum gcuda_overlap overlap; // of later launches; NONE unless the program sets it
+    bool has_begun;             // the series has a launch; set it to false to begin a new series
+    int failed_query; // cudaError_t of a failed device query, which makes the next launch FAILED; 0: none
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
-GCUDA_KERNEL_API bool gcuda_has_overlap(void);
-// All that they were compiled for: "800,900" (9.0a counts as 900); "" when the compiler does not say.
+GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
+// All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // of blocks to blocks of another type; else 0
+GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
@@ -4486,7 +4486,7 @@ GCUDA_KERNEL_API size_t gcuda_get_rows_back_scratch_bytes(const struct gcuda_get
 GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // what the one above does where a is quantized
+GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // gcuda_launch_add for quantized a
     const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args); // of both
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -4517,18 +4517,20 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
     const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
-// y, a matrix, may be left as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes at a multiple of 16 bytes that overlap
-// neither x nor g: F32 rows at such multiples too. UNSUPPORTED otherwise.
-GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args); // 0 too
-// Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
-// follow each other would give, bit for bit. x and y are floats of one type and shape, or y is F32 and x another of the floats;
-// b repeats, and is any of the floats.
+// Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of gcuda_mul_mat_wg_form: y, a matrix, is
+// written as prequantized activations for wgmma products, in gcuda_mul_mat_wg_form_bytes bytes that do not overlap x and g. y and the
+// rows of x and g, which are F32, are at multiples of 16 bytes.
+GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args);
+// A chain of up to GCUDA_CHAIN_MAX element-wise operations: ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU, UNARY. The bits are
+// those of separate nodes.
+//   x, y     F32, F16 or BF16 of one type and shape; or y F32 and x F16 or BF16
+//   b        second operand of a step: F32, F16 or BF16, repeated to the shape of x
 #define GCUDA_CHAIN_MAX 8
 struct gcuda_chain_step {
     enum gcuda_op op;
-    enum gcuda_unary_op unary; // of UNARY
-    bool is_second;            // the value so far is the operation's second operand, b its first
-    float p[5];                // as in the operation's own arguments
+    enum gcuda_unary_op unary; // kind of a UNARY step
+    bool is_second;            // b is the first operand, the value so far the second
+    float p[5];                // parameters, as in the operation's argument struct
     struct gcuda_array b;      // data NULL: the operation has one operand
 };
 struct gcuda_chain_args {
@@ -4537,50 +4539,54 @@ struct gcuda_chain_args {
     struct gcuda_chain_step steps[GCUDA_CHAIN_MAX];
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args * args, gcuda_stream stream);
-// sum = x + add;  y = rms_norm(sum) w + b, rounded as by those operations. F32, packed rows of x's length, of at most
-// GCUDA_NORM_MUL_MAX elements; add, w and b repeat rows.
+// sum = x + add;  y = rms_norm(sum) * w + b, with the bits of separate nodes. All F32 in packed rows of one length, at most
+// GCUDA_NORM_MUL_MAX elements; rows of add, w and b are repeated.
 #define GCUDA_NORM_MUL_MAX 16384
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is floats, else what gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form says
+    int form; // 0: y is F32; or a form of gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form: y is prequantized activations
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// y may be left as bytes with their scales, in its first 3072 bytes for each 2048 elements or part of them, for products that would
-// round it to just those: gcuda_launch_mul_mat_vec, _fused and _group with is_rounded set, whose weights' type has this form. What
-// takes such a form: one row of whole 32 elements that has the room (768 have), all arrays at multiples of 16 bytes.
-// Or, of any number of rows, as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes that overlap nothing that is read:
-// rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
-GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
-GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
-// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
-// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED.
+//   0                        F32, always
+//   gcuda_mul_mat_vec_form   int8 values with their scales, for gcuda_launch_mul_mat_vec, _fused and _group with is_rounded. 3072 bytes
+//                            at y for each 2048 elements or part of them. One row of a multiple of 32 elements that has this space
+//                            (from 768 elements on); all arrays at multiples of 16 bytes
+//   gcuda_mul_mat_wg_form    BF16 for wgmma products, in gcuda_mul_mat_wg_form_bytes bytes at y that overlap no operand. Any number of
+//                            rows; rows of x, y and sum at multiples of 16 bytes
+GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // form for weights of this type; 0: not quantized
+// rope and set_rows of keys, with the rope of queries, in one launch; the bits of separate nodes. Token i of the rope's result, with all
+// its heads, becomes row ids[i] of y.
+//   rope     y is not written; heads of at most 1024 elements
+//   y        rows of floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL
+//   q, q_y   rope of q with the same positions, factors and parameters; F32 with x's ne[0], ne[2] and ne[3]; q_y may be q. It is read
+//            element by element, so graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
-    struct gcuda_array ids, y;   // as of set_rows
-    int32_t * bad_index;
+    struct gcuda_array ids, y;   // as in gcuda_launch_set_rows
+    int32_t * bad_index;         // a word of device memory that becomes 1 if an index is out of range, or NULL
     struct gcuda_array q, q_y; // data NULL: none
 };
-GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; else UNSUPPORTED
+GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; false: UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
-// Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
-// choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
-enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: of those chosen alone
+// Top-k expert routing in one launch, with the bits of separate nodes: probabilities of a token's logits, the experts with the largest
+// (probability + bias), their probabilities as weights, divided by their sum, times a factor. Of equal values the first expert is chosen.
+enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: softmax of the chosen logits only
 struct gcuda_route_args {
     struct gcuda_array logits;  // F32 [experts, tokens], rows packed, at most 512 experts
     struct gcuda_array bias;    // F32 [experts], packed; data NULL: none
-    struct gcuda_array ids;     // I32 [used, tokens]
-    struct gcuda_array weights; // F32 [used, tokens], at most 32
+    struct gcuda_array ids;     // result: I32 [used, tokens], used at most 32
+    struct gcuda_array weights; // result: F32 [used, tokens]
     enum gcuda_route_gate gate;
-    bool has_norm;              // weights are divided by their sum, which is
-    bool has_least;             // at least this
+    bool has_norm;              // weights are divided by their sum
+    bool has_least;             // the divisor is at least `least`
     float least;
-    bool is_scaled;             // then multiplied
+    bool is_scaled;             // weights are multiplied by scale
     float scale;
-    bool is_wide, is_wide_weights; // rows of logits, of weights begin at multiples of 16 bytes: the order of sums
+    bool is_wide, is_wide_weights; // the nodes' rows of logits, of weights are at multiples of 16 bytes: selects the order of their sums
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_route(const struct gcuda_route_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -4621,12 +4627,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_a
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
-// The way that gcuda_launch_conv_2d goes with large convolutions, for one of any size: UNSUPPORTED but for a kernel in F16 of at
-// least 8 channels to 32, not in full precision.
+// The path of gcuda_launch_conv_2d for large convolutions, at any size. UNSUPPORTED: kernels that are not F16, fewer than 8 input or 32
+// output channels, GCUDA_PREC_F32.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_packed(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_packed_scratch_bytes(const struct gcuda_conv_args * args);
-// What gcuda_launch_conv_2d does of a large convolution on warp-group instructions, once its scratch is filled: the product.
-// UNSUPPORTED where there are none (gcuda_has_warp_groups) or max_shared is too small.
+// The wgmma product of a large gcuda_launch_conv_2d alone, with scratch that an earlier launch has filled. UNSUPPORTED: no wgmma
+// (gcuda_has_warp_groups), or max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_wg(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
@@ -4768,13 +4774,13 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
-// Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
+// If k or v are converted to F16 in scratch: at most 64 MiB more than one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
-// The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
-// block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
+// The plan that the launcher chooses on the current device. A launch for some of the tokens with this plan in its args has the bits of a
+// launch for all tokens, if the first token is a multiple of 32 and of block_rows. FAILED: a device query failed.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
-// What the path is chosen by, and the choice:
+// The choice of a path, with its inputs:
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
 //             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
 //             ELEMENTS, with blocks and GCUDA_PREC_F32
@@ -4788,12 +4794,12 @@ struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
-    bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
+    bool is_aligned;                 // rows at multiples of 16 bytes (quantized: of 2; Q4_1, Q5_1: of 4); elements of a row adjacent
     bool is_precise;                 // GCUDA_PREC_F32
-    bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
-                                     // fits_rows: of k and v as F16, where they are converted
-    bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
-                                     // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
+    bool fits_rows, fits_split, fits_elements; // two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: of k and v as F16,
+                                     // if they are converted
+    bool fits_wgmma;                 // stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV up to 256 (BF16: 128),
+                                     // strides of k, v and q (F32) are multiples of 16 bytes; no mask, or F16 with an even n_kv
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
@@ -4810,50 +4816,52 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 //
 //     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
 //     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
-//     gcuda_status st = gcuda_backend_sched_reserve(sched, largest_graph);      // not needed, but then nothing grows later
+//     gcuda_status st = gcuda_backend_sched_reserve(sched, largest_graph);      // optional: buffers do not grow later
 //     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_alloc_graph(sched, graph); }
 //     ... gcuda_backend_tensor_set on the inputs ...
 //     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute(sched, graph); }
 //     ... gcuda_backend_tensor_get on the results ...
 //
-// Where a node goes, first rule that fits (gcuda_backend_sched_to_text tells which did):
-//   - where the caller says; where its memory is, if it or the tensor that it writes into has any
-//   - tensors with the INPUT flag: the last backend
-//   - to the first backend that reads its weight (a source in a buffer of usage WEIGHTS). Weights that only the last one
-//     reads: a backend before it takes the node if gcuda_backend_offload_op says that copying the weight pays
-//   - to the backend of the nearest node before or after it, those of the last backend coming last
-//   - to the backend that reads most of its sources; to the first that can compute it
-// Tensors that share written memory (nodes that work in place) are on one backend. An uploader copies weights from host memory to a
-// CUDA device (see >>cuda) while the previous split computes. Of experts it copies only those that the ids of mul_mat_id name; the
-// host waits for these ids.
+// Backend of a node: the first rule that applies (gcuda_backend_sched_to_text names it)
+//   1. the caller's choice (gcuda_backend_sched_set_tensor_backend)
+//   2. the backend of its memory, if the node or the tensor that it writes into has any
+//   3. tensors with the INPUT flag: the last backend
+//   4. the first backend that reads its weight (a source in a buffer of usage WEIGHTS). If only the last one reads it: an earlier
+//      backend for which gcuda_backend_offload_op returns true
+//   5. the backend of the nearest node before or after it; the last backend comes last
+//   6. the backend that reads most of its sources
+//   7. the first backend that supports it
+// Tensors that share written memory (nodes in place) are on one backend. An uploader copies weights from host memory to a CUDA device
+// (see >>cuda) while the previous split computes. For mul_mat_id it copies only the experts in ids; the host waits for these ids.
 //
-// Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
-// stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
-// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Third-party backends: pending work must not
-// need the graph's descriptions after graph_compute has returned.
+// Every failure is a status, and the scheduler can be used again. A split that fails ends the run when all backends have stopped. An
+// index out of range in data does not end the run, which then returns GCUDA_STATUS_INVALID_DATA. Numbers of backends, splits and
+// inputs have no limit. One thread uses a scheduler at a time; backends must outlive it. Third-party backends: pending work must not
+// read the graph's descriptions after graph_compute has returned.
 struct gcuda_backend_sched;
 typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
 
 struct gcuda_backend_sched_params {
-    const gcuda_backend_t * backends;          // n_backends of them, none twice
-    const gcuda_backend_buffer_type_t * bufts; // where each one's results go; NULL: their default types
+    const gcuda_backend_t * backends;          // n_backends different ones, in order of preference; the last is of type CPU
+    const gcuda_backend_buffer_type_t * bufts; // buffer type of each backend's results; NULL: default types
     int n_backends;
-    size_t graph_size; // nodes and leafs that room is made for at once; more is no error
-    int n_copies;      // runs that may be in flight at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
+    size_t graph_size; // expected nodes and leafs, for which memory is allocated at once; larger graphs work too
+    int n_copies;      // maximum runs in flight, see gcuda_backend_sched_graph_compute_async; 0: 1
     bool no_offload;   // nodes whose weights only the last backend reads stay there
-    // 1: who computes what goes to the log for each graph that is allocated (gcuda_backend_sched_print). 0: as
-    // GCUDA_SCHED_DEBUG says, a number; below 0: nothing, whatever it says.
+    // 1: logs the assignment of each graph that is allocated (gcuda_backend_sched_print). 0: the number in GCUDA_SCHED_DEBUG; below 0:
+    // never.
     int debug;
-    // A buffer that has to grow after the first graph, because no graph as large was reserved: 1 says so in the log, 2 refuses
-    // the graph with ALLOC_FAILED. 0: as GCUDA_SCHED_DEBUG_REALLOC says, a number; below 0: it grows, whatever that says.
+    // For a buffer that has to grow after the first graph, because no graph as large was reserved. 1: a log line; 2: the graph is refused
+    // with ALLOC_FAILED. 0: the number in GCUDA_SCHED_DEBUG_REALLOC; below 0: it grows silently.
     int debug_realloc;
 };
+// A new scheduler, freed with gcuda_backend_sched_free. NULL: no backends, one of them NULL or listed twice, the last not of type CPU, a
+// buffer type that its backend cannot read, out of memory.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
-// gcuda_backend_sched_new_params with the usual choices; parallel: 4 copies. NULL on failure: no backends, one of them NULL or listed
-// twice, the last not of type CPU, a buffer type that its backend cannot read, out of memory.
+// gcuda_backend_sched_new_params with n_copies 4 if parallel, otherwise 1, and no_offload unless op_offload.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
     int n_backends, size_t graph_size, bool parallel, bool op_offload);
-// Waits for its backends and frees its memory, so that tensors it has placed must not be used any more. Takes NULL.
+// Waits for the backends, then frees the scheduler and its memory: tensors that it has placed must not be used afterwards. NULL is allowed.
 GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
@@ -4868,11 +4876,11 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, 
 //   - on the host: work memory of the CPU backend, copies between devices staged there, descriptions, plans
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
-// Divides the graph and gives each tensor without memory its address. The graph may come again, or any other one: then tensors of the
-// earlier one have no memory. Access to tensors placed before the buffers grew is an error with a message.
+// Divides the graph into splits and gives each tensor without memory an address. A later call may allocate this graph again or another one;
+// tensors of the earlier graph then have no memory. Access to tensors placed before the buffers grew is an error with a message.
 // Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
-// After a failure no graph is allocated, and the contents of placed leafs are lost. The smaller buffer is freed before the larger one
-// is allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
+// After a failure no graph is allocated, and the contents of placed leafs are lost. A buffer is freed before a larger one is allocated,
+// because both may not fit (gcuda_backend_sched_graph_compute keeps the contents).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
 // backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
@@ -4888,21 +4896,22 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 // scheduler, up to 64 MiB per device, without blocking the host.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
-// As gcuda_gallocr_set_check, for tensors that this scheduler places; it resets the scheduler. A tensor that is copied to another
-// backend is filled at the end of gcuda_backend_sched_graph_compute, not after the copy.
+// Detects reads of memory without contents in tensors that this scheduler places: see gcuda_gallocr_set_check. Resets the scheduler. A
+// tensor that is copied to another backend is filled with 0xFF at the end of gcuda_backend_sched_graph_compute, not after the copy.
 GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
-// Forgets the allocated graph and the assignments of gcuda_backend_sched_set_tensor_backend: before tensors are freed.
+// Forgets the allocated graph and the choices of gcuda_backend_sched_set_tensor_backend. Call it before their tensors are freed.
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
-// For graphs allocated from now on, until reset; NULL: as the rules say. A graph is refused with a backend that cannot
-// compute the node. get: of the allocated graph, or as was said; NULL if there is none.
+// set: the backend of a tensor in graphs that are allocated later, until reset; NULL: by the rules. A graph is refused if the backend does
+// not support the node. get: the backend in the allocated graph, otherwise the caller's choice; NULL: neither.
 GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor, gcuda_backend_t backend);
 GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor);
 
-// With ask: returns whether the result of this node is wanted. Without: the result is complete; false ends the run with
-// GCUDA_STATUS_ABORTED. The nodes of a split are computed up to a wanted one, and waited for. NULL: none.
+// ask true: called before a node is computed; returns whether the caller wants its result. ask false: the result of a wanted node is
+// complete; returning false ends the run with GCUDA_STATUS_ABORTED. The run computes up to each wanted node and waits for it. NULL: no
+// callback.
 typedef bool (*gcuda_backend_sched_eval_callback)(struct gcuda_tensor * node, bool ask, void * user_data);
 GCUDA_API void gcuda_backend_sched_set_eval_callback(
     gcuda_backend_sched_t sched, gcuda_backend_sched_eval_callback callback, void * user_data);
@@ -4916,9 +4925,9 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_sched_get_buffer_type(
 GCUDA_API size_t gcuda_backend_sched_get_buffer_size(
     gcuda_backend_sched_t sched, gcuda_backend_t backend); // bytes; 0 for one that shares an earlier one
 
-// Who computes what in the last graph, as it was when it was allocated, and why: a line for each split, each tensor copied for it, each
-// node. The graph and its tensors need not exist any more. Returns the bytes needed without the terminator, and writes at most size
-// bytes with it (as snprintf does); or to the log (INFO).
+// The assignment of the last allocated graph with the rule for each node: a line per split, per tensor copied for it, and per node. The
+// graph and its tensors may have been freed. to_text returns the length of the whole text without the terminator, and writes at most
+// size bytes with it, as snprintf does; print writes to the log (INFO).
 GCUDA_API size_t gcuda_backend_sched_to_text(gcuda_backend_sched_t sched, char * text, size_t size);
 GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 
@@ -4926,33 +4935,36 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 // >>quantize   host quantizers for weights
 // =====================================================================================================
 
-// Quantizes n_rows rows of n_per_row floats, from src + start (whole rows) into the same rows of dst. Types: F32, F16,
-// BF16 and every quantized type but the codebook formats IQ1_*, IQ2_*, IQ3_*, for which no quantizer is built in.
+// Quantizes n_rows rows of n_per_row floats, from src + start into the same rows of dst.
 //
-//   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the
-//            rows asked for are written
-//   imatrix  NULL, or n_per_row weights from 0 to 1e15: what an error in each column costs, as a rule the mean square of the
-//            activations that meet it (only their proportions count). Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
-//   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside
-//            a row, NULL, sizes that overflow, a weight that is negative, NaN or above 1e15
-// Any input is accepted: NaN and infinity give some block; gcuda_validate_row_data says whether its scale is finite.
-// With IQ4_NL this searches for better scales than the conversion of cpy and set_rows, which must be fast.
+//   type     F32, F16, BF16, or a quantized type but IQ1_*, IQ2_*, IQ3_*, which have no quantizer
+//   dst      address of row 0, aligned for the blocks: 4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others. Only the n_rows rows are
+//            written
+//   start    elements before the first row, a multiple of n_per_row
+//   imatrix  NULL, or importance of each column: n_per_row weights of squared errors, 0 to 1e15, as a rule the mean squares of the
+//            activations. Only their ratios count. Used by Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, IQ4_XS; others ignore it
+//   returns  bytes written. 0, and gcuda_last_error: another type, rows that are not whole blocks, start inside a row, NULL, sizes that
+//            overflow, a weight that is negative, NaN or above 1e15
+//
+// NaN and infinity in src are accepted and give some block; gcuda_validate_row_data tells whether its scale is finite. For IQ4_NL this
+// function searches for better scales than cpy and set_rows, which are for speed.
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
                                       int64_t n_rows, int64_t n_per_row, const float * imatrix);
 
-// gcuda_quantize_chunk with a status, from row 0, on n_threads threads (0: one per processor). The bytes do not depend on the
-// number of threads.
+// Quantizes n_rows rows of n_per_row floats from src to dst on n_threads threads (0: one per processor). Arguments as for
+// gcuda_quantize_chunk with start 0. The bytes do not depend on the number of threads. INVALID_ARGUMENT, UNSUPPORTED: see there.
 GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
                                            int64_t n_per_row, const float * imatrix, int n_threads);
 
-// True for the formats that quantize badly without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
+// Whether quantizing to this type without imatrix gives bad results: IQ2_XXS, IQ2_XS, IQ1_S.
 GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
 
-// For data from outside: whether n_bytes are whole blocks without NaN or infinity in a scale (or a value of F32, F16,
-// BF16, F64). Needs no alignment. False sets gcuda_last_error().
+// Checks untrusted data: n_bytes are whole blocks, and no scale (F32, F16, BF16, F64: no element) is NaN or infinite. data may have any
+// alignment. False: gcuda_last_error names the block.
 GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
 
-// gcuda_validate_row_data with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
+// The check of gcuda_validate_row_data with a status. *bad_block, which may be NULL, becomes the index of the first bad block (plain types:
+// element); -1: none.
 GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
                                             int64_t * bad_block);
 
@@ -4971,19 +4983,21 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 //     ... gcuda_get_tensor(ctx, "output.weight") ...
 //     gcuda_backend_buffer_free(weights), gcuda_free(ctx), gcuda_gguf_free(g);          // in this order
 //
-// Versions 2 and 3, little-endian; version 1 and big-endian files are refused by name. A file may come from a stranger: every length,
-// count, type, offset and sum is checked, and nothing is allocated that the bytes still to come could not fill. A refused file is
-// INVALID_DATA, and gcuda_last_error() names the file, the byte, the key or tensor and the numbers. Refused too, though some readers
-// take them: empty or double names, arrays of arrays, tensors that do not follow each other at the alignment, bools other than 0 and 1.
+// Reads versions 2 and 3, little-endian; version 1 and big-endian files are refused by name. Files are untrusted: every length, count,
+// type, offset and sum is checked, and no allocation exceeds the remaining bytes of the file. A bad file is INVALID_DATA, and
+// gcuda_last_error names the file, the byte, the key or tensor and the numbers. Also refused, though some readers accept them: empty or
+// repeated names, arrays of arrays, tensors that are not consecutive at the alignment, bools other than 0 and 1.
 //
-// OWNERSHIP. A gcuda_gguf_context owns its metadata (strings and arrays that getters return stay until it is changed or freed), the map
-// of its file, and data that it has read. Tensors whose data is in the map or in that memory point there: free the context after
-// them. Memory, FILE and callback given to init stay the caller's and must stay usable until it is freed. A mapped file must keep its
-// length; it may be replaced by another of the same name. Writing into a mapped tensor changes the program's copy of the page only.
+// OWNERSHIP. A gcuda_gguf_context owns its metadata, the mapping of its file, and data that it has read.
+//   getters   strings and arrays are valid until the context is changed or freed
+//   tensors   may point into the mapping or into data of the context: free the context after them
+//   sources   memory, FILE and callback given to init stay the caller's and must stay usable until the context is freed
+//   mapping   the file must keep its length; another file may replace it under the same name. Writing into a mapped tensor changes only
+//             the program's copy of the page
 //
-// One thread at a time; reading functions (get, find, read_tensor of a mapped file or memory) may be called by several.
+// One thread uses a context at a time. Several may call get, find, and read_tensor of a mapped file or of memory.
 
-enum gcuda_gguf_type { // of values; as in files
+enum gcuda_gguf_type { // types of values, numbered as in files
     GCUDA_GGUF_TYPE_UINT8 = 0,
     GCUDA_GGUF_TYPE_INT8 = 1,
     GCUDA_GGUF_TYPE_UINT16 = 2,
@@ -5002,42 +5016,43 @@ enum gcuda_gguf_type { // of values; as in files
 
 #define GCUDA_GGUF_MAGIC "GGUF"
 #define GCUDA_GGUF_VERSION 3
-#define GCUDA_GGUF_DEFAULT_ALIGNMENT 32 // bytes, of each tensor in a file, where the key general.alignment does not say another
+#define GCUDA_GGUF_DEFAULT_ALIGNMENT 32 // bytes; of each tensor in a file without the key general.alignment
 #define GCUDA_GGUF_MAX_ALIGNMENT (1 << 20)
 #define GCUDA_GGUF_KEY_GENERAL_ALIGNMENT "general.alignment" // u32, a power of two
-#define GCUDA_GGUF_KEY_SPLIT_NO "split.no"                   // u16, from 0 on
-#define GCUDA_GGUF_KEY_SPLIT_COUNT "split.count"             // u16
-#define GCUDA_GGUF_KEY_SPLIT_TENSORS "split.tensors.count"   // i32, of all parts together
+#define GCUDA_GGUF_KEY_SPLIT_NO "split.no"                   // u16: number of this part, from 0
+#define GCUDA_GGUF_KEY_SPLIT_COUNT "split.count"             // u16: number of parts
+#define GCUDA_GGUF_KEY_SPLIT_TENSORS "split.tensors.count"   // i32: tensors of all parts
 
 struct gcuda_gguf_context;
 
-struct gcuda_gguf_init_params { // zero-filled: metadata and descriptions of tensors, no context
-    bool no_alloc; // tensors of *ctx get no data: gcuda_gguf_load or the caller places them. false: they point into the map or the
-                   // memory given, in a host buffer of usage WEIGHTS; the data of a FILE or callback is read for that
-    struct gcuda_context ** ctx; // where a new context with all tensors goes, which the caller frees (NULL on failure). NULL: none
-    gcuda_status * status; // NULL, or where the status goes: IO (no such file, it ends early), INVALID_DATA (bad contents), ...
-    bool copy;     // with ctx and without no_alloc: the data is read into memory of the gguf context, nothing is mapped
-    bool one_part; // of a split file, this file alone: its own tensors, without looking for the others
+struct gcuda_gguf_init_params { // zero-filled: reads metadata and tensor infos, makes no gcuda_context
+    bool no_alloc; // tensors of *ctx get no data: gcuda_gguf_load or the caller allocates them. false: they are in a host buffer of usage
+                   // WEIGHTS over the mapping or the memory given; data of a FILE or callback is read
+    struct gcuda_context ** ctx; // *ctx becomes a new context with all tensors, freed by the caller; NULL on failure. NULL: no context
+    gcuda_status * status; // NULL, or *status becomes the status: IO (no such file, file too short), INVALID_DATA (bad contents), ...
+    bool copy;     // with ctx and without no_alloc: data is read into memory of the gguf context instead of being mapped
+    bool one_part; // opens only this file of a split file, with its tensors
 };
 
-// Reads n_bytes from byte `offset` of the file, counted from where the GGUF data starts, into output; returns how many it read: fewer
-// at the end or after a failure.
+// Reads n_bytes at byte `offset`, counted from the start of the GGUF data, into output. Returns the bytes read, fewer at the end or after a
+// failure.
 typedef size_t (*gcuda_gguf_reader_callback_t)(void * userdata, void * output, uint64_t offset, size_t n_bytes);
-// Takes the next n_bytes of the output; false: cannot, and writing stops with status IO.
+// Gets the next n_bytes of the output. Returning false stops the writing with status IO.
 typedef bool (*gcuda_gguf_writer_callback_t)(void * userdata, const void * data, size_t n_bytes);
 
-// ---- opening and freeing. NULL on failure ----
+// ---- opening and freeing ----
+// A new context, freed with gcuda_gguf_free; NULL on failure.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_empty(void);
-// path: UTF-8. The first part of a split file (NAME-00001-of-00003.gguf) opens all of them: keys are those of the first part, tensors
-// those of all. Not a regular file (a pipe): use one of the others.
+// path: UTF-8, of a regular file (for a pipe: one of the functions below). The first part of a split file (NAME-00001-of-00003.gguf) opens
+// all parts: the context has the keys of the first part and the tensors of all.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params);
-// GGUF data from the file's position on, which need not be its start. Reads only this part of a split file, like the next two.
+// GGUF data from the present position of the file. This function and the next two read only one part of a split file.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params);
-// data: aligned to 32 bytes if tensors shall point into it.
+// data: aligned to 32 bytes if tensors are to point into it.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(
     const void * data, size_t size, struct gcuda_gguf_init_params params);
-//   max_chunk_read     bytes asked for at most in one call; 0: no limit
-//   max_expected_size  bytes of the source, or a limit: no count and no length that does not fit in is believed
+//   max_chunk_read     maximum bytes per call of the callback; 0: no limit
+//   max_expected_size  bytes of the source, or an upper limit: counts and lengths that exceed it are refused
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_callback(gcuda_gguf_reader_callback_t callback, void * userdata,
     size_t max_chunk_read, uint64_t max_expected_size, struct gcuda_gguf_init_params params);
 GCUDA_API void gcuda_gguf_free(struct gcuda_gguf_context * g); // NULL is allowed
@@ -5045,15 +5060,15 @@ GCUDA_API void gcuda_gguf_free(struct gcuda_gguf_context * g); // NULL is allowe
 // ---- the file ----
 GCUDA_API uint32_t gcuda_gguf_get_version(const struct gcuda_gguf_context * g);   // 0 for NULL
 GCUDA_API size_t gcuda_gguf_get_alignment(const struct gcuda_gguf_context * g);   // bytes; 0 for NULL
-GCUDA_API uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g); // byte at which tensor data starts (first part)
+GCUDA_API uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g); // byte of the first part at which tensor data starts
 GCUDA_API uint64_t gcuda_gguf_get_data_size(const struct gcuda_gguf_context * g); // bytes of all tensors, without padding
-GCUDA_API int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g);        // files that are open: 1, or those of a split file
+GCUDA_API int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g);        // open files: 1, or the parts of a split file
 GCUDA_API const char * gcuda_gguf_type_name(enum gcuda_gguf_type type);           // "u32", "arr"; "invalid" for no type
 
-// ---- values, by number of their key (in the order of the file) ----
-// A getter of another type than the value's is INVALID_ARGUMENT and names both, a key_id out of range too; *value stays as it was.
+// ---- values by key_id: index of the key in the file ----
+// INVALID_ARGUMENT, and *value is unchanged: key_id is out of range, or the value has another type than the getter (the message names both).
 GCUDA_API int64_t gcuda_gguf_get_n_kv(const struct gcuda_gguf_context * g);
-GCUDA_API int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key);    // -1: there is none
+GCUDA_API int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key);    // key_id; -1: none
 GCUDA_API const char * gcuda_gguf_get_key(const struct gcuda_gguf_context * g, int64_t key_id);  // NULL out of range
 GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_kv_type(const struct gcuda_gguf_context * g, int64_t key_id);  // COUNT out of range
 GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_arr_type(const struct gcuda_gguf_context * g, int64_t key_id); // COUNT if no array
@@ -5069,82 +5084,87 @@ GCUDA_API gcuda_status gcuda_gguf_get_val_u64(const struct gcuda_gguf_context * 
 GCUDA_API gcuda_status gcuda_gguf_get_val_i64(const struct gcuda_gguf_context * g, int64_t key_id, int64_t * value);
 GCUDA_API gcuda_status gcuda_gguf_get_val_f64(const struct gcuda_gguf_context * g, int64_t key_id, double * value);
 GCUDA_API gcuda_status gcuda_gguf_get_val_bool(const struct gcuda_gguf_context * g, int64_t key_id, bool * value);
-// Strings have a terminator after their n_bytes (which may be NULL) and may contain zero bytes; nothing says that they are UTF-8.
+// A string of *n_bytes bytes and a terminator; it may contain zero bytes and need not be UTF-8. n_bytes may be NULL.
 GCUDA_API gcuda_status gcuda_gguf_get_val_str(
     const struct gcuda_gguf_context * g, int64_t key_id, const char ** value, size_t * n_bytes);
-// The bytes of a value of the type named, neither string nor array. Aligned for it.
+// Address of a value of this type, which is neither string nor array. Aligned for it.
 GCUDA_API gcuda_status gcuda_gguf_get_val_data(
     const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type, const void ** data);
-// Elements of an array whose elements have the type named (bool: a byte each), no strings; 64-byte aligned. n may be NULL.
+// Elements of an array with this type of elements, no strings (bool: one byte each); aligned to 64 bytes. n may be NULL. _str: element i of
+// an array of strings.
 GCUDA_API gcuda_status gcuda_gguf_get_arr_data(
     const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type element_type, const void ** data, uint64_t * n);
 GCUDA_API gcuda_status gcuda_gguf_get_arr_str(
     const struct gcuda_gguf_context * g, int64_t key_id, uint64_t i, const char ** value, size_t * n_bytes);
 
-// ---- values by key, as readers of models want them ----
-// A key that does not exist: INVALID_DATA if is_required, else *value stays as it was and the status is SUCCESS. A value of a kind that
-// cannot be converted without loss is INVALID_DATA and named.
+// ---- values by key, converted, for readers of models ----
+// A missing key: INVALID_DATA if is_required, otherwise SUCCESS, and *value is unchanged (set a default before the call). A value that
+// cannot be converted without loss: INVALID_DATA, and the message names it.
 GCUDA_API gcuda_status gcuda_gguf_get_int(const struct gcuda_gguf_context * g, const char * key, bool is_required, int64_t min,
     int64_t max, int64_t * value); // any integer type; INVALID_DATA outside [min, max]
 GCUDA_API gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const char * key, bool is_required, uint64_t i,
-    int64_t min, int64_t max, int64_t * value); // element i of an array; a single integer stands for every i (numbers per layer)
+    int64_t min, int64_t max, int64_t * value); // element i of an array (numbers per layer); a single integer is the element for every i
 GCUDA_API gcuda_status gcuda_gguf_get_float(
-    const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value); // f32, or f64 rounded; finite
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value); // f32, or f64 rounded; must be finite
 GCUDA_API gcuda_status gcuda_gguf_get_bool(const struct gcuda_gguf_context * g, const char * key, bool is_required, bool * value);
 GCUDA_API gcuda_status gcuda_gguf_get_str(
     const struct gcuda_gguf_context * g, const char * key, bool is_required, const char ** value); // INVALID_DATA with a zero byte in it
 
-// ---- tensors, by number (in the order of the file, part after part) ----
+// ---- tensors by tensor_id: index in the file, part by part ----
 GCUDA_API int64_t gcuda_gguf_get_n_tensors(const struct gcuda_gguf_context * g);
-GCUDA_API int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name); // -1: there is none
+GCUDA_API int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name); // tensor_id; -1: none
 GCUDA_API const char * gcuda_gguf_get_tensor_name(const struct gcuda_gguf_context * g, int64_t tensor_id); // NULL out of range
 GCUDA_API enum gcuda_type gcuda_gguf_get_tensor_type(const struct gcuda_gguf_context * g, int64_t tensor_id); // COUNT out of range
 GCUDA_API const int64_t * gcuda_gguf_get_tensor_ne(const struct gcuda_gguf_context * g, int64_t tensor_id); // [4]; NULL out of range
 GCUDA_API int gcuda_gguf_get_tensor_n_dims(const struct gcuda_gguf_context * g, int64_t tensor_id); // as the file says; 0 out of range
 GCUDA_API size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t tensor_id); // bytes; 0 out of range
-GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id); // in its part's tensor data
-GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id); // from 0 on; -1 out of range
-// Address of a tensor's data in the map, the memory given or the memory read; NULL for a FILE or callback that was not read.
+GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id); // bytes into its part's tensor data
+GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id); // from 0; -1 out of range
+// Address of a tensor's data in the mapping, the memory given or the memory read. NULL: the data of a FILE or callback was not read.
 GCUDA_API const void * gcuda_gguf_get_tensor_data(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// Copies bytes [offset, offset + size) of a tensor from wherever they are.
+// Copies bytes [offset, offset + size) of a tensor to data, from memory, or read from the file or callback.
 GCUDA_API gcuda_status gcuda_gguf_read_tensor(
     const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size);
 
 // ---- loading ----
-// Called on the calling thread, first with 0 bytes done, last with all; false: stop, status ABORTED.
+// Called on the calling thread, first with done_bytes 0, last with all bytes. Returning false stops loading with status ABORTED.
 typedef bool (*gcuda_gguf_progress_callback_t)(uint64_t done_bytes, uint64_t total_bytes, void * user_data);
-// Buffer type for a tensor of this name, type and shape; NULL: as the rule below says.
+// Returns the buffer type for a tensor of this name, type and shape; NULL: by the rule of gcuda_gguf_load.
 typedef gcuda_backend_buffer_type_t (*gcuda_gguf_choose_callback_t)(const struct gcuda_tensor * tensor, void * user_data);
 
 struct gcuda_gguf_load_params { // zero-filled: everything in host memory
-    gcuda_backend_t backend;     // where tensors go
-    gcuda_backend_sched_t sched; // backend NULL: over the backends of this scheduler
-    gcuda_gguf_choose_callback_t choose; // NULL: the rule
+    gcuda_backend_t backend;     // backend for all tensors
+    gcuda_backend_sched_t sched; // if backend is NULL: the tensors are divided over the backends of this scheduler
+    gcuda_gguf_choose_callback_t choose; // NULL: by the rule
     void * choose_data;
-    size_t reserve_bytes; // with sched, of each device's free memory, for caches and results; 0: an eighth of it
+    size_t reserve_bytes; // with sched: free memory of each device to keep for caches and results; 0: an eighth of it
     bool copy_host;       // tensors in host memory are copied instead of pointing into the mapping
     gcuda_gguf_progress_callback_t progress; // NULL: none
     void * progress_data;
 };
 
-// Gives every tensor of ctx (made with no_alloc) that has no memory and is no view its place and its data. Each must be in the file
-// with the same type and shape (INVALID_DATA, by name); tensors of the file that ctx lacks are left out.
+// Allocates every tensor of ctx (made with no_alloc) that has no memory and is no view, and loads its data. The file must have a tensor of
+// the same name, type and shape: otherwise INVALID_DATA, by name. Tensors of the file that ctx does not have are skipped.
 //
-// The rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus the reserve.
-// Division keeps the order of the file and never splits a block ("blk.N."). The first tensors stay with the last backend, the CPU,
-// if not all fit.
+// Rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus reserve_bytes. They
+// keep the order of the file, and a block ("blk.N.") is never divided. If not all fit, the first tensors stay with the last backend,
+// the CPU.
 //
-// Host memory: tensors point into the map or memory of g where it has them, so g must outlive them; copied with copy_host, or for a
-// FILE or callback. CUDA devices: through an uploader for each (page-locked slots, threads). Other backends and row-split buffers: with
-// gcuda_backend_tensor_set.
-//   buffer   the new buffers, as one, of usage WEIGHTS; the caller frees it before g, and ctx's tensors are not used any more. NULL on
-//            failure: then every tensor is as before
+//   memory                              loading
+//   host                                tensors point into the mapping or memory of g, which must outlive them; with copy_host, and for
+//                                       a FILE or callback, data is copied
+//   CUDA device                         an uploader per device (page-locked slots, threads)
+//   other backends, row-split buffers   gcuda_backend_tensor_set
+//
+//   buffer   *buffer becomes one object for all new buffers, of usage WEIGHTS. The caller frees it before g; ctx's tensors must not be used
+//            afterwards. Failure: NULL, and every tensor is as before
 GCUDA_API gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context * ctx,
     const struct gcuda_gguf_load_params * params, gcuda_backend_buffer_t * buffer);
 
-// ---- changing and writing; of a context from init_empty or of one that was read ----
-// set: a key that exists gets the new value. Keys: 1 to 65535 bytes. After a failure g is as before.
-GCUDA_API gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id); // was its number, or -1; may be NULL
+// ---- changing and writing a context, from gcuda_gguf_init_empty or read from a file ----
+// set adds a key or replaces its value; values are copied. Keys have 1 to 65535 bytes. After a failure g is as before. remove_key: *key_id,
+// which may be NULL, becomes the former key_id, -1 if the key does not exist.
+GCUDA_API gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id);
 GCUDA_API gcuda_status gcuda_gguf_set_val_u8(struct gcuda_gguf_context * g, const char * key, uint8_t value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_i8(struct gcuda_gguf_context * g, const char * key, int8_t value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_u16(struct gcuda_gguf_context * g, const char * key, uint16_t value);
@@ -5157,27 +5177,27 @@ GCUDA_API gcuda_status gcuda_gguf_set_val_i64(struct gcuda_gguf_context * g, con
 GCUDA_API gcuda_status gcuda_gguf_set_val_f64(struct gcuda_gguf_context * g, const char * key, double value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_bool(struct gcuda_gguf_context * g, const char * key, bool value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_str(struct gcuda_gguf_context * g, const char * key, const char * value);
-// n elements of a type that is neither string nor array (bool: a byte each, 0 or 1), copied.
+// An array of n elements of a type that is neither string nor array (bool: one byte each, 0 or 1).
 GCUDA_API gcuda_status gcuda_gguf_set_arr_data(
     struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type element_type, const void * data, uint64_t n);
 GCUDA_API gcuda_status gcuda_gguf_set_arr_str(
     struct gcuda_gguf_context * g, const char * key, const char * const * values, uint64_t n);
-GCUDA_API gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src); // all pairs of src
+GCUDA_API gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src); // all keys and values of src
 
-// Adds a tensor: its name (1 to 63 bytes), type and shape, and where its data is: in memory or in a backend buffer, contiguous, needed
-// until writing is over. Without data, set_tensor_data says it before writing (not needed for the metadata alone).
+// Adds a tensor by name (1 to 63 bytes), type and shape. Its data, in host memory or a backend buffer, is contiguous and must stay valid
+// until it is written. A tensor without data needs gcuda_gguf_set_tensor_data before writing, unless only metadata is written.
 GCUDA_API gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_gguf_set_tensor_type(
-    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type); // forgets where its data was
+    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type); // the tensor has no data afterwards
 GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
-    struct gcuda_gguf_context * g, const char * name, const void * data, size_t size); // size: all of it; data stays the caller's
+    struct gcuda_gguf_context * g, const char * name, const void * data, size_t size); // size: bytes of the tensor; data stays the caller's
 
-// Version 3. only_meta: header, pairs, tensor infos and the padding after them, as readers of the metadata alone want it.
+// Writing, in version 3. only_meta: header, keys and values, tensor infos and their padding, without tensor data. The functions for memory
+// fail if size is too small.
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
-GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
+GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole file; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it at the end, which replaces an existing file. That may be the file that g maps (except on Windows,
-// which refuses it: IO).
+// Writes PATH.part, then renames it, which replaces an existing file. This may be the file that g maps, except on Windows (IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -5185,12 +5205,12 @@ GCUDA_API gcuda_status gcuda_gguf_write_to_callback(
     const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta);
 
 // ---- split files ----
-// Writes PREFIX-00001-of-0000N.gguf and so on, each with at most max_part_bytes of tensor data, but at least one tensor. The first has
-// all pairs. *n_parts, which may be NULL, becomes N. After a failure, parts that are written already stay.
+// Writes PREFIX-00001-of-0000N.gguf and so on, each with at least one tensor and otherwise at most max_part_bytes of tensor data. The first
+// part has all keys and values. *n_parts, which may be NULL, becomes N. After a failure, parts that are written already stay.
 GCUDA_API gcuda_status gcuda_gguf_write_split(
     const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts);
-// Name of part `no` (from 0 on) of `count`, and the prefix of such a name. They return the bytes of the result without the terminator
-// and write at most size bytes with it; 0: not a part's number or name, or NULL.
+// The file name of part `no` (from 0) of `count`, and the prefix of such a name. They return the length of the whole result without the
+// terminator, and write at most size bytes with it, as snprintf does. 0: no is out of range, path is not the name of this part, or NULL.
 GCUDA_API size_t gcuda_gguf_split_path(char * path, size_t size, const char * prefix, int no, int count);
 GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, int no, int count);
 #endif // GCUDA_NO_GGUF
