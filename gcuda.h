@@ -21,7 +21,7 @@ BUILD
     For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
     driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...
     (see >>config) leaves out kernels. For a shared library add -Xcompiler -fPIC to the nvcc line and -fPIC -shared to the
-    other; make's objects are compiled so.
+    other. `make` compiles its objects with these options.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
@@ -29,7 +29,7 @@ QUICK START
     #include <stdio.h>
 
     int main(void) {
-        struct gcuda_init_params params = { 0, NULL, false };   // arena grows, tensors have data in it
+        struct gcuda_init_params params = { 0, NULL, false };   // the arena grows as needed and holds the tensors' data
         struct gcuda_context * ctx = gcuda_init(params);
         struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 2);   // ne[0] = 4 is the row length
         struct gcuda_tensor * y = gcuda_rms_norm(ctx, gcuda_scale(ctx, a, 2.0f), 1e-6f);
@@ -69,8 +69,8 @@ MEMORY
       - allocate weights, caches and other state first, in a separate context (gcuda_backend_alloc_ctx_tensors)
       - expand the node that writes a cache before a node that reads a view of it: nodes run in the order of expansion
 
-    A leaf without memory of another context than the graph's is refused unless gcuda_set_input marks it.
-    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects violations in placed memory.
+    A leaf that has no memory and belongs to another context than the graph is refused, unless gcuda_set_input marks it.
+    gcuda_gallocr_set_check, or GCUDA_CHECK_MEMORY=1, detects reads of placed memory that break these rules.
 
 ERRORS
     A function that can fail returns a gcuda_status, or NULL instead of a pointer, and sets gcuda_last_error() (one per
@@ -82,7 +82,8 @@ ERRORS
 
     supports_op and compute apply the same rules: a graph with a node that the backend cannot run is refused with the
     node's name before anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and
-    write nothing. The graph is computed to its end, and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
+    write nothing. The graph runs to its end and returns GCUDA_STATUS_INVALID_DATA; the message names the node (CPU) or the
+    operation (CUDA).
 
 THREADS
     Different objects (contexts, graphs, backends, buffers) may be used by different threads concurrently; one object by
@@ -111,9 +112,9 @@ EMBEDDING IN AN ENGINE
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
     KV cache:      three ways, in examples/decode.c. gcuda_set_rows writes at an input index, with a mask over the whole cache: one
                    graph, several sequences, rings. gcuda_graph_move_view moves the written view before each run of the same
-                   graph. Graphs that are built again have a view of the cache that grows: gcuda_set_dynamic.
-    One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
-                   as they are.
+                   graph. A graph that is built anew for each token has a growing view of the cache: gcuda_set_dynamic.
+    Debugging:     gcuda_graph_set_fusion(graph, false) launches each node of one graph separately; the backend's other graphs
+                   keep their fusion.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
                    scheduler's, with a progress callback that may stop it. See >>gguf.
     Weights:       gcuda_cuda_upload copies pageable or mapped memory to a device on separate threads while a backend
@@ -126,11 +127,11 @@ EMBEDDING IN AN ENGINE
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
                    memory and semaphores of Vulkan and Direct3D 12. gcuda_backend_cuda_set_abort_callback ends a graph
                    within about 2 ms of GPU time; gcuda_cuda_selftest tests a device. See >>cuda.
-    Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
+    Several units: any number of files may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
-    C++:           the implementation compiles as C++11 to C++20 too. MSVC: written for, untested. Win32 with mingw-w64:
-                   tested under wine.
+    C++:           the implementation also compiles as C++11 to C++20.
+    Windows:       mingw-w64 builds are tested under wine. The code supports MSVC but is untested there.
 
 ADDING AN OPERATION
     1. its row in GCUDA_OPS, and its argument struct's name in GCUDA_ARGS if it has its own
@@ -142,7 +143,7 @@ ADDING AN OPERATION
        GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
     6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
        it has a derivative; what each constructor refuses: a row in tests/test-errors.c
-    7. the numbers of its cases in tests/cases.txt: build/test-ops --update-cases
+    7. its numbers of test cases in tests/cases.txt: build/test-ops --update-cases
     8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
        into slices. Without a row it is never cut, and the comment before the table lists such operations
     9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
@@ -203,14 +204,14 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
     >>impl-cuda-driver   functions of the driver, looked up when devices are found
-    >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
+    >>impl-cuda-memory   device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
     >>impl-cuda-pool     scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
-    >>impl-cuda-state    struct gcudai_cuda: all that belongs to a backend
-    >>impl-cuda-peer     copies between devices: what a probe shows to work, else through the host
+    >>impl-cuda-state    struct gcudai_cuda: all state of a backend
+    >>impl-cuda-peer     copies between devices: direct where a probe succeeds, else through the host
     >>impl-cuda-buffer   device buffers, page-locked host buffers
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
     >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
-    >>impl-cuda-exec     what the device can do, and doing it
+    >>impl-cuda-exec     nodes on a device: whether it supports them, and their launches
     >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
     >>impl-cuda-look     what a plan remembers of a graph's tensors
     >>impl-cuda-fusion   patterns of nodes that one launch computes
@@ -219,15 +220,15 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
-    >>impl-cuda-selftest does this build work on this device
+    >>impl-cuda-selftest whether this build works on a device
     >>impl-sched     scheduler: items, assignment, splits, placing, runs
     >>impl-gguf      GGUF: reading, getters, loading, writing
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
 #define GCUDAI_FEATURES_SET
-// The implementation uses POSIX clocks and thread affinity. Strict modes (-std=c99) hide them unless asked before the
-// first system header: so the include that carries GCUDA_IMPLEMENTATION comes first in its file.
+// The implementation uses POSIX clocks and thread affinity. Strict modes (-std=c99) hide them unless these macros are defined before
+// the first system header. So the include with GCUDA_IMPLEMENTATION comes first in its file.
 #if !defined(_GNU_SOURCE) && !defined(_WIN32)
 #define _GNU_SOURCE 1
 #endif
@@ -254,31 +255,57 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 // >>config   every macro a user may set, each with its default and why; version
 // =====================================================================================================
 //
+// Macros are undefined unless a default is given.
+//
 //   GCUDA_IMPLEMENTATION  define it in one file to get the function bodies there
-//   GCUDA_API             what stands before every public function; default extern (C linkage)
+//   GCUDA_API             prefix of every public declaration, such as an export attribute; default extern (C linkage)
 //   GCUDA_STATIC          all functions static: several private copies in one program
 //   GCUDA_PREFIX          renames every external symbol: with GCUDA_PREFIX=my_, gcuda_init links as my_gcuda_init
-//   GCUDA_ASSERT(cond)    internal consistency checks in debug builds; default: nothing. Never needed for
-//                         correctness: everything a caller can get wrong is a status
-//   GCUDA_MALLOC, GCUDA_FREE  (size) and (pointer): what the default allocator calls; default malloc and free
+//   GCUDA_ASSERT(cond)    internal consistency checks of debug builds; default: nothing. Errors of the caller are statuses,
+//                         never assertions
+//   GCUDA_MALLOC(size), GCUDA_FREE(pointer)  functions of the default allocator; default malloc and free
 //   GCUDA_NO_THREADS      no threads, locks or atomics; everything runs on the calling thread
 //   GCUDA_CUDA            compile the CUDA backend in: needs the CUDA toolkit's headers, its runtime library and
-//                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
-//   GCUDA_NO_CUDA         leave it out whatever else is defined
-//   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
-//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend starts, if it is installed
+//                         gcuda_kernels.cu. Undefined by default, because a plain C compiler has none of them
+//   GCUDA_NO_CUDA         leave the CUDA backend out, even if GCUDA_CUDA is defined
+//   GCUDA_NO_VMM          do not use the driver's virtual memory management: scratch is a pool of blocks
+//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend is made, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
-//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
+//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  columns; default of gcuda_cuda_params.peer_max_batch for devices without NVLink; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
-//   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
-//   GCUDA_NO_GGUF         no reader and writer of GGUF files (>>gguf); the header then needs no <stdio.h>
-//   GCUDA_NO_ENV          never look at environment variables; gcuda_use_environment says so at run time
+//   GCUDA_KERNEL_API      prefix of the launchers' declarations; default extern
+//   GCUDA_NO_GGUF         leave the reader and writer of GGUF files out (>>gguf); the header then needs no <stdio.h>
+//   GCUDA_NO_ENV          never read environment variables; at run time: gcuda_use_environment
 //   GCUDA_NO_SIMD         scalar CPU kernels only
-//   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
-//   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
-//   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
-//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext and its gradient; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
-//                                gated_linear_attn. In the same way
+//
+// These leave out CUDA kernels, for faster compilation and a smaller program. Define the same ones for gcuda_kernels.cu and for the
+// implementation: gcuda_backend_supports_op then names the switch that a node needs. The CPU keeps everything.
+//
+//   GCUDA_KERNEL_NO_<TYPE>       one element type: BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS
+//   GCUDA_KERNEL_NO_K_QUANTS     Q2_K ... Q6_K
+//   GCUDA_KERNEL_NO_IQ_QUANTS    IQ1_S ... IQ4_XS
+//   GCUDA_KERNEL_NO_ATTENTION    flash_attn_ext and its gradient
+//   GCUDA_KERNEL_NO_CONV         convolution, pooling, upscale
+//   GCUDA_KERNEL_NO_RECURRENT    ssm, rwkv, gated_linear_attn
+//
+// Environment variables. A parameter that is set overrides its variable.
+//
+//   GCUDA_CHECK_MEMORY                gcuda_gallocr_set_check of each new allocator and scheduler
+//   GCUDA_CPU_ISA                     gcuda_cpu_set_isa: the best instruction set that the CPU kernels may use
+//   GCUDA_CUDA_CUBLAS_COMPUTE_TYPE    gcuda_cuda_params.full_precision
+//   GCUDA_CUDA_DEVICES                gcuda_cuda_device_params.n_devices
+//   GCUDA_CUDA_DISABLE_FUSION         gcuda_cuda_params.fusion
+//   GCUDA_CUDA_DISABLE_GRAPHS         gcuda_cuda_params.graphs
+//   GCUDA_CUDA_ENABLE_UNIFIED_MEMORY  gcuda_cuda_memory_params.unified
+//   GCUDA_CUDA_GRAPH_OPT              gcuda_cuda_params.concurrency
+//   GCUDA_CUDA_NO_PINNED              gcuda_cuda_memory_params.page_locked
+//   GCUDA_CUDA_P2P                    gcuda_cuda_params.peer
+//   GCUDA_CUDA_PDL                    gcuda_cuda_params.overlap
+//   GCUDA_CUDA_PRODUCT                gcuda_cuda_params.product
+//   GCUDA_CUDA_REGISTER_HOST          gcuda_backend_register_host_buffer_t
+//   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
+//   GCUDA_SCHED_DEBUG                 gcuda_backend_sched_params.debug
+//   GCUDA_SCHED_DEBUG_REALLOC         gcuda_backend_sched_params.debug_realloc
 
 #ifndef GCUDA_ASSERT
 #define GCUDA_ASSERT(cond) ((void) 0)
@@ -310,13 +337,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #endif
 #endif
 
-// Launchers live in gcuda_kernels.cu: never static, also when the rest of the header is.
+// Launchers are defined in gcuda_kernels.cu, so that GCUDA_STATIC does not apply to them.
 #ifndef GCUDA_KERNEL_API
 #define GCUDA_KERNEL_API extern
 #endif
 
-// The switches as values: GCUDAI_KERNEL_HAS(Q4_K) is 0 when GCUDA_KERNEL_NO_Q4_K is defined (as nothing or 1), else 1, in
-// #if and in code. GCUDAI_KERNEL_WHEN(Q4_K, case GCUDA_TYPE_Q4_K: ...) is its second argument, or nothing.
+// The switches as values, in #if and in code: GCUDAI_KERNEL_HAS(Q4_K) is 0 if GCUDA_KERNEL_NO_Q4_K is defined (empty or as 1), else 1.
+// GCUDAI_KERNEL_WHEN(Q4_K, case GCUDA_TYPE_Q4_K: ...) expands to its other arguments if the kernels exist, else to nothing.
 #if defined(GCUDA_KERNEL_NO_K_QUANTS)
 #define GCUDA_KERNEL_NO_Q2_K 1
 #define GCUDA_KERNEL_NO_Q3_K 1
@@ -337,7 +364,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #endif
 #define GCUDAI_TEXT2(...) #__VA_ARGS__
 #define GCUDAI_TEXT(...) GCUDAI_TEXT2(__VA_ARGS__)
-#define GCUDAI_SWITCH_ ~, // pasted to the value of a switch that is defined, this makes one argument two
+#define GCUDAI_SWITCH_ ~, // pasted to the value of a defined switch: the comma turns one macro argument into two
 #define GCUDAI_SWITCH_1 ~,
 #define GCUDAI_SECOND(a, b, ...) b
 #define GCUDAI_SECOND_OF(...) GCUDAI_SECOND(__VA_ARGS__)
@@ -1145,12 +1172,12 @@ extern "C" {
 #define GCUDA_MAX_SRC 10
 #define GCUDA_MAX_OP_PARAMS 64 // bytes
 #define GCUDA_MAX_NAME 64      // bytes with the terminator
-#define GCUDA_MEM_ALIGN 16     // of objects and data inside a context
+#define GCUDA_MEM_ALIGN 16     // bytes: alignment of objects and data in a context
 #define GCUDA_DEFAULT_GRAPH_SIZE 2048
 #define GCUDA_DEFAULT_N_THREADS 4
 #define GCUDA_MATRIX_ROW_PADDING 512 // elements that device kernels may read past a quantized tensor
 
-// gcuda_version() is GCUDA_VERSION of the implementation; compare when headers and objects may differ.
+// GCUDA_VERSION of the implementation: compare it with the header's if they are compiled separately.
 GCUDA_API int gcuda_version(void);
 
 // =====================================================================================================
@@ -1159,22 +1186,21 @@ GCUDA_API int gcuda_version(void);
 
 typedef enum gcuda_status {
     GCUDA_STATUS_SUCCESS = 0,
-    GCUDA_STATUS_ABORTED = 1,           // a callback asked to stop; buffers stay usable
-    GCUDA_STATUS_FAILED = -1,           // the system or a third party failed
+    GCUDA_STATUS_ABORTED = 1,           // a callback stopped the call; buffers stay usable
+    GCUDA_STATUS_FAILED = -1,           // the operating system, CUDA or another library failed
     GCUDA_STATUS_ALLOC_FAILED = -2,     // out of memory (host, device, a fixed context or a budget)
     GCUDA_STATUS_INVALID_ARGUMENT = -3, // the caller's mistake: shapes, types, NULL, ranges
     GCUDA_STATUS_UNSUPPORTED = -4,      // well-formed, but this backend cannot do it
     GCUDA_STATUS_INVALID_DATA = -5,     // bad contents: an index out of range, a damaged block
-    GCUDA_STATUS_DEVICE_LOST = -6,      // the device does not come back; freeing still works
+    GCUDA_STATUS_DEVICE_LOST = -6,      // the device is unusable for the rest of the process; freeing objects still works
     GCUDA_STATUS_IO = -7                // a file could not be read or written
 } gcuda_status;
 
 // A static string such as "out of memory"; never NULL.
 GCUDA_API const char * gcuda_status_to_string(gcuda_status status);
 
-// The message of the last failure on this thread, never NULL; "" if there was none. Valid until the next failure
-// on this thread. Success does not clear it, and a function that found another way when the first had failed leaves the
-// message of that: whether it succeeded, the status says.
+// Message of the last failure on this thread; "" if there was none, never NULL. Valid until the next failure on this thread.
+// Success does not clear it. A function that succeeds may leave a message, if a first attempt inside it failed: check the status.
 GCUDA_API const char * gcuda_last_error(void);
 GCUDA_API void gcuda_clear_last_error(void);
 
@@ -1187,33 +1213,35 @@ enum gcuda_log_level {
 };
 typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text, void * user_data);
 
-// Silent by default. The callback gets whole lines of at least min_level, from any thread, one at a time. It may call
-// functions that ask for something, and gcuda_log_set; what those would log is left out. It must not make, compute or free
-// anything: the call that logs may hold locks. NULL silences again.
+// Sets the log callback of the process; NULL, the default: no log. The callback gets whole lines of level min_level and above, from
+// any thread, one at a time. It may call getters and gcuda_log_set, whose own log lines are dropped. It must not make, compute
+// or free anything, because the call that logs may hold locks.
 GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
 
-// Host memory callbacks. alloc returns memory aligned to `alignment`, which is always 64, or NULL; free gets the size
-// back. Both may be called from several threads, and with locks held: they must not call gcuda. An object is freed by the
-// allocator it came from, whatever was set since.
+// Host memory callbacks. alloc returns `size` bytes aligned to `alignment` (always 64), or NULL. free gets the same size. Several
+// threads may call both, with locks held: they must not call gcuda. Memory is always freed by the allocator that allocated it,
+// whatever is set later, so `user` must outlive that memory.
 struct gcuda_allocator {
     void * (*alloc)(void * user, size_t size, size_t alignment);
     void (*free)(void * user, void * ptr, size_t size);
     void * user;
 };
-// For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
+// Sets the allocator of all later host allocations, and copies the struct; NULL restores GCUDA_MALLOC and GCUDA_FREE.
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
 // Whether the library reads the GCUDA_... environment variables; default true. A program that embeds the library passes false
-// before its first other call, and again after gcuda_shutdown. Every choice of a variable is also a parameter, which overrides
-// it. The driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
+// before its first other call, and again after gcuda_shutdown. Each variable has a parameter that overrides it, see >>config. The
+// CUDA driver reads NVIDIA's variables (CUDA_VISIBLE_DEVICES) in any case.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
-// Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, what gcuda_use_environment
-// was told, choices for CUDA). Call it when no object is left; the library starts again by itself on the next call.
+// Frees the process-wide state: devices, buffer types and the registry. Restores the defaults of the log, the allocator, the CPU's
+// instruction set, gcuda_use_environment and the choices for CUDA. Call it when no object is left. The next call of the library
+// starts it again.
 GCUDA_API void gcuda_shutdown(void);
 
+// Monotonic clock, from an arbitrary start: milliseconds, microseconds.
 GCUDA_API int64_t gcuda_time_ms(void);
-GCUDA_API int64_t gcuda_time_us(void); // monotonic clock
+GCUDA_API int64_t gcuda_time_us(void);
 
 // =====================================================================================================
 // >>types   element types, block layouts, conversions
@@ -1224,7 +1252,7 @@ typedef struct {
     uint16_t bits;
 } gcuda_bf16_t; // upper half of a binary32
 
-// The one list of element types: id as in GGUF, name, elements and bytes of a block, quantized.
+// Element types: id as in GGUF files; elements and bytes of a block; whether quantized. All tables of types are made from this list.
 // clang-format off
 #define GCUDA_TYPES(X)                                                              \
     /* ID       id  lower     name       block  bytes  quantized */                 \
@@ -1293,7 +1321,7 @@ struct gcuda_block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; gc
 struct gcuda_block_q8_k { float d; int8_t qs[256]; int16_t bsums[16]; }; // bsums: sums of 16 codes each
 struct gcuda_block_iq4_xs { gcuda_fp16_t d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[128]; };
 
-// 256 elements, groups of 8 or 4 taken from a codebook, signs apart
+// 256 elements in groups of 8 or 4. A group's code is an index into a codebook; signs are stored separately. No host quantizer.
 struct gcuda_block_iq2_xxs { gcuda_fp16_t d; uint16_t qs[32]; }; // per 32: 4 codes, then 4 x 7 bits sign, 4 bits scale
 struct gcuda_block_iq2_xs { gcuda_fp16_t d; uint16_t qs[32]; uint8_t scales[8]; };
 struct gcuda_block_iq2_s { gcuda_fp16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
@@ -1307,15 +1335,15 @@ typedef void (*gcuda_to_float_t)(const void * x, float * y, int64_t n);   // n e
 typedef void (*gcuda_from_float_t)(const float * x, void * y, int64_t n); // n elements, whole blocks
 
 struct gcuda_type_traits {
-    const char * type_name; // NULL for the ids that GGUF has retired
+    const char * type_name; // such as "q4_K"
     int64_t blck_size;      // elements of a block
     size_t type_size;       // bytes of a block
     bool is_quantized;
     gcuda_to_float_t to_float;         // NULL: integers
-    gcuda_from_float_t from_float_ref; // NULL: integers, IQ1_*, IQ2_*, IQ3_*
+    gcuda_from_float_t from_float_ref; // of cpy and set_rows; NULL: integers, IQ1_*, IQ2_*, IQ3_*
 };
 
-// NULL for an invalid id.
+// NULL for an invalid id, which the ids that GGUF has retired are.
 GCUDA_API const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type);
 GCUDA_API bool gcuda_type_is_valid(enum gcuda_type type);
 GCUDA_API const char * gcuda_type_name(enum gcuda_type type); // "invalid" for an invalid id
@@ -1325,7 +1353,7 @@ GCUDA_API size_t gcuda_row_size(
     enum gcuda_type type, int64_t ne); // bytes of ne elements; 0 if not whole blocks or too large
 GCUDA_API bool gcuda_is_quantized(enum gcuda_type type);
 
-// Round to nearest even; NaN stays NaN.
+// Conversions to and from 16-bit floats: to nearest, ties to even; NaN stays NaN. _row: n elements; x and y do not overlap.
 GCUDA_API float gcuda_fp16_to_fp32(gcuda_fp16_t x);
 GCUDA_API gcuda_fp16_t gcuda_fp32_to_fp16(float x);
 GCUDA_API float gcuda_bf16_to_fp32(gcuda_bf16_t x);
@@ -1345,41 +1373,46 @@ struct gcuda_backend_buffer;
 struct gcuda_tensor;
 
 enum gcuda_tensor_flag {
-    GCUDA_TENSOR_FLAG_INPUT = 1,    // set from outside; placed before anything computed
-    GCUDA_TENSOR_FLAG_OUTPUT = 2,   // read from outside; its memory is never reused
-    GCUDA_TENSOR_FLAG_PARAM = 4,    // trainable
-    GCUDA_TENSOR_FLAG_LOSS = 8,     // scalar to be minimised
-    GCUDA_TENSOR_FLAG_COMPUTE = 16, // reachable from a requested result; set by graph expansion
-    GCUDA_TENSOR_FLAG_DYNAMIC = 32  // see gcuda_set_dynamic
+    GCUDA_TENSOR_FLAG_INPUT = 1,    // gcuda_set_input
+    GCUDA_TENSOR_FLAG_OUTPUT = 2,   // gcuda_set_output
+    GCUDA_TENSOR_FLAG_PARAM = 4,    // gcuda_set_param
+    GCUDA_TENSOR_FLAG_LOSS = 8,     // gcuda_set_loss
+    GCUDA_TENSOR_FLAG_COMPUTE = 16, // a requested result depends on it; set by gcuda_build_forward_expand
+    GCUDA_TENSOR_FLAG_DYNAMIC = 32  // gcuda_set_dynamic
 };
 
 struct gcuda_init_params {
     size_t mem_size;   // bytes of the arena; 0: it grows as needed (mem_buffer must be NULL then)
-    void * mem_buffer; // caller's memory of mem_size bytes, kept by the caller; NULL: allocated here
-    bool no_alloc;     // tensors get no data: a backend buffer will hold it
+    void * mem_buffer; // memory of the caller, mem_size bytes, which must outlive the context; NULL: gcuda_init allocates it
+    bool no_alloc;     // tensors get no data, because a backend buffer will hold it
 };
 
-// A context is an arena of tensors and graphs. One thread at a time. NULL when out of memory.
-// It keeps the first error of any constructor: constructors given NULL pass it on, and building a graph from the
-// context fails with that first message until gcuda_context_clear_error.
+// A context is an arena of tensors and graphs, used by one thread at a time. Free it with gcuda_free. NULL: out of memory.
+// A context keeps the first error of its constructors. A constructor returns NULL if an argument is NULL. Building a graph in
+// the context fails with that first message until gcuda_context_clear_error.
 GCUDA_API struct gcuda_context * gcuda_init(struct gcuda_init_params params);
 GCUDA_API void gcuda_free(struct gcuda_context * ctx); // NULL is allowed; frees no backend buffers
-GCUDA_API void gcuda_reset(struct gcuda_context * ctx); // forgets all tensors, graphs and errors, keeps the memory
-GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx); // bytes
-GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx); // bytes, 0 for NULL
-GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // first block of the arena
-GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // nbytes of the largest tensor
+// Removes all tensors, graphs and errors. Their pointers are invalid then. Keeps the memory; of a grown arena, the largest block.
+GCUDA_API void gcuda_reset(struct gcuda_context * ctx);
+GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx); // bytes in use; 0 for NULL
+GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx); // bytes of the arena; 0 for NULL
+GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // oldest block of the arena; NULL for NULL
+GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // gcuda_nbytes of the largest tensor; 0: no tensor
 GCUDA_API bool gcuda_get_no_alloc(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc);
+// Status and message of the first error since gcuda_init, gcuda_reset or gcuda_context_clear_error; SUCCESS and "" if none.
 GCUDA_API gcuda_status gcuda_context_status(const struct gcuda_context * ctx);
-GCUDA_API const char * gcuda_context_error(const struct gcuda_context * ctx); // "" if none
+GCUDA_API const char * gcuda_context_error(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_context_clear_error(struct gcuda_context * ctx);
 
-// Bytes of a context that one tensor's description takes (data not counted).
+// Bytes of a context that one tensor's description takes, without its data.
 GCUDA_API size_t gcuda_tensor_overhead(void);
 
-// New tensors have contiguous strides and zeroed fields; data is uninitialised. ne[i] >= 0, ne[0] whole blocks.
-// NULL on failure; the context keeps the error.
+// New tensors, which live as long as ctx, with contiguous strides and uninitialized data (no_alloc: without data).
+//
+//   n_dims   1 to 4; the other dimensions are 1
+//   ne       elements, each >= 0; ne[0] is a multiple of the type's block
+//   fails    NULL, and ctx keeps the error: an invalid type or size, ctx full
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor(
     struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne);
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0);
@@ -1389,24 +1422,26 @@ GCUDA_API struct gcuda_tensor * gcuda_new_tensor_3d(
     struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2);
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor_4d(
     struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
-GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value); // contexts with data only
-GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);   // contexts with data only
-GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes); // raw bytes of the arena
+// One element with this value. Fails in a context with no_alloc.
+GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value);
+GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);
+GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes); // bytes of the arena, for the caller's use; NULL: full
 GCUDA_API struct gcuda_tensor * gcuda_dup_tensor(
-    struct gcuda_context * ctx, const struct gcuda_tensor * src); // same type and shape
+    struct gcuda_context * ctx, const struct gcuda_tensor * src); // type and shape of src, contiguous; no data is copied
 GCUDA_API struct gcuda_tensor * gcuda_view_tensor(
-    struct gcuda_context * ctx, struct gcuda_tensor * src); // same memory, ne and nb
+    struct gcuda_context * ctx, struct gcuda_tensor * src); // a view: type, shape, strides and memory of src
 
-// Tensors of a context in creation order, or by name (NULL if there is none).
+// Tensors of a context in the order of creation, or the first one with this name. NULL: none.
 GCUDA_API struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx);
 GCUDA_API struct gcuda_tensor * gcuda_get_next_tensor(
     const struct gcuda_context * ctx, const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name);
 
+// Names are copied and cut to 63 bytes; NULL: no name. The setters return tensor; tensor may be NULL.
 GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // "" for NULL
-GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
+GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name);
 GCUDA_API struct gcuda_tensor * gcuda_format_name(
-    struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
+    struct gcuda_tensor * tensor, const char * fmt, ...); // as printf
 // INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory after its
 // last reader, so a value set once does not survive the first run. Allocate weights and caches before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
@@ -1418,20 +1453,26 @@ GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
 // on a changed size get new arguments, also those of tensors computed from this one. An empty tensor needs a separate plan. No
 // cost otherwise. Call it before the graph is first computed.
 GCUDA_API void gcuda_set_dynamic(struct gcuda_tensor * tensor);
-GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
-GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
+// PARAM: a trainable leaf. INVALID_ARGUMENT: an operation computes the tensor, or it is NULL.
+GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor);
+// LOSS: a value to minimise. INVALID_ARGUMENT: not one element of F32, or NULL.
+GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);
 
-GCUDA_API void * gcuda_get_data(const struct gcuda_tensor * tensor);
-GCUDA_API float * gcuda_get_data_f32(const struct gcuda_tensor * tensor); // NULL for another type
-GCUDA_API struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor); // host or backend memory; NULL on failure
+GCUDA_API void * gcuda_get_data(const struct gcuda_tensor * tensor); // device memory for a tensor in a device buffer
+GCUDA_API float * gcuda_get_data_f32(const struct gcuda_tensor * tensor); // NULL if the type is not F32
+// Sets all elements of a tensor in host or device memory to 0. In a backend buffer this also clears the gaps of a strided view.
+// Returns tensor; NULL: no data, or the backend failed.
+GCUDA_API struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor);
 
-// One element of a tensor in host memory, converted; index checked (0 and an error message when out of range).
-GCUDA_API float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i); // i-th element in logical order
+// One element of a tensor in host memory, or all of them, converted to or from the tensor's type. _1d: index i in logical order,
+// dimension 0 first. Fails with INVALID_ARGUMENT, getters with 0 and gcuda_last_error: an index out of range, a quantized type, no
+// memory, device memory (use gcuda_backend_tensor_get and _set).
+GCUDA_API float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i);
 GCUDA_API gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i, float value);
 GCUDA_API float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
 GCUDA_API gcuda_status gcuda_set_f32_nd(
     struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value);
-GCUDA_API int32_t gcuda_get_i32_1d(const struct gcuda_tensor * tensor, int64_t i); // fractions are cut off, what is too large saturates
+GCUDA_API int32_t gcuda_get_i32_1d(const struct gcuda_tensor * tensor, int64_t i); // floats: towards 0, saturating
 GCUDA_API gcuda_status gcuda_set_i32_1d(struct gcuda_tensor * tensor, int64_t i, int32_t value);
 GCUDA_API int32_t gcuda_get_i32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
 GCUDA_API gcuda_status gcuda_set_i32_nd(
@@ -1439,38 +1480,38 @@ GCUDA_API gcuda_status gcuda_set_i32_nd(
 GCUDA_API gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value); // all elements
 GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value); // all elements
 
-// Questions about a tensor. NULL has no size, dimensions or strides: 0 or false.
+// Properties of a tensor. For NULL they are 0 or false.
 GCUDA_API int64_t gcuda_nelements(const struct gcuda_tensor * tensor);
 GCUDA_API int64_t gcuda_nrows(const struct gcuda_tensor * tensor); // ne[1] * ne[2] * ne[3]
-GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);  // extent in memory, gaps included
+GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);  // from the first to the last byte, gaps between rows included
 GCUDA_API size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor); // rounded up to GCUDA_MEM_ALIGN
 GCUDA_API size_t gcuda_element_size(const struct gcuda_tensor * tensor); // bytes of a block
-GCUDA_API int gcuda_n_dims(const struct gcuda_tensor * tensor);      // at least 1
-GCUDA_API bool gcuda_is_empty(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_scalar(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_vector(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_matrix(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_3d(const struct gcuda_tensor * tensor);
+GCUDA_API int gcuda_n_dims(const struct gcuda_tensor * tensor);      // without trailing dimensions of 1, at least 1
+GCUDA_API bool gcuda_is_empty(const struct gcuda_tensor * tensor);   // a dimension is 0
+GCUDA_API bool gcuda_is_scalar(const struct gcuda_tensor * tensor);  // one element
+GCUDA_API bool gcuda_is_vector(const struct gcuda_tensor * tensor);  // ne[1..3] are 1
+GCUDA_API bool gcuda_is_matrix(const struct gcuda_tensor * tensor);  // ne[2..3] are 1
+GCUDA_API bool gcuda_is_3d(const struct gcuda_tensor * tensor);      // ne[3] is 1
 GCUDA_API bool gcuda_is_view(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0] > nb[1]
-GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // same as is_contiguous
-GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense, nb[1] arbitrary
-GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense, nb[2] arbitrary
+GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor); // strides do not ascend
+GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor); // strides are packed; those of dimensions of 1 do not count
+GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // gcuda_is_contiguous
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // the same with any nb[1]: packed rows at one distance
+GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // any nb[1] and nb[2]; nb[3] is nb[2] * ne[2]
 GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor); // elements of a row adjacent
-GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps, maybe permuted
-GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // memory order C W H N
-GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps; may be permuted
+GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // [W, H, C, N] in memory order C W H N
+GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor); // elements of a row adjacent, rows at one distance
 GCUDA_API bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
 GCUDA_API bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
-GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
-GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
-// Of NULL all indices are 0; an index that is not wanted may be NULL.
+GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big); // big.ne[i] % small.ne[i] == 0
+GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big); // and ne[0] are equal
+// Indices of element i in logical order, dimension 0 first; all 0 if tensor is NULL. i0 to i3 may be NULL.
 GCUDA_API void gcuda_unravel_index(
     const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3);
 
-// A tensor without a graph: what operations compute on, and what raw launchers take.
+// A tensor without a graph, as CPU functions and launchers take it. Data stays the caller's.
 struct gcuda_array {
     void * data;
     enum gcuda_type type;
@@ -1487,12 +1528,12 @@ struct gcuda_array {
 //
 //   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
 //   sources   required, optional
-//   flags     GCUDAI_OP_REUSE: the result may be placed on a source of the same layout
-//             GCUDAI_OP_REUSE_FIRST: only on the first source
+//   flags     GCUDAI_OP_REUSE: an allocator may place the result in the memory of a source of the same layout
+//             GCUDAI_OP_REUSE_FIRST: only in that of the first source
 //             GCUDAI_OP_VIEW: the result aliases its source and nothing runs
 //   args      struct gcuda_ARGS_args and gcudai_ARGS_args, shared within a family
-//   work      gcudai_WORK_work says how the CPU splits the node
-//   can       gcudai_CAN_can names what the CPU refuses of a well-formed node; any: nothing
+//   work      gcudai_WORK_work divides the node among CPU threads
+//   can       gcudai_CAN_can returns what the CPU does not support of a valid node; any: it supports all
 #define GCUDAI_OP_REUSE 1
 #define GCUDAI_OP_VIEW 2
 #define GCUDAI_OP_REUSE_FIRST 4
@@ -1596,7 +1637,7 @@ struct gcuda_array {
     X(SOLVE_TRI,         solve_tri,         2,  0,  0, solve_tri,         solve_tri,        any) \
     /* end of ops-c */
 
-// One entry per argument struct: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
+// Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
 #define GCUDA_ARGS(X)                            \
     X(none) X(custom)                            \
     /* ops-a */                                  \
@@ -1629,12 +1670,12 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
-// Layout of tensor.op_params, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. The constructors
-// write it; programs that walk or build graphs can read it.
+// Layout of tensor.op_params by operation: 32-bit slots, integers unless marked f (float). Other slots are 0. Constructors write the
+// slots; programs that walk or change graphs may read and write them (then gcuda_check_node).
 //
 //   operation                    slots
-//   VIEW                         0-1 offset into src[0], 64 bits
-//   PERMUTE                      0-3 the axis that each dimension goes to
+//   VIEW                         0-1 offset into src[0] in bytes, 64 bits
+//   PERMUTE                      0-3 axis of the result for dimensions 0 to 3 of the source
 //   SET, ACC                     0-2 nb[1..3], 3 offset (lower 32 bits; upper ones in 5-8), 4 in place
 //   CONCAT                       0 dimension
 //   PAD                          0-7 before and after, by dimension; 8 circular
@@ -1669,27 +1710,28 @@ enum gcuda_op {
 //   GATED_LINEAR_ATTN            0 f scale
 //   CUSTOM                       private
 GCUDA_API const char * gcuda_op_name(enum gcuda_op op); // "RMS_NORM"; "invalid"
-// Checks a node without a device: tensor sizes and strides, number of sources, shapes, types and parameters, as constructors and
-// backends do. For graphs that a program makes or changes by itself. Which of them a device computes, gcuda_backend_supports_op says.
+// Checks a node that a program has made or changed itself: sizes and strides, number of sources, shapes, types and parameters, by the
+// rules of constructors and backends. SUCCESS does not mean that a device supports the node: see gcuda_backend_supports_op.
 GCUDA_API gcuda_status gcuda_check_node(const struct gcuda_tensor * node);
-// Name of what the node does, with the sub-operation: "GELU" for a unary node, "SWIGLU" for a GLU node.
+// Name of the operation, for UNARY and GLU nodes of the kind: "RMS_NORM", "GELU", "SWIGLU". "" for NULL.
 GCUDA_API const char * gcuda_op_desc(const struct gcuda_tensor * tensor);
 
+// Precision of products: see gcuda_mul_mat_set_prec, gcuda_conv_2d_set_prec, gcuda_flash_attn_ext_set_prec.
 enum gcuda_prec { GCUDA_PREC_DEFAULT = 0, GCUDA_PREC_F32 = 10 };
 
 struct gcuda_tensor {
     enum gcuda_type type;
-    enum gcuda_op op; // what computes it; NONE: a leaf
+    enum gcuda_op op; // operation that computes it; NONE: a leaf
     int64_t ne[GCUDA_MAX_DIMS]; // elements, ne[0] innermost; unused dimensions are 1
     size_t nb[GCUDA_MAX_DIMS];  // strides in bytes; nb[0] is that of a block
     int32_t op_params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
     int32_t flags; // GCUDA_TENSOR_FLAG_*
     struct gcuda_tensor * src[GCUDA_MAX_SRC];
     struct gcuda_tensor * view_src; // owner of the memory (never itself a view), or NULL
-    size_t view_offs;               // bytes into the owner
-    void * data;
-    struct gcuda_backend_buffer * buffer; // owner of the memory at data; NULL: the context
-    void * extra;                         // the backend's
+    size_t view_offs;               // byte of the owner at which the view begins
+    void * data;                    // address in host or device memory; NULL: not allocated
+    struct gcuda_backend_buffer * buffer; // buffer of the memory at data; NULL: memory of the context or of the caller
+    void * extra;                         // for the backend's use
     char name[GCUDA_MAX_NAME];
 };
 
@@ -1699,9 +1741,13 @@ struct gcuda_none_args {
 };
 
 // >>op:reshape ----------------------------------------------------------------------------------------
-// The same elements in another shape: a view. a must be contiguous, the element counts equal.
+// A view of a's elements in another shape.
+//   a        any type, contiguous
+//   b        only its shape counts
+//   returns  a view of a with the shape of b, or [ne0, ...]
+//   fails    NULL, and ctx keeps the error: a is not contiguous, or the numbers of elements differ
 GCUDA_API struct gcuda_tensor * gcuda_reshape(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b); // b gives the shape
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
 GCUDA_API struct gcuda_tensor * gcuda_reshape_2d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
@@ -1711,8 +1757,12 @@ GCUDA_API struct gcuda_tensor * gcuda_reshape_4d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:view -------------------------------------------------------------------------------------------
-// Part of a's memory under a new shape. Strides and offset in bytes; nb[0] is the type size, missing strides are
-// dense. The part must lie inside the memory of a's owner.
+// A view of part of a's memory.
+//   a        any type, any strides
+//   nb1...   strides in bytes; nb[0] is the type size, and strides that are not given are packed
+//   offset   bytes from the start of a
+//   returns  a view of a's type
+//   fails    NULL, and ctx keeps the error: the view exceeds the memory of a's owner, or strides overflow
 GCUDA_API struct gcuda_tensor * gcuda_view_1d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, size_t offset);
 GCUDA_API struct gcuda_tensor * gcuda_view_2d(
@@ -1723,19 +1773,22 @@ GCUDA_API struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct
     int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:permute ----------------------------------------------------------------------------------------
-// Dimensions in another order, a view: dimension k of a becomes dimension axis_k of the result.
+// A view with dimensions in another order: dimension k of a becomes dimension axis_k of the result.
+//   axis*    a permutation of 0 to 3, else NULL and ctx keeps the error
 GCUDA_API struct gcuda_tensor * gcuda_permute(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3);
 
 // >>op:transpose --------------------------------------------------------------------------------------
-// Dimensions 0 and 1 exchanged, a view.
+// A view with dimensions 0 and 1 exchanged.
 GCUDA_API struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:custom -----------------------------------------------------------------------------------------
-// An operation of the caller's on host data. fun runs n_tasks times, as task ith of nth, on any thread and in any
-// order; it reads dst->src[] and writes its share of dst. Errors inside are the caller's to report.
-//   n_tasks   GCUDA_N_TASKS_MAX: 64, enough for every backend; not the number of threads, so results cannot depend on it
+// An operation of the caller on host data. fun is called n_tasks times, as task ith of nth, on any thread and in any order. It reads
+// dst->src[] and writes its share of dst. It returns no status: the caller keeps errors in userdata.
+//   n_tasks   calls of fun, at least 1. GCUDA_N_TASKS_MAX: 64, whatever the number of threads, so that results do not depend on it
+//   args      up to 10 sources, which become dst->src[]; of the inplace functions up to 9, after a
 //   returns   map_custom: shape and type of a; custom_4d: the type and shape given; inplace: a view of a
+//   fails     NULL, and ctx keeps the error: fun NULL, n_tasks or n_args out of range
 typedef void (*gcuda_custom1_op_t)(
     struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata);
 typedef void (*gcuda_custom2_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a,
@@ -1750,17 +1803,17 @@ typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, v
 // dst->data and dst->src[]->data are device memory. A status other than SUCCESS ends the computation with that status; a CUDA error
 // that it leaves is reported.
 //
-// The stream may be capturing a CUDA graph, whose nodes the launches become, under a lock that freeing may need. So the callback
-// must not
-//   - wait for the stream, or use another one without joining it again
-//   - allocate with cudaMalloc, free gcuda's buffers or change the device
+// The stream may be capturing a CUDA graph, and the launches then become its nodes. A lock is held that freeing may need. So the
+// callback must not
+//   - wait for the stream, or fork another stream without joining it again
+//   - call cudaMalloc, free buffers of gcuda or change the device
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
-struct gcuda_custom_params { // at least one of fun and cuda
+struct gcuda_custom_params { // for the _ext functions; at least one of fun and cuda is set
     gcuda_custom_op_t fun;       // on host data; NULL: only CUDA devices can compute the node
-    gcuda_custom_cuda_op_t cuda; // NULL: only the CPU can
+    gcuda_custom_cuda_op_t cuda; // NULL: only the CPU can compute the node
     void * userdata;
-    int n_tasks;                 // of fun; 0: 1
+    int n_tasks;                 // calls of fun; 0: 1
 };
 struct gcuda_custom_args {
     struct gcuda_tensor * dst;
@@ -1798,7 +1851,7 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * 
 // >>op:dup --------------------------------------------------------------------------------------------
 // A copy of a.
 //   a        any type, any strides
-//   returns  type and shape of a, contiguous; inplace: a view of a, unchanged
+//   returns  type and shape of a, contiguous; inplace: a view of a, which copies nothing
 struct gcuda_cpy_args { // of dup, cont, cpy, repeat_back
     struct gcuda_array x, y;
     void * scratch; // launcher of cpy: gcuda_cpy_scratch_bytes
@@ -1807,7 +1860,10 @@ GCUDA_API struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcu
 GCUDA_API struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:cont -------------------------------------------------------------------------------------------
-// A contiguous copy of a, the numbered forms in another shape of as many elements (rows of whole blocks).
+// A contiguous copy of a. The numbered functions also change its shape.
+//   a        any type, any strides
+//   returns  type of a, shape of a or the one given, contiguous
+//   fails    NULL: another number of elements, or ne0 is not whole blocks
 GCUDA_API struct gcuda_tensor * gcuda_cont(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
 GCUDA_API struct gcuda_tensor * gcuda_cont_2d(
@@ -1818,17 +1874,16 @@ GCUDA_API struct gcuda_tensor * gcuda_cont_4d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:cpy --------------------------------------------------------------------------------------------
-// Copies a into the memory of b and converts: the k-th element of a, i0 fastest, becomes the k-th of b. The shapes may
-// differ, the element counts not. a and b must not overlap.
+// Copies a into the memory of b, with conversion to its type. Element k of a in logical order (dimension 0 first) becomes element k of b.
+// Shapes may differ; numbers of elements are equal. a and b must not overlap.
 //
-//   plain types      any to any. F32, F16, BF16: to nearest, ties to even, beyond the range infinite. To integers:
-//                    towards zero, saturating, NaN becomes 0
-//   quantized types  from and to F32, F16, BF16 and F64, and to each other as F32 in between; rows packed and whole
-//                    blocks on both sides (of the longer of two: the side with the shorter is free where all of it is
-//                    packed). To the same type block by block, strides free. Backends refuse a result in a type
-//                    without a quantizer
-//   returns          a view of b; cast: a new contiguous tensor with the shape of a
-//   fails            NULL: counts differ, no conversion between the types, rows of part blocks, b overlaps itself
+//   plain types      any to any. To F32, F16, BF16: to nearest, ties to even, infinite beyond the range. To integers: towards zero,
+//                    saturating, NaN becomes 0
+//   quantized types  from and to F32, F16, BF16 and F64. Between two quantized types through F32. Rows of both sides are packed and
+//                    whole blocks, of the longer block of the two; a side with the shorter block may have any rows if it is
+//                    contiguous. To the same type: block by block, any strides. Backends refuse a result type without a quantizer
+//   returns          a view of b; cast: a new contiguous tensor of the given type with the shape of a
+//   fails            NULL: numbers of elements differ, no conversion between the types, rows with part of a block, b overlaps itself
 GCUDA_API struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_type type);
 
@@ -1837,11 +1892,11 @@ GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gc
 //
 //   a        [n, m, B1, B2]  any type, any strides
 //   b        [R, B1, B2]     I32, any strides; indices in [0, m), rows may repeat
-//   returns  [n, R, B1, B2]  F32, integers keep their type; contiguous
-//   fails    NULL: other shapes or types. An index out of range gives a row of zeros and GCUDA_STATUS_INVALID_DATA
+//   returns  [n, R, B1, B2]  F32, or the integer type of a; contiguous
+//   fails    NULL: other shapes or types. An index out of range gives a row of zeros, and the graph ends with INVALID_DATA
 struct gcuda_get_rows_args { // also of get_rows_back, set_rows
     struct gcuda_array x, ids, y;
-    int32_t * bad_index; // launchers: device memory that becomes 1 when an index is out of range, or NULL
+    int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
     void * scratch;      // launchers of get_rows_back and set_rows: gcuda_OP_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_get_rows(
@@ -1851,9 +1906,10 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows(
 // Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
 //
 //   a        [n, R]  F32, F16 or BF16: gradient of the rows
-//   b        [R]     I32; an index out of range is left out and reported. Fewer indices than rows of a: the other rows are not read
+//   b        [R]     I32, or fewer indices: then the other rows of a are not read. An index out of range adds nothing, and the graph
+//                    ends with INVALID_DATA
 //   c        [n, m]  only its shape counts
-//   returns  [n, m]  F32
+//   returns  [n, m]  F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
@@ -1861,22 +1917,23 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
 // Writes rows of b into a:  a[:, c[i1, i2 mod c.ne1, i3 mod c.ne2], i2, i3] = b[:, i1, i2, i3], converted as by cpy.
 // Sources of the node are b, c, a in this order.
 //
-//   a        [n, m, B2, B3]  any type but integers, packed rows; other rows keep their content
+//   a        [n, m, B2, B3]  any type but integers, packed rows. Rows without an index keep their content
 //   b        [n, R, B2, B3]  F32, F16 or BF16, packed rows
-//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Of equal indices the last row stays
+//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Several rows with one index: the last one is written
 //   returns  a view of a
-//   fails    NULL: other shapes or types. A row with an index out of range is dropped: GCUDA_STATUS_INVALID_DATA
+//   fails    NULL: other shapes or types. A row with an index out of range is not written, and the graph ends with INVALID_DATA
 GCUDA_API struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
-// A copy of a with b written over a region of it. Strides need not be those of a; nb0 is the type size.
-//     byte of b's element [i0, i1, i2, i3] = offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
+// A copy of a in which b replaces a region. Element [i0, i1, i2, i3] of b goes to this byte of the result (nb0 is the type size):
+//     offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 //
 //   a        any type, contiguous
-//   b        type of a, any strides, at most as many elements
-//   nb*      bytes, multiples of the type size; the region lies inside the result and does not overlap itself
-//   returns  type and shape of a; inplace: a view of a, whose other elements stay. 1d: nb* of a; 2d: nb2, nb3 of a
+//   b        type of a, any strides, at most as many elements as a
+//   nb*      bytes, multiples of the type size; need not be the strides of a. 1d: those of a; 2d: nb2 and nb3 of a
+//   offset   bytes; the region is inside the result and does not overlap itself
+//   returns  type and shape of a, contiguous; inplace: a view of a, whose other elements keep their values
 struct gcuda_set_args { // also of acc
     struct gcuda_array a, b, y;
     struct gcuda_array region; // of y: data and strides as above, shape of b
@@ -1895,17 +1952,21 @@ GCUDA_API struct gcuda_tensor * gcuda_set_2d_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
 
 // >>op:acc --------------------------------------------------------------------------------------------
-// As set, with b added to the region. a and b: F32, F16 or BF16 each, the sum rounded once to the type of a.
+// A copy of a with b added to a region, which offset and nb* describe as for gcuda_set.
+//   a        F32, F16 or BF16, contiguous
+//   b        F32, F16 or BF16, any strides, at most as many elements as a
+//   nb*, offset  bytes; the region is inside the result and does not overlap itself
+//   returns  type and shape of a; inplace: a view of a. Sums are rounded once
 GCUDA_API struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     size_t nb1, size_t nb2, size_t nb3, size_t offset);
 GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:repeat -----------------------------------------------------------------------------------------
-// Repeats a to fill a larger shape, whose extents are multiples of those of a.
+// Repeats a along each dimension:  y[i0, i1, i2, i3] = a[i0 mod a.ne0, i1 mod a.ne1, ...].
 //   a        any plain type, any strides
-//   b        only its shape counts
-//   returns  type of a, shape of b or the one given
+//   b        only its shape counts: multiples of the extents of a
+//   returns  type of a, shape of b or the one given, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_repeat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(
@@ -1915,14 +1976,14 @@ GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(
 // Gradient of repeat: each element of the result is the sum of all elements of a that are copies of it.
 //   a        F32, F16 or BF16, any strides
 //   b        only its shape counts; its extents divide those of a
-//   returns  type of a, shape of b. Sums in double, rounded once
+//   returns  type of a, shape of b, contiguous. Sums in double, rounded once
 GCUDA_API struct gcuda_tensor * gcuda_repeat_back(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
 // >>op:concat -----------------------------------------------------------------------------------------
-// a, then b, along dimension dim (0 to 3).
-//   a, b     one type, any strides; all other extents equal. Either may be empty
-//   returns  their type, contiguous
+// Concatenates a and b along dimension dim (0 to 3).
+//   a, b     one type, any strides; equal extents in the other dimensions. Either may be empty
+//   returns  their type, contiguous; ne[dim] is the sum of both
 struct gcuda_concat_args {
     struct gcuda_array a, b, y;
     int dim;
@@ -1931,10 +1992,10 @@ GCUDA_API struct gcuda_tensor * gcuda_concat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
 
 // >>op:pad --------------------------------------------------------------------------------------------
-// Pads a by lp elements before and rp after it in each dimension: with zeros, or with a repeated (circular).
+// Pads a in each dimension by lp elements before and rp after it: with zeros, or circular with repetitions of a.
 //   a        any plain type, any strides
-//   lp, rp   at least 0, elements; circular may wrap any number of times
-//   returns  type of a, extents ne + lp + rp
+//   lp, rp   elements, at least 0; circular padding may be longer than a. pad and pad_circular: lp is 0
+//   returns  type of a, extents ne + lp + rp, contiguous
 struct gcuda_pad_args { // also of repeat and roll, which are circular
     struct gcuda_array x, y;
     int64_t lp[4]; // y[i] = x[i - lp]
@@ -1953,7 +2014,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ct
 // Pads rows by reflection, p0 elements before and p1 after; the border element is not repeated.
 //   a        any plain type, any strides
 //   p0, p1   0 to ne0 - 1
-//   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3]
+//   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3], contiguous
 struct gcuda_pad_reflect_1d_args {
     struct gcuda_array x, y;
     int64_t p0;
@@ -1962,43 +2023,46 @@ GCUDA_API struct gcuda_tensor * gcuda_pad_reflect_1d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1);
 
 // >>op:roll -------------------------------------------------------------------------------------------
-// Elements moved by shift in each dimension, those that leave at one end enter at the other.
+// Moves elements cyclically:  y[(i + shift) mod ne] = a[i] in each dimension.
 //   a        any plain type, any strides
-//   shift    -ne < shift < ne
-//   returns  type and shape of a
+//   shift    elements, -ne < shift < ne
+//   returns  type and shape of a, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_roll(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3);
 
 // >>op:diag -------------------------------------------------------------------------------------------
-// Rows as diagonals of square matrices:  y[i, i] = a[i, 0], zero elsewhere.
-//   a        [n, 1, ne2, ne3]  any plain type
-//   returns  [n, n, ne2, ne3]  type of a
+// Square matrices with a's rows as diagonals:  y[i, i] = a[i, 0], zero elsewhere.
+//   a        [n, 1, ne2, ne3]  any plain type, any strides
+//   returns  [n, n, ne2, ne3]  type of a, contiguous
 struct gcuda_mask_args { // also of diag_mask_inf, diag_mask_zero, tri and fill
-    struct gcuda_array x, y; // x has the shape of y; of diag its nb[1] is 0
-    int64_t from, to;        // x is kept where from <= i0 - i1 < to
-    float value;             // elsewhere
+    struct gcuda_array x, y; // x has the shape of y; for diag its nb[1] is 0
+    int64_t from, to;        // y is x where from <= i0 - i1 < to
+    float value;             // y elsewhere
 };
 GCUDA_API struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:diag_mask_inf ----------------------------------------------------------------------------------
-// a with -infinity where i0 > n_past + i1: what a token may not attend to.
+// Causal mask of attention scores:  y = -infinity where i0 > n_past + i1, else a. i0 is the position, i1 the token.
 //   a        F32, F16 or BF16, any strides
-//   n_past   at least 0
-//   returns  type and shape of a; inplace: a view of a
+//   n_past   positions before the first token, at least 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-// As gcuda_diag_mask_inf with 0 instead of -inf, also over NaN.
+// y = 0 where i0 > n_past + i1 (also where a is NaN), else a.
+//   a        F32, F16 or BF16, any strides
+//   n_past   at least 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:tri --------------------------------------------------------------------------------------------
-// A triangle of square matrices, zero elsewhere, also over NaN.
+// Keeps a triangle of square matrices; the other elements become 0, also where a is NaN.
 //   a        [n, n, ne2, ne3]  F32, F16 or BF16, any strides
-//   returns  type and shape of a
+//   returns  type and shape of a, contiguous
 enum gcuda_tri_type {
     GCUDA_TRI_TYPE_UPPER_DIAG = 0, // keeps column i0 >= row i1
     GCUDA_TRI_TYPE_UPPER = 1,      // i0 > i1
@@ -2009,15 +2073,15 @@ GCUDA_API struct gcuda_tensor * gcuda_tri(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type);
 
 // >>op:fill -------------------------------------------------------------------------------------------
-// Every element c; the content of a is not read.
+// y = c for every element. The contents of a are not read.
 //   a        F32, F16 or BF16
-//   returns  type and shape of a; inplace: a view of a
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c);
 GCUDA_API struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c);
 
 // >>op:arange -----------------------------------------------------------------------------------------
-// start, start + step, ... below stop:  y[i] = start + step * i.
-//   step     above 0, stop above start
+// y[i] = start + step * i, up to stop, which is excluded.
+//   step     above 0; stop above start
 //   returns  [ceil((stop - start) / step)]  F32
 struct gcuda_arange_args {
     struct gcuda_array y;
@@ -2028,9 +2092,9 @@ GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float s
 // >>op:timestep_embedding -----------------------------------------------------------------------------
 // Sinusoidal embedding, cosines first. The last element of an odd dim is 0.
 //     y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f)          f = max_period^(-j / h), h = dim / 2, j < h
-//   timesteps   [N]  F32, since BF16 counts to 256 only and F16 to 2048
+//   timesteps   [N]  F32, because BF16 has all integers only up to 256 and F16 up to 2048
 //   max_period  at least 1; models use 10000
-//   returns     [dim, N]  F32
+//   returns     [dim, N]  F32, contiguous
 struct gcuda_timestep_embedding_args {
     struct gcuda_array x, y;
     int max_period;
@@ -2047,12 +2111,12 @@ GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(
 // >>op:mul
 // >>op:div
 // y = a (+ - * /) b, element by element. b is repeated to the shape of a:  y[i] = a[i] o b[i mod b.ne], in every
-// dimension. Computed in F32 with one rounding at the end; x/0 is infinite, 0/0 NaN.
+// dimension. Computed in F32 and rounded once to the result's type; x/0 is infinite, 0/0 NaN.
 //
 //   a        F32, F16 or BF16; add also takes quantized a with F32 b of the same shape (dequantize, add, quantize)
 //   b        F32, F16 or BF16; each extent divides that of a
 //   returns  shape and type of a, contiguous; add_cast: of the given type (quantized a: F32); inplace: a view of a
-//   fails    NULL: shapes that do not repeat, other types, a quantized type that the host cannot write
+//   fails    NULL: b cannot be repeated to a, other types, a quantized type without a quantizer
 struct gcuda_binary_args { // also of add1, silu_back
     struct gcuda_array a, b, y;
     void * scratch; // launcher of add: gcuda_add_scratch_bytes
@@ -2073,7 +2137,10 @@ GCUDA_API struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:add1 -------------------------------------------------------------------------------------------
-// y[i] = a[i] + b[0]: b has one element. Types as in gcuda_add.
+// y[i] = a[i] + b[0].
+//   a        F32, F16 or BF16
+//   b        F32, F16 or BF16, one element
+//   returns  shape and type of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2084,20 +2151,22 @@ GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, s
 //
 //   a        [n, U, T]  F32, F16 or BF16: n outputs of the U experts of each of T tokens
 //   b        [n, E]     F32, F16 or BF16: one row per expert
-//   ids      [U, T]     I32, 0 to E-1; another value adds nothing and the graph ends with GCUDA_STATUS_INVALID_DATA
+//   ids      [U, T]     I32, 0 to E-1; another value adds nothing, and the graph ends with INVALID_DATA
 //   returns  [n, U, T]  type of a, contiguous
 struct gcuda_add_id_args {
     struct gcuda_array a, b, ids, y;
-    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
+    int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
 };
 GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * ids);
 
 // >>op:unary ------------------------------------------------------------------------------------------
-// y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
-// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed, because models contain them. A new
-// kind gets the next number. Its line here makes the compiler require GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in
-// gcuda_kernels.cu.
+// y = f(x), element by element, computed in F32. The table has the functions; S is the logistic function 1/(1+exp(-x)).
+//   a        F32, F16 or BF16
+//   returns  type and shape of a, contiguous; inplace: a view of a
+//
+// Models contain the numbers, so they never change. A new kind gets the next number. Its line here makes the compiler require
+// GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -2112,7 +2181,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
     X(GELU_QUICK,   9) /* x S(1.702 x)                                   the same paper */                     \
     X(SILU,        10) /* x S(x)                                         the same; Swish in 1710.05941 */      \
     X(HARDSWISH,   11) /* x hardsigmoid(x)                               Howard et al. 2019, 1905.02244 */     \
-    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all without a word about it */       \
+    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all kinds without a note   */       \
     X(EXP,         13)                                                                                         \
     X(EXPM1,       14) /* exp(x) - 1 without cancellation */                                                   \
     X(SOFTPLUS,    15) /* ln(1 + exp(x)); x where x > 20 */                                                    \
@@ -2135,7 +2204,7 @@ struct gcuda_unary_args {
     float p[5]; // op_params; [1..4]: alpha_n', alpha_p', beta, eps of XIELU
 };
 GCUDA_API const char * gcuda_unary_op_name(enum gcuda_unary_op op); // "GELU"; "invalid"
-// of a UNARY node, else GCUDA_UNARY_OP_COUNT
+// Kind of a UNARY node; GCUDA_UNARY_OP_COUNT for another operation.
 GCUDA_API enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_unary_op op);
@@ -2182,20 +2251,24 @@ GCUDA_API struct gcuda_tensor * gcuda_round_inplace(struct gcuda_context * ctx, 
 GCUDA_API struct gcuda_tensor * gcuda_trunc(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_trunc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
-// Huang, Schlag 2024, arXiv:2411.13010, with p = softplus(alpha_p) and n = beta + softplus(alpha_n):
+// xIELU, Huang, Schlag 2024, arXiv:2411.13010, with p = softplus(alpha_p) and n = beta + softplus(alpha_n):
 //   x > 0: p x^2 + beta x        else: n (expm1(min(x, eps)) - x) + beta x
+// Types and result as for gcuda_unary.
 GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n,
     float alpha_p, float beta, float eps);
 
 // >>op:glu --------------------------------------------------------------------------------------------
-// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g, with x and g the two halves of a's rows (swapped:
-// g first), or two tensors (split).
-//   REGLU relu   GEGLU gelu   SWIGLU silu   GEGLU_ERF gelu_erf   GEGLU_QUICK gelu_quick; as in gcuda_unary
-//   SWIGLU_OAI   x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit)
-// REGLU is 0 wherever x is not positive, also when g is infinite or NaN.
+// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g. x and g are the first and second half of each row of a, with
+// `swapped` the second and first. In the _split functions and swiglu_oai x is a and g is b.
+//   REGLU         f is relu; 0 wherever x is not positive, even if g is infinite or NaN
+//   GEGLU         f is gelu
+//   GEGLU_ERF     f is gelu_erf
+//   GEGLU_QUICK   f is gelu_quick
+//   SWIGLU        f is silu
+//   SWIGLU_OAI    x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit); S as in gcuda_unary
 //
-//   a, b     F32, F16 or BF16, rows packed; split: the same shape
-//   returns  [ne0/2, ...], split [ne0, ...], type of a, contiguous. An odd ne0 leaves the last element unused
+//   a, b     F32, F16 or BF16, rows packed; a and b of one shape
+//   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...]. The last element of rows of odd length is not used
 #define GCUDA_GLU_OPS(X) X(REGLU, 0) X(GEGLU, 1) X(SWIGLU, 2) X(SWIGLU_OAI, 3) X(GEGLU_ERF, 4) X(GEGLU_QUICK, 5)
 enum gcuda_glu_op {
 #define X(ID, value) GCUDA_GLU_OP_##ID = value,
@@ -2204,13 +2277,13 @@ enum gcuda_glu_op {
     GCUDA_GLU_OP_COUNT
 };
 struct gcuda_glu_args {
-    struct gcuda_array x, g, y; // all of y's shape
+    struct gcuda_array x, g, y; // of one shape
     enum gcuda_glu_op op;
     float alpha, limit; // SWIGLU_OAI
     int form; // launchers: 0: y is floats, else that of gcuda_mul_mat_layout, path WGMMA
 };
 GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
-// of a GLU node, else GCUDA_GLU_OP_COUNT
+// Kind of a GLU node; GCUDA_GLU_OP_COUNT for another operation.
 GCUDA_API enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op,
     bool swapped);
@@ -2240,10 +2313,12 @@ GCUDA_API struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, str
     struct gcuda_tensor * b, float alpha, float limit);
 
 // >>op:scale ------------------------------------------------------------------------------------------
-// y = s a + b, for F32, F16 or BF16; type and shape of a, contiguous; inplace: a view of a.
+// y = s a + b; gcuda_scale: b is 0.
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a
 struct gcuda_map_args { // also of sqr, sqrt, sin, cos, log, clamp, leaky_relu
     struct gcuda_array x, y;
-    float p[2]; // s, b; min, max; slope
+    float p[2]; // scale: s, b; clamp: min, max; leaky_relu: slope
 };
 GCUDA_API struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
 GCUDA_API struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
@@ -2256,8 +2331,10 @@ GCUDA_API struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * 
 // >>op:sin
 // >>op:cos
 // >>op:log
-// Element by element, types and results as gcuda_scale. Roots and logarithms of negative numbers are NaN, log 0 is
-// -inf.
+// Square, square root, sine, cosine and natural logarithm of each element. Roots and logarithms of negative numbers are NaN, log 0
+// is -inf.
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -2270,23 +2347,34 @@ GCUDA_API struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcu
 GCUDA_API struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:clamp ------------------------------------------------------------------------------------------
-// min(max(a, min), max) in a's own memory: the result is always a view of a. min <= max; either may be infinite. NaN stays NaN.
+// y = min(max(a, min), max), always in place; NaN stays NaN.
+//   a        F32, F16 or BF16, any strides
+//   min, max min <= max; either may be infinite
+//   returns  a view of a
 GCUDA_API struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max);
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
-// max(a, 0) + negative_slope min(a, 0). Types and result as gcuda_scale.
+// y = max(a, 0) + negative_slope min(a, 0).
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a,
     float negative_slope, bool inplace);
 
 // >>op:silu_back --------------------------------------------------------------------------------------
-// Derivative of gcuda_silu: a is the gradient of its result, b was its argument:  y = a S(b) (1 + b (1 - S(b))).
-// Equal shapes; F32, F16 or BF16; the result has the type of a.
+// Derivative of gcuda_silu:  y = a S(b) (1 + b (1 - S(b))),  S the logistic function.
+//   a        gradient of silu's result, F32, F16 or BF16
+//   b        silu's argument, F32, F16 or BF16, shape of a
+//   returns  type and shape of a, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 
 // >>op:norm -------------------------------------------------------------------------------------------
-// Each row to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
-// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, strides, result and failures as gcuda_rms_norm.
+// Layer norm of each row, to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
+// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias.
+//   a        F32, F16 or BF16, any strides; inplace and launchers: elements of a row adjacent
+//   eps      added to the variance, >= 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
+//   fails    NULL, and ctx keeps the error: another type, inplace with strided rows, eps negative or NaN
 GCUDA_API struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
@@ -2299,24 +2387,32 @@ GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, s
 //   eps      added to the mean square, >= 0; models use 1e-5 or 1e-6
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; inplace: a view of a
 //   fails    NULL, and ctx keeps the first error: a of another type, inplace with strided rows, eps negative or NaN,
-//            ctx full. a == NULL gives NULL and leaves the error that caused it in place
+//            ctx full. a == NULL gives NULL and keeps the error that caused it
 struct gcuda_norm_args { // also of norm, l2_norm
     struct gcuda_array x, y;
     float eps;
-    void * scratch; // launchers: gcuda_norm_scratch_bytes and its like
+    void * scratch; // launchers: gcuda_norm_scratch_bytes, _rms_norm_, _l2_norm_
 };
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
-// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, strides, result and failures as gcuda_rms_norm.
+// Scales each row to length 1:  y = x / max(sqrt(sum(x^2)), eps).
+//   a        F32, F16 or BF16, any strides; inplace and launchers: elements of a row adjacent
+//   eps      smallest divisor, >= 0
+//   returns  type and shape of a, contiguous; inplace: a view of a
+//   fails    NULL, and ctx keeps the error: another type, inplace with strided rows, eps negative or NaN
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
-// Derivative of gcuda_rms_norm: a is the gradient of its result, b was its argument. With n = ne0:
+// Derivative of gcuda_rms_norm for each row of n = ne0 elements:
 //   y = (a - b sum(a b) / (sum(b^2) + n eps)) / sqrt(sum(b^2)/n + eps)
-// Equal shapes; F32, F16 or BF16 with packed rows; the result has the type of a.
+//
+//   a        gradient of rms_norm's result, F32, F16 or BF16, packed rows
+//   b        rms_norm's argument, F32, F16 or BF16, packed rows, shape of a
+//   eps      as given to gcuda_rms_norm
+//   returns  type and shape of a, contiguous
 struct gcuda_rms_norm_back_args {
     struct gcuda_array dy, x, dx;
     float eps;
@@ -2325,10 +2421,10 @@ GCUDA_API struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, 
     struct gcuda_tensor * b, float eps);
 
 // >>op:group_norm -------------------------------------------------------------------------------------
-// Mean 0 and variance 1 over groups of channels, for each image: Wu, He 2018, arXiv:1803.08494, without gain and bias.
+// Normalizes each group of channels of an image to mean 0 and variance 1: Wu, He 2018, arXiv:1803.08494, without gain and bias.
 //
 //   a        [W, H, C, N]  F32, F16 or BF16, packed rows
-//   n_groups at least 1; a group is ceil(C / n_groups) channels, the last one what is left
+//   n_groups at least 1; a group has ceil(C / n_groups) channels, the last one the rest
 //   eps      added to the variance, >= 0
 //   returns  [W, H, C, N]  type of a, contiguous; inplace: a view of a
 struct gcuda_group_norm_args {
@@ -2343,7 +2439,9 @@ GCUDA_API struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * 
     int n_groups, float eps);
 
 // >>op:sum --------------------------------------------------------------------------------------------
-// Sum of all elements of F32, F16 or BF16: one element of the type of a.
+// Sum of all elements.
+//   a        F32, F16 or BF16, any strides
+//   returns  [1]  type of a
 struct gcuda_sum_args {
     struct gcuda_array x, y;
     void * scratch; // launchers: gcuda_sum_scratch_bytes
@@ -2352,27 +2450,34 @@ GCUDA_API struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcu
 
 // >>op:sum_rows ---------------------------------------------------------------------------------------
 // >>op:mean
-// Sum and mean of each row of F32, F16 or BF16: [1, ne1, ne2, ne3], sum_rows in the type of a, mean in F32.
+// Sum and mean of each row.
+//   a        F32, F16 or BF16, any strides
+//   returns  [1, ne1, ne2, ne3]  sum_rows: type of a; mean: F32
 struct gcuda_reduce_args { // also of cumsum, argmax
     struct gcuda_array x, y;
-    void * scratch; // launchers of sum_rows, mean and cumsum: gcuda_sum_rows_scratch_bytes and its like
+    void * scratch; // launchers of sum_rows, mean and cumsum: gcuda_OP_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
-// Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
-// An element affects only the sums from its index on. The CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32
-// as a tree, so that the error grows with its depth. The sum of the previous blocks is in double; a block that overflows F32 is too.
+// Running sum along each row:  y[i] = a[0] + ... + a[i].
+//   a        F32, F16 or BF16, any strides
+//   returns  type and shape of a, contiguous
+//   accuracy the CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32 as a tree, and blocks to each other in
+//            double; a block whose sums overflow F32 is added in double too. An element affects only the sums from its index on
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Index of the largest element of each row, the last one among equals; NaN only where the row has no number, again the last.
-// a: matrix of F32, F16 or BF16, ne0 < 2^31. Returns I32 [ne1]; -1 for a row without elements.
+// Index of the largest element of each row; the last one of equal elements. NaN is ignored, unless the whole row is NaN.
+//   a        [n, rows]  F32, F16 or BF16, packed rows, n < 2^31
+//   returns  [rows]  I32; -1 if n is 0, n - 1 if the row is NaN
 GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:count_equal ------------------------------------------------------------------------------------
-// In how many places a and b, I32 of one shape, are equal: I64 [1].
+// Number of elements with a[i] == b[i].
+//   a, b     I32, one shape
+//   returns  [1]  I64
 struct gcuda_count_equal_args {
     struct gcuda_array a, b, y;
     void * scratch; // launchers: gcuda_count_equal_scratch_bytes
@@ -2381,9 +2486,11 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. NaN comes after every number in
-// both orders, whatever its sign; equal elements (all NaN are, and both zeros) by their index, the smaller first. The same on
-// every backend, in top_k and in the choice of experts.
+// Indices that sort each row.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   returns  I32, shape of a, contiguous
+//   order    equal elements (0 and -0 are equal) in ascending order of their indices. NaN comes after every number in both orders.
+//            Every backend, top_k and expert routing use these rules
 enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
@@ -2392,28 +2499,30 @@ struct gcuda_sort_args { // also of top_k
 };
 GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_sort_order order);
-// The first k of a descending argsort: a view [k, ne1, ne2, ne3].
+// The first k indices of a descending gcuda_argsort: a view [k, ne1, ne2, ne3] of its result.
 GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as for gcuda_argsort.
-// The set is the first k of its descending order: of equal elements those with smaller indices, NaN only if fewer than k are numbers.
-// Cheaper than sorting.
+// Indices of the k largest elements of each row, in no particular order. Cheaper than gcuda_argsort.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   k        1 to ne0
+//   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order. Of equal elements
+//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-// Each row to probabilities:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask.
-// slope is 1, or with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409.
-// Sinks join maximum and sum of their head, unscaled, without a place in the result: Xiao et al. 2023, 2309.17453.
-// A row that is -inf throughout (all masked) gives zeros.
+// Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. A row of -inf only gives zeros.
+//   slope    1; with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409
+//   sinks    one more term per head in maximum and sum, unscaled, without an element in the result: Xiao et al. 2023, 2309.17453
 //
 //   a         [n, rows, heads, batch]  F32, F16 or BF16, contiguous
 //   mask      NULL, or [n, >= rows, m2, m3] F32, F16 or BF16, contiguous; m2 divides heads, m3 divides batch
-//   max_bias  > 0 wants a mask
-//   sinks     [heads] F32, F16 or BF16
+//   scale     gcuda_soft_max: 1, without a mask
+//   max_bias  0: no ALiBi; > 0 needs a mask
 //   returns   shape and type of a, contiguous; inplace: a view of a
-// gcuda_soft_max_add_sinks changes a soft_max node; sinks that do not fit are an error here and again when the graph is
-// computed. NULL takes them away.
+//
+// gcuda_soft_max_add_sinks sets the sinks ([heads] F32, F16 or BF16) of the soft_max node a; NULL removes them. Sinks of another size or
+// type are an INVALID_ARGUMENT. The node keeps them, so that its graph is refused too.
 struct gcuda_soft_max_args {
     struct gcuda_array x, mask, sinks, y; // mask, sinks: data is NULL when absent
     float scale, max_bias;
@@ -2428,8 +2537,11 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context 
 GCUDA_API gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
-// Derivative of gcuda_soft_max_ext: a is the gradient of its result, b was its result:  y = scale b (a - sum(a b)).
-// The mask does not enter. Equal shapes; F32, F16 or BF16, contiguous; the result has the type of a.
+// Derivative of gcuda_soft_max_ext:  y = scale b (a - sum(a b)). It does not depend on the mask.
+//   a        gradient of soft_max's result, F32, F16 or BF16, contiguous
+//   b        soft_max's result, F32, F16 or BF16, contiguous, shape of a
+//   scale, max_bias  as given to gcuda_soft_max_ext
+//   returns  type and shape of a, contiguous; inplace: a view of a
 struct gcuda_soft_max_back_args {
     struct gcuda_array dy, y, dx;
     float scale;
@@ -2446,15 +2558,20 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 // several position planes by Qwen2-VL, arXiv:2409.12191. Elements from n_dims on are copied.
 //
 //   a         [D, heads, tokens, batch]  F32, F16 or BF16
-//   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
-//   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
-//   n_dims    even, 2 to D; VISION: D / 2. 0: a copy of a; of the parameters below only the mode is checked
-//   mode      which elements are pairs, see below
-//   sections  pairs per plane, in order; one of the first three > 0, sum at most D
-//   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
-//   attn_factor  magnitude; n_ctx_orig, beta_fast, beta_slow  where YaRN's ramp lies
+//   b         I32 positions [tokens]; modes with bit 8: [4 tokens], planes of time, height, width, extra
+//   c         NULL, or F32, F16 or BF16 divisors of the angles, at least one per pair
+//   n_dims    elements that are rotated: even, 2 to D; VISION: D / 2. 0: a copy of a; then only the mode is checked
+//   mode      enum gcuda_rope_type: the elements of pair j
+//   sections  4 numbers: pairs per plane, in order; one of the first three > 0, sum at most D
+//   n_ctx_orig   context length of the training, tokens; for YaRN's ramp
+//   freq_base    base of the frequencies; gcuda_rope: 10000
+//   freq_scale   factor of the position; gcuda_rope: 1
+//   ext_factor   YaRN's share of the unscaled angle at high frequencies; 0: no YaRN
+//   attn_factor  factor of the result
+//   beta_fast, beta_slow  rotations over n_ctx_orig at the two ends of YaRN's ramp
 //   returns   type and shape of a, contiguous; inplace: a view of a
-// _back rotates the other way: the derivative, a is the gradient.
+//
+// The _back functions are the derivative: a is the gradient of the result, which they rotate in the opposite direction.
 enum gcuda_rope_type {
     GCUDA_ROPE_TYPE_NORMAL = 0,  // (2j, 2j + 1)
     GCUDA_ROPE_TYPE_NEOX = 2,    // (j, j + n_dims/2)
@@ -2492,24 +2609,25 @@ GCUDA_API struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, 
 GCUDA_API struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
     float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-// As gcuda_rope_ext without factors; for code that still uses the old names.
+// Old names of gcuda_rope_ext with c NULL.
 GCUDA_API struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
     float attn_factor, float beta_fast, float beta_slow);
 GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
     float attn_factor, float beta_fast, float beta_slow);
-// First and last pair of YaRN's ramp: below dims[0] angles are extrapolated, above dims[1] interpolated. May be
-// infinite. dims NULL: nothing happens.
+// First and last pair of YaRN's ramp, for the parameters of gcuda_rope_ext: angles below dims[0] are extrapolated, those above dims[1]
+// interpolated. The values may be infinite. dims NULL: no effect.
 GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf (0 ln 0 = 0): a row of zero
-// labels has loss 0. A logit of -inf with a positive label makes the loss infinite.
+// Cross entropy, the mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf
+// (0 ln 0 = 0). A logit of -inf with a positive label makes the loss infinite.
 //
-//   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
-//   returns  F32 [1]; 0 without rows
+//   a        logits, F32, F16 or BF16, contiguous
+//   b        labels (probabilities), F32, F16 or BF16, contiguous, shape of a
+//   returns  [1]  F32; 0 without rows
 struct gcuda_cross_entropy_args { // also of its derivative
     struct gcuda_array logits, labels, grad, y; // grad: data is NULL for the loss itself
     void * scratch; // launcher of the loss: gcuda_cross_entropy_loss_scratch_bytes
@@ -2518,19 +2636,24 @@ GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * 
     struct gcuda_tensor * b);
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
-// Derivative by the logits:  y = (softmax(b) - c) a[0] / rows, with a the gradient of the loss, F32 [1]; b logits, c
-// labels, as above. Returns type and shape of b.
+// Derivative of gcuda_cross_entropy_loss by the logits:  y = (softmax(b) - c) a[0] / rows.
+//   a        [1]  F32, gradient of the loss
+//   b        logits, F32, F16 or BF16, contiguous
+//   c        labels, F32, F16 or BF16, contiguous, shape of b
+//   returns  type and shape of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
-// One step of AdamW, Loshchilov & Hutter 2017, arXiv:1711.05101. Changes a, m and v where they are:
+// One step of AdamW, Loshchilov & Hutter 2017, arXiv:1711.05101. Updates a, m and v in place:
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   a = a (1 - alpha wd) - alpha (m beta1h) / (sqrt(v beta2h) + eps)
 //
-//   a        parameters (gcuda_set_param); grad, m, v: the same shape, m and v zero before step 1; all contiguous F32:
-//            a step is often smaller than the last place of 16 bits. Models of such weights train an F32 copy and cast it
-//   adamw_params  F32 [7]: alpha, beta1, beta2, eps, wd, and at step t >= 1 beta1h = 1/(1 - beta1^t),
+//   a        parameters (gcuda_set_param), F32, contiguous. Not 16 bits, because steps are often smaller than their rounding: train an
+//            F32 copy and cast it
+//   grad     gradient of a, F32, contiguous, shape of a
+//   m, v     first and second moments, F32, contiguous, shape of a; zero before step 1 (gcuda_graph_reset)
+//   adamw_params  [7]  F32: alpha, beta1, beta2, eps, wd, and at step t >= 1 beta1h = 1/(1 - beta1^t),
 //            beta2h = 1/(1 - beta2^t)
 //   returns  a view of a
 struct gcuda_opt_step_args { // also of opt_step_sgd, which has no m and v
@@ -2540,7 +2663,11 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx,
     struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params);
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-// One step down the gradient, in place:  a = a (1 - alpha wd) - alpha grad. sgd_params: [2], alpha and wd. All F32.
+// One step of gradient descent with weight decay, in place:  a = a (1 - alpha wd) - alpha grad.
+//   a        parameters (gcuda_set_param), F32, contiguous
+//   grad     gradient of a, F32, contiguous, shape of a
+//   sgd_params  [2]  F32: alpha, wd
+//   returns  a view of a
 GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
@@ -2549,37 +2676,43 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 // ---------------- mulmat: matrix products ----------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-// Matrix product of the rows of a with the rows of b: y[m, n] = sum over k of a[k, m] * b[k, n]. The contracted dimension is the first
-// of both, the memory layout of weights and activations. Matrices of b in dimensions 2 and 3 share those of a.
+// Matrix product:  y[m, n] = sum over k of a[k, m] * b[k, n]. Dimension 0 of both is contracted, which is how weights (rows of a) and
+// activations (rows of b) are stored. Dimensions 2 and 3 are batches; a is broadcast over those of b.
 //
 //   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
-//   b        [K, N, B2, B3]  F32, F16, BF16, or blocks of the kind a was made for (Q8_0, Q8_1, Q8_K; see
-//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
-//   returns  [M, N, B2, B3]  F32
-//   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
-//            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
-//            CUDA, unless GCUDA_PREC_F32: F32 activations are rounded to TF32 for F32 weights, to F16 (with a factor per
-//            column, so that no size is lost) for F16 weights, and with many columns to BF16 for other weights, which
-//            are decoded (relative squared errors of about 1e-7, 1e-7 and 5e-6); F16 and BF16 weights are exact
-//   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
+//   b        [K, N, B2, B3]  F32, F16, BF16, or the activation blocks of a's type (Q8_0, Q8_1, Q8_K; see
+//            gcuda_mul_mat_partner); rows packed; B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2, i3 * A3 / B3]
+//   returns  [M, N, B2, B3]  F32, contiguous
+//   fails    NULL: K differs, B2 or B3 is no multiple, a type is refused, rows of a or b are not packed
+//
+// Accuracy. Sums are in F32. F16 and BF16 weights are not rounded. Other operands may be, unless gcuda_mul_mat_set_prec says
+// GCUDA_PREC_F32. The last column is about the relative squared error of y.
+//   backend  weights      activations in F32 (a column is a row of b)                  error
+//   CPU      float        not rounded
+//   CPU      quantized    to 8 bits with an F32 scale per 32 values, or not rounded    1.5e-5
+//   CUDA     F32          to TF32, with more than 4 columns the weights too            1e-7
+//   CUDA     F16          to F16, with a factor per column that keeps the range        1e-7
+//   CUDA     BF16         many columns: to BF16                                        5e-6
+//   CUDA     quantized    few columns: to 8 bits, as on the CPU                        1.5e-5
+//                         many columns: to BF16, the decoded weights too               5e-6
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// Sets the precision of mul_mat, mul_mat_id or out_prod. GCUDA_PREC_F32 requires unrounded operands and sums in F32 on every backend.
-// For float weights the CPU always does so; for quantized weights it is some times slower. Gradients of a mul_mat have its precision
-// if it is set before they are built. NULL is ignored. Fails and changes nothing for a node of another operation (a constructor of
-// several nodes returns the last one) or an unknown precision.
+// Sets the precision of a mul_mat, mul_mat_id or out_prod node. GCUDA_PREC_F32: operands are not rounded, on any backend. The CPU never
+// rounds for float weights; with quantized weights GCUDA_PREC_F32 is several times slower there. Gradients of a mul_mat have its
+// precision if it is set before they are built. node NULL: SUCCESS, no effect. INVALID_ARGUMENT, and nothing changes: a node of another
+// operation (constructors of several nodes return the last one), an unknown precision.
 GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
-// A promise about a mul_mat. GCUDA_HINT_SRC0_IS_HADAMARD: a is the Hadamard matrix of n = 2, 4, 8 ... rows in Sylvester's order, divided by
-// sqrt(n): element (i, j) is negative where i & j has an odd number of ones. A backend may then transform the rows of b in n log n steps:
-// CUDA does for n = 64, 128, 256 and 512 and F32 or F16 rows, at any precision; the CPU multiplies. Where a is another matrix, the result is
-// that of the transform, or that of the product: a caller's mistake that nothing finds. NULL is ignored. Fails, and changes nothing: a node
-// of another operation, a hint that does not exist, a matrix that is not [n, n].
+// A promise about a mul_mat. GCUDA_HINT_SRC0_IS_HADAMARD: a is the Hadamard matrix of n = 2, 4, 8 ... rows in Sylvester's order, divided
+// by sqrt(n): element (i, j) is negative where i & j has an odd number of ones. A backend may then transform rows of b in n log n steps.
+// CUDA does so for n = 64, 128, 256 and 512 with F32 or F16 rows, at any precision; the CPU multiplies. If a is another matrix the result
+// is the transform or the product, without an error. NULL is ignored. Fails and changes nothing: a node of another operation, an unknown
+// hint, a matrix that is not [n, n].
 enum gcuda_hint { GCUDA_HINT_NONE = 0, GCUDA_HINT_SRC0_IS_HADAMARD = 1 };
 GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint);
 
-// The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
+// Block type of activations (Q8_0, Q8_1 or Q8_K) that b may have if the weights have type a; GCUDA_TYPE_COUNT: none.
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
 struct gcuda_mul_mat_args {
@@ -2619,15 +2752,16 @@ struct gcuda_matrix_pointers_args {
 };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Matrix products with chosen experts: y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t].
+// Matrix products with an expert per token and slot u:  y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t].
 //
-//   as       [K, M, E]   one matrix per expert; types as a of gcuda_mul_mat
-//   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
+//   as       [K, M, E]   one matrix per expert: F32, F16, BF16 or a quantized weight type; rows packed
+//   b        [K, nb, T]  activations of T tokens: nb = 1: one for all experts of a token; nb = U: one for each. Types as b of
+//            gcuda_mul_mat
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
-//   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
-//   accuracy as gcuda_mul_mat; gcuda_mul_mat_set_prec applies. CUDA rounds activations to TF32 for F32 experts, to F16 with
-//            a factor per column for F16 experts, to BF16 for others (quantized experts, few tokens: to 8 bits). Float
-//            experts with few tokens, and every product with GCUDA_PREC_F32 (slower), multiply unrounded activations
+//   returns  [M, U, T]   F32, contiguous. A row whose id is outside 0..E-1 is zero, and the graph ends with INVALID_DATA
+//   accuracy CPU: as for gcuda_mul_mat. CUDA rounds activations to TF32 for F32 experts, to F16 with a factor per column for F16
+//            experts, to BF16 for others; with few tokens: to 8 bits for quantized experts, not at all for float experts.
+//            gcuda_mul_mat_set_prec with GCUDA_PREC_F32: not at all, slower
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
                                                  struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -2641,26 +2775,28 @@ struct gcuda_mul_mat_id_args {
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
-// Sum of outer products: y[i, j] = sum over t of a[i, t] * b[j, t]. The gradient of a matrix product's operands.
+// Sum of outer products:  y[i, j] = sum over t of a[i, t] * b[j, t]. The gradient of a matrix product is one.
 //
 //   a        [m, k, A2, A3]  F32, F16, BF16 with any strides, or a quantized weight type with packed rows
-//   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; broadcasting as in gcuda_mul_mat
-//   returns  [m, n, B2, B3]  F32
-//   accuracy products and sums in F32. CUDA, through cuBLAS, unless gcuda_mul_mat_set_prec asks for GCUDA_PREC_F32: F32 rounded to TF32
-//   fails    NULL: k differs, sizes do not divide, a type is refused
+//   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses
+//            a[i2 * A2 / B2, i3 * A3 / B3]
+//   returns  [m, n, B2, B3]  F32, contiguous
+//   accuracy products and sums in F32. CUDA through cuBLAS rounds F32 operands to TF32, unless gcuda_mul_mat_set_prec says
+//            GCUDA_PREC_F32
+//   fails    NULL: k differs, B2 or B3 is no multiple, a type is refused
 GCUDA_API struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                                struct gcuda_tensor * b);
 
 struct gcuda_out_prod_args {
     struct gcuda_array a, b, y;
-    enum gcuda_prec prec; // the launcher has F32 always
+    enum gcuda_prec prec; // launcher: not read, always F32
 };
 
 // ---------------- end of mulmat ----------------
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// "float" below: F32, F16 or BF16; sources may differ. Sums are in F32 or wider.
+// "float" below: F32, F16 or BF16, and the sources of a node may have different ones. Sums are in F32 or double.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2669,27 +2805,28 @@ struct gcuda_out_prod_args {
 //     y[:, h, n] = sum_j softmax(x)[j] * v[:, j, h / (H / Hv)]
 //
 //   q        [DK, N, H, S]   float; H heads, S sequences; any strides but the first
-//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk
-//            and Hv; any strides but the first; v may lie inside k
+//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  each any type but integers; H divisible by Hk and Hv; any strides but the first;
+//            v may be a view into k
 //   mask     NULL, or [KV, >= N, m2, m3]  float, contiguous; H divisible by m2, S by m3. -inf: the query does not see
 //            position j: its score is replaced, not added to, so that k may be anything there. A position that no query of the
 //            call sees may hold anything in v too, NaN included; v must be finite where some query sees it
 //   max_bias      ALiBi's largest slope exponent, 0: none; > 0 needs a mask
 //   logit_softcap 0: none
-//   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that may attend to nothing gets zeros
-//   fails    NULL, and ctx keeps the error: shapes that do not match, a type without float form, max_bias without mask
-// How a CUDA device computes it (gcuda_flash_attn_choose). Rows are tokens times the heads that share k and v.
+//   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that sees no position gets zeros
+//   fails    NULL, and ctx keeps the error: shapes that do not match, integers, max_bias without mask
+
+// Path on a CUDA device, which gcuda_flash_attn_choose chooses. Rows are tokens times the heads that share k and v.
 enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_AUTO,
-    GCUDA_FLASH_ATTN_PLAIN, // in F32, without tensor cores: every type, stride and size
-    GCUDA_FLASH_ATTN_SPLIT, // tensor cores, 8 to 32 rows a block, whose warps split the positions
-    GCUDA_FLASH_ATTN_ROWS,  // tensor cores, 64 or 128 rows a block, whose warps split the rows
-    GCUDA_FLASH_ATTN_WGMMA, // the same on warpgroup matrix instructions and TMA, 128 rows a block
-    GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores, 16 to 64 rows a block, whose warps split the elements: DV up to 512, more block types
+    GCUDA_FLASH_ATTN_PLAIN, // F32 without tensor cores: every type, stride and size
+    GCUDA_FLASH_ATTN_SPLIT, // tensor cores (mma.sync), 8 to 32 rows per block; warps split the positions
+    GCUDA_FLASH_ATTN_ROWS,  // tensor cores (mma.sync), 64 or 128 rows per block; warps split the rows
+    GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma) and TMA, 128 rows per block; warpgroups split the rows
+    GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores (mma.sync), 16 to 64 rows per block; warps split the elements: DV up to 512, more block types
 };
-struct gcuda_flash_attn_plan {
-    enum gcuda_flash_attn_path path; // a path that cannot take the operands is replaced
-    int n_splits, block_rows;        // blocks that share the positions of a row; rows of a block. 0: chosen
+struct gcuda_flash_attn_plan { // launchers; zeros: chosen
+    enum gcuda_flash_attn_path path; // replaced if it does not support the operands
+    int n_splits, block_rows;        // blocks that share the positions of a row (split-KV); rows per block
 };
 struct gcuda_flash_attn_ext_args {
     struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
@@ -2700,10 +2837,10 @@ struct gcuda_flash_attn_ext_args {
     // maxima and sums) carry the state from one launch to the next. The bits are those of a single launch, if every launch but the
     // last has a multiple of 32 positions.
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
-    bool is_begun, is_open;     // not the first positions; not the last
-    int32_t n_kv_max;           // 0: no promise (gcuda_flash_attn_ext_set_n_kv_max)
-    int32_t * bad_index;        // launchers: device memory that becomes 1 when a row of the mask breaks it, or NULL
-    struct gcuda_flash_attn_plan plan; // launchers: zeros: chosen
+    bool is_begun, is_open;     // earlier positions were launched; later ones will be
+    int32_t n_kv_max;           // gcuda_flash_attn_ext_set_n_kv_max; 0: no promise
+    int32_t * bad_index;        // launchers: a word of device memory that becomes 1 if a row of the mask breaks n_kv_max, or NULL
+    struct gcuda_flash_attn_plan plan; // launchers
     void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
     void * mask_classes; // launchers: what gcuda_launch_flash_attn_ext_mask_classes has made of this mask for as many tokens and
                          // positions; NULL: the launcher does it in scratch. The same bits either way
@@ -2711,26 +2848,25 @@ struct gcuda_flash_attn_ext_args {
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap);
-// Precision of flash_attn_ext or its gradient. Sums are in F32 on every backend. Fails and changes nothing for another operation.
-// A backend may round
-//   DEFAULT  q and softmax weights to F16, with BF16 k or v to BF16; elements of k and v in block types or F32 to F16. Beyond the range
-//            of F16 a power of two is factored out, or they stay unrounded
-//   F32      the same to at least 21 bits (with BF16: 16), as the sum of two such numbers
-// and in flash_attn_ext_back
-//   DEFAULT  all factors of products to BF16
-//   F32      nothing
+// Precision of a flash_attn_ext or flash_attn_ext_back node. Sums are in F32 on every backend. INVALID_ARGUMENT, and nothing changes: NULL,
+// another operation, an unknown precision. Roundings that a backend may do:
+//   operation            DEFAULT                                                    F32
+//   flash_attn_ext       q and softmax weights to F16, with BF16 k or v to BF16;    each of these to at least 21 bits (with
+//                        quantized and F32 k and v to F16. Beyond the range of      BF16: 16), as the sum of two such numbers
+//                        F16 a power of two is factored out, or nothing is rounded
+//   flash_attn_ext_back  all factors of products to BF16                            nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
-GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
+GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a); // DEFAULT for another operation
 // Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does not change. From
-// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. There a row with more entries
-// is GCUDA_STATUS_INVALID_DATA, like an index out of range, and its result is undefined.
-// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Scratch has 64 MiB of k and v at a time, or
+// GCUDA_FLASH_ATTN_GATHER positions on, a backend may read only the rows of k and v at these positions. Then a row with more entries has
+// an undefined result, and the graph ends with INVALID_DATA.
+// CUDA gathers these rows for masks of one head (m2 is 1) and n up to half of the positions. Its scratch holds 64 MiB of k and v, or
 // those of one token if they are larger.
-// Fails and changes nothing: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
+// INVALID_ARGUMENT, and nothing changes: a is no flash_attn_ext, n is negative, or n > 0 without a mask.
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
-// A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
-// Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
+// Sets the sinks of a flash_attn_ext node: one more logit per head in the softmax, without a row of v. sinks [H] F32, F16 or BF16; NULL
+// removes them. INVALID_ARGUMENT, and nothing changes: a is no flash_attn_ext, sinks of another type or size.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------
@@ -2745,10 +2881,10 @@ GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, s
 //   q, k, v, mask, sinks, scale, max_bias, logit_softcap  as there, but k and v F32, F16 or BF16. A position that no query of the
 //            call sees may hold anything in k and v; both must be finite where some query sees it
 //   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
-//   returns  F32, one row: dq, dk, dv and, with sinks, dsinks, packed, in this order, each of its source's shape: see
-//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that may attend to nothing adds nothing
-//   bits     the same on every run of a device: no sum depends on the order in which threads or blocks run
-//   fails    NULL, and ctx keeps the error: as there; shapes of dy or y; k or v of another type
+//   returns  one row of F32: dq, dk, dv and, with sinks, dsinks, packed, in this order, each in the shape of its source. Views:
+//            gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that sees no position adds nothing
+//   bits     equal in every run on a device: no sum depends on the order in which threads or blocks run
+//   fails    NULL, and ctx keeps the error: what flash_attn_ext refuses, other shapes of y or dy, k or v of another type
 struct gcuda_flash_attn_ext_back_args {
     struct gcuda_array q, k, v, y, dy, mask, sinks; // mask.data, sinks.data NULL: absent
     struct gcuda_array dq, dk, dv, dsinks;          // packed; dsinks.data NULL: no sinks
@@ -2761,16 +2897,17 @@ enum gcuda_flash_attn_grad { GCUDA_FLASH_ATTN_GRAD_Q, GCUDA_FLASH_ATTN_GRAD_K, G
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * y, struct gcuda_tensor * dy,
     struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap);
-// One gradient as a view of the result a. NULL, and ctx keeps the error: a is no flash_attn_ext_back, or has no sinks, or no such part.
+// A view of one gradient in the result a of gcuda_flash_attn_ext_back, in the shape of its source. NULL, and ctx keeps the error: a is
+// another operation, an unknown part, or GRAD_SINKS without sinks.
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part);
 
-// Convolutions do not flip the kernel; elements outside of the image are zero. Index 0 of stride s, padding p (on
-// either side) and dilation d is the width, 1 the height, 2 the depth:
-//     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
+// Convolutions do not flip the kernel (cross-correlation). Elements outside the image are zero. Of stride s, padding p (on both sides)
+// and dilation d, index 0 is the width, 1 the height, 2 the depth. Extents of the result:
+//     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails; OH, OD likewise
 struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
     struct gcuda_array kernel;
-    struct gcuda_array x; // the image; of im2col_back the gradient of the columns
+    struct gcuda_array x; // the image; im2col_back: gradient of the patches
     struct gcuda_array y;
     int32_t s0, s1, p0, p1, d0, d1;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
@@ -2791,10 +2928,11 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct 
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type);
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
-// Gradient of im2col: every element of the image collects the columns it was copied to.
+// Gradient of im2col: each element of the image gets the sum of the gradients of its copies.
 //   a        gradient of the im2col result, float; any strides
 //   b        the kernel, only its shape counts
-//   ne       shape of the image
+//   ne       shape of the image, 4 numbers
+//   s, p, d  as given to gcuda_im2col
 //   returns  [ne0, ne1, ne2, ne3]  F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D);
@@ -2821,14 +2959,15 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 // Convolution without a patch matrix in memory:
 //     y[ow, oh, oc, n] = sum_{ic, kh, kw} a[kw, kh, ic, oc] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
 //
-//   a        [KW, KH, IC, OC]  float; any strides (of the launcher: contiguous)
+//   a        [KW, KH, IC, OC]  float; any strides (launcher: contiguous)
 //   b        [W, H, IC, N]     float; any strides
 //   returns  [OW, OH, OC, N]   type of b, contiguous
+//   fails    NULL, and ctx keeps the error: channels differ, no output, strides or dilations < 1, paddings < 0
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
-// As gcuda_mul_mat_set_prec, of conv_2d_direct and conv_transpose_2d: by default a GPU may round patches to F16 when the weights are,
-// to TF32 otherwise. NULL is ignored. Fails, and changes nothing: a node of another operation (gcuda_conv_2d returns a copy, CONT),
-// a precision that does not exist.
+// Sets the precision of a node of conv_2d_direct or conv_transpose_2d. By default a GPU may round patches to F16 with F16 weights, patches
+// and weights to TF32 with others; GCUDA_PREC_F32 forbids that. node NULL: SUCCESS, no effect. INVALID_ARGUMENT, and nothing changes: a
+// node of another operation (gcuda_conv_2d returns a CONT node), an unknown precision.
 GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // Convolutions through im2col and mul_mat:
@@ -2849,8 +2988,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, str
     struct gcuda_tensor * b, int s0, int p0, int d0);
 GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int d0);
-// im2col and mul_mat: the columns of im2col need KW * KH times the memory of the image. gcuda_conv_2d_direct computes the same without
-// them, on the CPU in a third of the time; prefer it unless a program expects these two nodes in the graph.
+// The patches need KW * KH times the memory of the image. gcuda_conv_2d_direct computes the same result without them, on the CPU in a third
+// of the time: prefer it, unless a program expects im2col and mul_mat nodes in the graph.
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2863,10 +3002,10 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct
     struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2);
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-// Depthwise convolution, every channel with its own kernel:
+// Depthwise convolution: each channel has a separate kernel.
 //     y[ow, oh, c, n] = sum_{kh, kw} a[kw, kh, 0, c] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, c, n]
-// over elements inside b: an infinite weight over the padding adds nothing. (im2col and conv_2d_direct multiply the padding's zeros:
-// there an infinite weight gives NaN.)
+// The sum is over elements inside b, so that an infinite weight over the padding adds nothing. (im2col and conv_2d_direct multiply the
+// zeros of the padding: there an infinite weight gives NaN.)
 //
 //   a        [KW, KH, 1, C]  float; any strides
 //   b        [W, H, C, N]    float; contiguous, or channels innermost in memory (C, W, H, N)
@@ -2893,18 +3032,19 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * c
 // >>op:conv_transpose_2d ------------------------------------------------------------------------------
 // y[x, y, oc, n] = sum over ic and all positions with w * stride + kw == x, h * stride + kh == y of
 //                  a[kw, kh, oc, ic] * b[w, h, ic, n]
-// On CUDA large ones may round b to F16 when the weights are, both to TF32 otherwise, unless gcuda_conv_2d_set_prec, which takes this
-// result as well, says F32.
 //   a        [KW, KH, OC, IC]  float, contiguous
 //   b        [W, H, IC, N]     float, contiguous
 //   returns  [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]  F32, contiguous
+//   accuracy CUDA may round b of large ones to F16 with F16 weights, a and b to TF32 with others, unless gcuda_conv_2d_set_prec says
+//            GCUDA_PREC_F32
 GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int stride);
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
-// Largest value or mean of windows along rows. The mean divides by the number of window elements inside the row (pool_2d: by
-// k0 * k1, padding included); a window of padding alone gives -FLT_MAX or 0. The largest of -inf alone is -inf; NaN is ignored, and
-// the result only if the window has no number.
+// Maximum (MAX) or mean (AVG) of windows of k0 elements along rows.
+//   MAX      ignores padding and NaN. NaN if the window has NaN only, -FLT_MAX if it has padding only
+//   AVG      divides by the number of window elements inside the row (pool_2d: by k0 * k1). 0 if the window has padding only
+//
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
@@ -2921,16 +3061,21 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct
     enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// As gcuda_pool_1d for windows of k0 x k1 in dimensions 0 and 1; means divide by k0 * k1. Output extents are computed with p0, p1 as
-// given, positions with their integer parts: op_params has these in slots 5 and 6, and the fractions (F32) in 7 and 8.
+// Maximum or mean of windows of k0 x k1 elements in dimensions 0 and 1. MAX as in gcuda_pool_1d; AVG divides by k0 * k1, padding included.
+//   a        float; any strides
+//   p0, p1   padding before each dimension; may have fractions. Extents of the result are computed with p0 and p1 as given, positions
+//            of windows with their integer parts
+//   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, (ne1 + 2 * p1 - k1) / s1 + 1, ne2, ne3]  F32, contiguous
+//   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Gradient of pool_2d with respect to its image. With MAX, the first of equal maxima in the window gets the gradient; in a window of
-// NaN only, the first element.
+// Gradient of pool_2d by its image. With MAX, the first of equal maxima of a window gets the gradient; in a window with NaN only, its
+// first element.
 //   a        gradient of the pooled image, float; any strides
 //   af       the image, float; any strides
+//   k, s, p  as given to gcuda_pool_2d
 //   returns  shape of af, F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
@@ -2944,7 +3089,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 //
 //   a        float; any strides
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; upscale: dimensions 0 and 1 times scale_factor
-//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, extents from nothing
+//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, an extent from an empty dimension
 enum gcuda_scale_mode {
     GCUDA_SCALE_MODE_NEAREST = 0,
     GCUDA_SCALE_MODE_BILINEAR = 1,
@@ -2962,17 +3107,17 @@ GCUDA_API struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct
 GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0,
     int ne1, int ne2, int ne3, enum gcuda_scale_mode mode);
 GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
-    int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // a mode and flags
+    int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // enum gcuda_scale_mode | enum gcuda_scale_flag
 
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
-// Short causal convolution of every channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
-//   sx       [K - 1 + T, D, S]  float: the K - 1 inputs before, then T new ones; nb[1] = ne[0] elements
+// Short causal convolution of each channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
+//   sx       [K - 1 + T, D, S]  float: K - 1 earlier inputs, then T new ones; rows packed and adjacent (nb[1] is ne[0] elements)
 //   c        [K, D]  float, contiguous
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
     // Launchers only: epilogue of the sums, rounded after each step as separate nodes are.
-    struct gcuda_array bias; // F32, one for each channel, at any stride; data NULL: left out
+    struct gcuda_array bias; // F32, one per channel, any stride; data NULL: none
     bool is_activated;       // SiLU, after the bias
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
@@ -2985,27 +3130,27 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struc
 //     y[p, h, t, q] = sum_n st[n] * C[n, g, t, q]
 //
 //   s        [N, P, H, >= S]  F32, contiguous: the pool of states, not changed
-//   x        [P, H, T, S]  float; rows of heads packed, nb[2] and nb[3] free
+//   x        [P, H, T, S]  float; rows of heads packed, any nb[2] and nb[3]
 //   dt       [H, T, S]     float, contiguous
 //   A        [1, H] (Mamba-2) or [N, H] (Mamba)  float, contiguous
-//   B, C     [N, G, T, S]  float; H divisible by G; rows of groups packed, nb[2] and nb[3] free
-//   ids      [S]  I32: where in the pool the state of a sequence is; out of range: zeros, and computing returns
-//            GCUDA_STATUS_INVALID_DATA
-//   returns  F32, one row: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
+//   B, C     [N, G, T, S]  float; H divisible by G; rows of groups packed, any nb[2] and nb[3]
+//   ids      [S]  I32: index in the pool of each sequence's initial state. Out of range: zeros, and the graph ends with
+//            INVALID_DATA
+//   returns  one row of F32: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
 struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
-    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
+    int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
     void * scratch;      // launchers: gcuda_ssm_scan_scratch_bytes
-    // Launchers, for some of the tokens at a time, from the first to the last: y is [P, H, T, S], nb[3] free; the states go to last.
-    struct gcuda_array last; // [N, P, H, S], contiguous; data NULL: y is as the operation returns it
-    bool is_begun;           // last has the states to begin with, not s
+    // Launchers may compute some of the tokens at a time, in order. Then y is [P, H, T, S] with any nb[3], and last gets the states.
+    struct gcuda_array last; // [N, P, H, S], contiguous; data NULL: y is the operation's result
+    bool is_begun;           // the initial states are read from last instead of s
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s,
     struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B,
     struct gcuda_tensor * C, struct gcuda_tensor * ids);
 
 // The three recurrences below keep a matrix of Z x Z numbers per head and sequence.
-//   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
+//   inputs   [Z, H, T]  float, contiguous; the T tokens are S sequences of equal length in order
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
 // Launchers may compute some of the tokens at a time, in order. Then inputs and y are [Z, H, T / S, S], with any nb[3]. Final states
@@ -3037,7 +3182,7 @@ GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * c
     float scale);
 
 // >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
-// RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory): the other way round.
+// RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory), unlike the two above.
 //     s[i] = sum_j a[j] * W[i][j];  W[i][j] = W[i][j] * w[j] + v[i] * k[j] + s[i] * b[j];  y[i] = sum_j W[i][j] * r[j]
 struct gcuda_rwkv_wkv7_args {
     struct gcuda_array r, w, k, v, a, b, state, y, last;
@@ -3048,7 +3193,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
     struct gcuda_tensor * b, struct gcuda_tensor * state);
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// Solves A X = B by forward substitution; A is lower triangular, its diagonal is read, elements above it are not:
+// Solves A X = B by forward substitution. A is lower triangular: its diagonal is read, elements above it are not.
 //     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
 //
 //   a        [n, n, ne2, ne3]  float; any strides but the first
@@ -3067,8 +3212,8 @@ GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, stru
 // >>graph   graphs: building, lookup, printing
 // =====================================================================================================
 
-// Nodes in dependency order. Made in a context and living as long as it. Plain data: read it, change it only
-// through the functions.
+// Nodes in the order in which they are computed. A graph lives as long as its context. Programs may read the members; only the
+// functions below change them.
 struct gcuda_cgraph {
     int size;    // capacity of nodes and of leafs
     int n_nodes; // tensors with an operation, and trainable parameters
@@ -3077,59 +3222,70 @@ struct gcuda_cgraph {
     struct gcuda_tensor ** leafs;
     struct gcuda_tensor ** grads;     // per hash slot: gradient of the tensor; NULL without gradients
     struct gcuda_tensor ** grad_accs; // per hash slot: accumulator of the gradient
-    int32_t * use_counts;             // per hash slot: references from sources of the whole graph
+    int32_t * use_counts;             // per hash slot: how often nodes of the graph have the tensor as a source
     struct gcuda_tensor ** hash_keys; // open addressing; NULL: free slot
     size_t hash_size;                 // a power of two
-    struct gcuda_context * ctx;       // where it lives; errors kept there stop building
-    void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
+    struct gcuda_context * ctx;       // its context; an error kept there stops building
+    void * scratch;                   // of gcuda_build_forward_expand, which allocates nothing
     bool no_fusion;                   // see gcuda_graph_set_fusion
-    int n_after;                      // of a slice (gcuda_graph_view): nodes of the graph after those of the slice
+    int n_after;                      // in a slice (gcuda_graph_view): nodes of the graph after those of the slice
 };
 
-GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
+// A new, empty graph in ctx: for `size` nodes and as many leafs (gcuda_new_graph: GCUDA_DEFAULT_GRAPH_SIZE), with or without room for
+// gradients (gcuda_new_graph: without). NULL, and ctx keeps the error: size out of range, ctx full. _overhead: bytes of a context that
+// such a graph takes, 0 if size is too large.
+GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx);
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t size, bool grads);
-GCUDA_API size_t gcuda_graph_overhead(void); // bytes of a context that a default graph takes
-GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads); // 0 if too large
+GCUDA_API size_t gcuda_graph_overhead(void);
+GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads);
 
 // Appends everything that tensor depends on and the graph does not list yet, sources first, then tensor. Nodes run in this order:
 // expand a node that writes into a tensor (a cache) before nodes that read views of it. Fails when the context holds an error
 // (with the context's first message), when tensor is NULL, or when the graph is full; the graph is unchanged then.
 GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
-// Appends the tensor alone as the last node. Its sources have memory and contents, or are computed by earlier nodes. A tensor that
-// is listed already is computed once more. Allocators refuse a source without memory that no earlier node computes.
+// Appends the tensor alone as the last node. Its sources must have memory and contents, or be computed by earlier nodes: allocators
+// refuse other sources. A tensor that is a node already is computed a second time. INVALID_ARGUMENT: NULL, or the graph is full.
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
 
-// A slice: nodes [i0, i1), clamped. It owns nothing; the graph and all its nodes must live as long. A backend that fuses still writes
-// every result that a later node of the graph reads. It looks at the nodes when it computes the slice, or makes a plan of it.
+// A slice: nodes [i0, i1), with indices clamped to the graph. It owns nothing: the graph and its nodes must outlive it. A backend that
+// fuses still writes every result that a later node of the graph reads. It reads those nodes when it computes the slice, or makes a
+// plan of it.
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1);
+// A new graph in ctx with the nodes, leafs, gradients and fusion setting of `graph`; the tensors are shared. force_grads: with room for
+// gradients, even if `graph` has none. NULL, and ctx keeps the error: graph NULL, ctx full.
 GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
+// Replaces the contents of dst by those of src; the tensors are shared. Gradients are copied if both graphs have room for them.
+// INVALID_ARGUMENT, and dst is unchanged: a graph is NULL, dst is a slice or too small.
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
+// Removes all nodes, leafs and gradients; the tensors stay in their contexts. No effect on a slice.
 GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
-// Whether a backend may compute several nodes of this graph by one launch, where its own parameters allow that (see
-// struct gcuda_cuda_params). On in a new graph; views, copies and schedulers take it over, clearing keeps it. It may change from run to
-// run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
-// A node with the OUTPUT flag (gcuda_set_output) is always computed and written: nothing is fused across it.
+// Whether a backend may compute several nodes of this graph in one launch, if its parameters allow it (see struct gcuda_cuda_params). On
+// in a new graph. Slices, copies and schedulers inherit it; gcuda_graph_clear keeps it. It may change between runs: graph_compute then
+// finds or makes the other plan, but a plan of the caller needs gcuda_backend_graph_plan_update with the graph. A node with the OUTPUT
+// flag (gcuda_set_output) is always written, never fused away.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
 // Moves a view to byte `offset` of its owner. Every node of the graph that aliases it moves by the same amount: results of cpy or
 // set_rows into it, views of it. Typical use: the position of the next token in a KV cache. Shapes and strides stay. Plans
-// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved, if `view` is
-// no view or one of them would exceed the owner.
+// and CUDA graphs are updated in their next run instead of being rebuilt. INVALID_ARGUMENT, and nothing has moved: `view` is no
+// view, or one of the moved tensors would exceed the owner.
 GCUDA_API gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
 GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
-// i < 0 counts from the end; NULL when out of range.
+// Node i; i < 0 counts from the end. NULL: out of range.
 GCUDA_API struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i);
+// The first leaf, otherwise the first node, with this name; NULL: none.
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
-    const struct gcuda_cgraph * graph, const char * name); // NULL if none
+    const struct gcuda_cgraph * graph, const char * name);
+// How often nodes of the graph have the tensor as a source; 0 if it is not in the graph.
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
-// A readable dump, line by line, to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the bytes
-// needed without the terminator, and writes at most size bytes with it (like snprintf).
+// A text with a line per node and leaf: to the log callback (level INFO), or into memory. gcuda_graph_to_text returns the length of the
+// whole text without the terminator, and writes at most size bytes with it, as snprintf does.
 GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
-// Graphviz source; the second form writes a file.
+// Graphviz source into memory, with size and result as for gcuda_graph_to_text, or into a file (IO: it cannot be written).
 GCUDA_API size_t gcuda_graph_to_dot(const struct gcuda_cgraph * graph, char * text, size_t size);
 GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char * filename);
 
@@ -3137,25 +3293,31 @@ GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, c
 // >>autodiff   backward graphs, gradients
 // =====================================================================================================
 
-// Appends to a graph (made with grads) the nodes that compute d loss / d x, for every x that a parameter flows into.
-//   graph      holds one or more scalar losses (gcuda_set_loss) that depend on parameters (gcuda_set_param)
-//   grad_accs  NULL, or per node of the graph (as many as it has now) NULL or an F32 tensor of the node's shape: the
-//              gradient is added to it in place, over several computations, until gcuda_graph_reset
-//   fails      naming the node: an operation without a derivative or a node that works in place lies between a loss and
-//              a parameter; no loss; no parameter; a second call. The graph is unchanged then
-// A loss's own gradient is an accumulator too (made here unless given): gcuda_graph_reset sets it to 1.
+// Appends the nodes that compute d loss / d x, for every node x that depends on a parameter. Reverse-mode differentiation.
+//   ctx        context of the new nodes
+//   graph      made with grads; has one or more losses (gcuda_set_loss) that depend on parameters (gcuda_set_param). The gradient of
+//              several losses is that of their sum
+//   grad_accs  NULL, or for each present node of the graph NULL or an accumulator: an F32 tensor of the node's shape. Each run adds the
+//              gradient to it in place, until gcuda_graph_reset
+//   fails      the graph is unchanged, and the message names the node: an operation without a derivative, or a node in place, between
+//              a loss and a parameter. Also: no loss, no parameter, a second call
+// The gradient of a loss by itself is an accumulator too, made here unless given. gcuda_graph_reset sets it to 1.
 GCUDA_API gcuda_status gcuda_build_backward_expand(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs);
-// After allocation, before the first computation and whenever accumulation starts anew: accumulators to 0, those of
-// losses to 1, momenta of optimizer steps to 0.
+// Sets accumulators of gradients to 0, those of losses to 1, and the moments m and v of AdamW steps to 0. Call it after allocation,
+// before the first run, and whenever accumulation starts again. INVALID_ARGUMENT: graph NULL or made without grads.
 GCUDA_API gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph);
+// Gradient of a node, and its accumulator. NULL: it has none.
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
-    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
+    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node);
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
-    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
-// Appends nodes that scale the gradients of all parameters by min(1, max_norm / norm), with the norm over all of them.
-// gcuda_graph_get_grad then returns the clipped gradients (Pascanu et al. 2013, arXiv:1211.5063).
-//   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
+    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node);
+// Gradient clipping (Pascanu et al. 2013, arXiv:1211.5063): appends nodes that scale the gradients of all parameters by
+// min(1, max_norm / norm), with the 2-norm over all of them. gcuda_graph_get_grad then returns the clipped gradients.
+//   ctx       context of the new nodes
+//   max_norm  above 0
+//   norm      NULL, or *norm becomes a scalar F32 tensor: the norm before clipping
+//   fails     INVALID_ARGUMENT: graph made without grads, no parameter has a gradient, max_norm out of range; the error of ctx
 GCUDA_API gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
 
@@ -3176,31 +3338,32 @@ typedef struct gcuda_backend * gcuda_backend_t;
 typedef struct gcuda_backend_event * gcuda_backend_event_t;
 typedef void * gcuda_backend_graph_plan_t;
 
-// Hands out places in a buffer one after another. A plain value; the buffer stays the caller's.
+// Places tensors in a buffer in order. A plain value that is not freed; the buffer stays the caller's.
 struct gcuda_tallocr {
     gcuda_backend_buffer_t buffer;
     void * base;
     size_t alignment;
-    size_t offset; // of the next free byte
+    size_t offset; // next free byte
 };
 GCUDA_API struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer);
+// ALLOC_FAILED: the buffer is full. INVALID_ARGUMENT: the tensor has memory already, or is a view.
 GCUDA_API gcuda_status gcuda_tallocr_alloc(
-    struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor); // fails when the buffer is full
+    struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor);
 
-// Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
-// Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
-// reused. Not thread-safe. After a failure the allocator can be used again or freed.
-// Placed memory is temporary: a leaf's memory, an INPUT's too, is reused after its last reader, so set it before every run. A
-// result that nodes read survives the run only with gcuda_set_output. Views, those of gcuda_view_tensor too, keep their owner
-// alive until their last reader. INVALID_ARGUMENT names tensors without contents, such as a source that no earlier node computes.
-// Another case is a leaf of a different context without memory and without INPUT: weights that never got a buffer.
+// Graph allocator: places the tensors of a graph so that tensors with overlapping lifetimes do not overlap in memory. Tensors that have
+// data already are not moved. Used by one thread at a time. After a failure it can be used again or freed.
+//   leafs     memory is reused after the last reader, also that of INPUT tensors, which are placed first: set them before every run
+//   results   memory is reused after the last reader, unless gcuda_set_output marks the tensor
+//   views     keep their owner alive until their last reader, also those of gcuda_view_tensor
+//   refused   INVALID_ARGUMENT names tensors without contents: a source that no earlier node computes; a leaf of another context without
+//             memory and without INPUT, such as weights that never got a buffer
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
-GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
+GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL: buft is NULL, or out of memory
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
-    gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
-GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
-// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, since one
+    gcuda_backend_buffer_type_t * bufts, int n_bufs); // a buffer per type; equal types share one
+GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // frees its buffers too; NULL is allowed
+// For backends that compute branches concurrently (gcuda_cuda_params.concurrency): concurrent branches share no memory, because one
 // would have to wait for the other. Takes more memory. Call it before the graph is reserved; a scheduler does so by itself.
 GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
 // Detects reads of memory without contents. Examples: an INPUT set once and computed twice, a result read without OUTPUT, a view of a
@@ -3210,22 +3373,24 @@ GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_conc
 // Call it before the graph is allocated. Not checked: OUTPUT tensors, tensors with separate memory (weights, allocated caches),
 // plans of the caller. Off unless the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
-// Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
-// leaf. Growing a buffer moves it: whatever was placed there before is gone.
+// Plans the graph and makes the buffers large enough. The ids are indices into bufts, one per node and one per leaf; NULL: all 0. A
+// buffer that grows is allocated anew: tensors placed in it before have lost their contents and memory.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
 // A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
-// Gives every tensor its address. Allocates nothing when the graph has the structure of the reserved one and no tensor is larger.
-// Otherwise it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
+// Gives every tensor its address. Allocates nothing if the graph has the structure of the reserved one and no tensor is larger.
+// Otherwise, with one buffer, it reserves first; with several it fails with INVALID_ARGUMENT, because only
+// gcuda_gallocr_reserve_n gets the ids.
 GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_gallocr_get_buffer_size(
-    gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
+    gcuda_gallocr_t galloc, int buffer_id); // bytes; 0 for one that shares an earlier one
 
-// All tensors of a context into new buffers of one type. Never NULL on success: an empty context gives an empty
-// buffer. On failure every tensor is as before.
+// Allocates all tensors of a context that have no memory, in new buffers of one type. The caller frees the result with
+// gcuda_backend_buffer_free; of several buffers it is one object. An empty context gives an empty buffer. NULL on failure, and every
+// tensor is as before: a context made without no_alloc, out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend);
@@ -3234,10 +3399,10 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_co
 // >>backend   buffers, devices, backends, registry: the vtables and their front functions
 // =====================================================================================================
 //
-// A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions return a
-// status and call gcuda_set_last_error for the message. Objects are plain structs: embed them first in yours.
+// A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions that fail return a status and
+// set the message with gcuda_set_last_error. Objects are plain structs; a backend may embed them as first members of larger ones.
 
-// Sets this thread's message, for backends outside this file. Returns status, so that `return` can stand before it.
+// Sets the calling thread's message (gcuda_last_error), for backends outside this file. Returns status: `return gcuda_set_last_error(...)`.
 GCUDA_API gcuda_status gcuda_set_last_error(gcuda_status status, const char * message);
 
 enum gcuda_backend_buffer_usage {
@@ -3262,14 +3427,14 @@ struct gcuda_backend_buffer_type {
     void * context;
 };
 
-struct gcuda_rows_2d { // bytes; row i is at offset + i * stride_tensor of the tensor and at i * stride_data of the data
-    size_t offset, size, n, stride_tensor, stride_data; // size: of a row; n: of them
+struct gcuda_rows_2d { // n rows of size bytes: row i at byte offset + i * stride_tensor of the tensor, i * stride_data of the data
+    size_t offset, size, n, stride_tensor, stride_data; // bytes, but n
 };
 struct gcuda_backend_buffer_i {
     void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
     void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
-    // optional; called once for each placed tensor, views too. May set tensor->extra, which belongs to the backend: row-split CUDA
-    // buffers point it at the addresses of the rows. A copy of a struct gcuda_tensor shares the object that extra points to
+    // optional; called once for each placed tensor and view. May set tensor->extra for the backend's use: row-split CUDA buffers store
+    // the addresses of the rows there. A copy of a struct gcuda_tensor shares the object that extra points to
     gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
     gcuda_status (*memset_tensor)(
         gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
@@ -3281,8 +3446,8 @@ struct gcuda_backend_buffer_i {
     gcuda_status (*cpy_tensor)(
         gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
     gcuda_status (*clear)(gcuda_backend_buffer_t buffer, uint8_t value);
-    gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; drops what init_tensor made
-    // optional; rows as of gcuda_backend_tensor_set_2d. GCUDA_STATUS_UNSUPPORTED: the caller goes row by row
+    gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; frees what init_tensor allocated
+    // optional; see gcuda_backend_tensor_set_2d. GCUDA_STATUS_UNSUPPORTED: the caller copies row by row
     gcuda_status (*set_tensor_2d)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor,
         const struct gcuda_rows_2d * rows, const void * data);
     gcuda_status (*get_tensor_2d)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
@@ -3328,7 +3493,7 @@ struct gcuda_backend_device_i {
     gcuda_backend_buffer_type_t (*get_host_buffer_type)(gcuda_backend_dev_t dev); // optional
     gcuda_status (*buffer_from_host_ptr)(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size,
         gcuda_backend_buffer_t * buffer); // optional
-    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // SUCCESS, or why not
+    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // not SUCCESS: the message says why
     bool (*supports_buft)(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
     bool (*offload_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // optional; default false
     gcuda_status (*event_new)(gcuda_backend_dev_t dev, gcuda_backend_event_t * event); // optional
@@ -3370,8 +3535,8 @@ struct gcuda_backend_i {
         gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
     gcuda_status (*cpy_tensor_async)(
         gcuda_backend_t src, gcuda_backend_t dst, const struct gcuda_tensor * from, struct gcuda_tensor * to);
-    gcuda_status (*synchronize)(gcuda_backend_t backend); // optional: absent when everything is synchronous
-    // optional plans
+    gcuda_status (*synchronize)(gcuda_backend_t backend); // optional; NULL: everything is synchronous
+    // optional: plans
     gcuda_status (*graph_plan_create)(
         gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan);
     void (*graph_plan_free)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
@@ -3379,7 +3544,7 @@ struct gcuda_backend_i {
         gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph);
     gcuda_status (*graph_plan_compute)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
     gcuda_status (*graph_compute)(
-        gcuda_backend_t backend, struct gcuda_cgraph * graph); // may return before the work is done
+        gcuda_backend_t backend, struct gcuda_cgraph * graph); // may only enqueue the work
     gcuda_status (*event_record)(gcuda_backend_t backend, gcuda_backend_event_t event); // optional
     gcuda_status (*event_wait)(gcuda_backend_t backend, gcuda_backend_event_t event);   // optional
     gcuda_status (*graph_optimize)(gcuda_backend_t backend, struct gcuda_cgraph * graph); // optional; may reorder nodes
@@ -3392,26 +3557,27 @@ struct gcuda_backend {
 };
 
 // ---- buffer types ----
+// NULL is allowed: "", 0, false, NULL, or an alignment of 1.
 GCUDA_API const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(
     gcuda_backend_buffer_type_t buft, size_t size); // NULL on failure
 GCUDA_API size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_alloc_size(
-    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // 0 for no tensor
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // bytes that the tensor takes in such a buffer; 0 for NULL
 GCUDA_API bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft);
 
 // ---- buffers ----
-// For backends: a buffer struct around their context. NULL without a buft or iface, or without memory.
+// For backends: a new buffer object with their context. NULL: buft or iface is NULL, or out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
-// NULL is allowed. Tensors in it must not be used any more. CUDA device memory and page-locked memory that gcuda allocated: the call
-// waits for the work queued on it, then frees it. Memory of the caller's (buffer_from_ptr, imports): only the buffer object is freed,
-// without a wait.
+// Frees a buffer; its tensors must not be used afterwards. NULL is allowed. CUDA device memory and page-locked memory that gcuda
+// allocated: the call waits for the work queued on it first. Memory of the caller (buffer_from_ptr, imports): only the buffer object
+// is freed, without a wait.
 GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer);
-GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0; an error of multi-buffers
+GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0, and with an error for several buffers
 GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
 GCUDA_API size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer);
@@ -3423,29 +3589,30 @@ GCUDA_API void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enu
 GCUDA_API enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer);
-// One buffer object over several, none of them NULL; takes them over, also on failure (NULL: they are freed). Freed, cleared,
-// reset and marked as one; tensors are in its parts, and none can be placed in it.
+// Combines several buffers, none of them NULL, into one object, which owns them: free, clear, reset and set_usage apply to all. Tensors
+// stay in the parts; none can be placed in the combined object. NULL: out of memory, and the buffers are freed.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(
     gcuda_backend_buffer_t * buffers, size_t n_buffers);
 GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
 
-// ---- tensors in buffers; offset and size in bytes inside the tensor, checked ----
-// set, get, memset and copy are done when they return. They do not wait for what CUDA backends have been given: synchronize
-// a backend that still reads or writes the tensor first.
+// ---- tensors in buffers ----
+// offset and size are bytes of the tensor and are checked: INVALID_ARGUMENT if they exceed it, or if it has no memory. set, get, memset
+// and copy have finished when they return. They do not wait for queued work of CUDA backends: first synchronize a backend that still
+// reads or writes the tensor.
 GCUDA_API gcuda_status gcuda_backend_tensor_set(
     struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get(
     const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_memset(
     struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
-// n rows of size bytes: row i at offset + i * stride_tensor of the tensor, and at data + i * stride_data. One copy where the
-// buffer can, else row by row. Rows may not overlap: strides are at least size when n > 1.
+// n rows of size bytes: row i at byte offset + i * stride_tensor of the tensor, and at data + i * stride_data. One 2-D copy if the
+// buffer supports it, else row by row. Rows must not overlap: for n > 1 strides are at least size.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_2d(struct gcuda_tensor * tensor, const void * data, size_t offset,
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * tensor, void * data, size_t offset,
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
-    const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
+    const struct gcuda_tensor * src, struct gcuda_tensor * dst); // type, shape and strides are equal
 // Runs in order with the backend's other queued work. Until the backend has been synchronized, data must not be changed (set) or
 // read (get). A CUDA backend accepts tensors in buffers of its device, except row-split ones.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
@@ -3457,10 +3624,12 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
 // a tensor still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
-// Place a tensor at an address inside a buffer; a view at its offset in its owner. The address must be aligned for the type: to
-// the size of an element, at most 8 bytes; quantized blocks: at most 4. Computing with a misaligned tensor is refused by name.
+// Places a tensor without memory at an address inside a buffer. The address must be aligned for the type: to the size of an element, at
+// most 8 bytes; quantized blocks: at most 4. Computing with a misaligned tensor is refused by name. INVALID_ARGUMENT: a view, a
+// tensor with memory, or one that exceeds the buffer.
 GCUDA_API gcuda_status gcuda_backend_tensor_alloc(
     gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
+// Places a view at its offset in its owner, which must have memory.
 GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
 
 // ---- backends ----
@@ -3471,34 +3640,41 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_get_default_buffer_type(gcud
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t backend, size_t size);
 GCUDA_API size_t gcuda_backend_get_alignment(gcuda_backend_t backend);
 GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
+// Waits for all queued work. Returns its failures, and INVALID_DATA for an index out of range in data.
 GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
+// Computes the graph and waits for the results.
 GCUDA_API gcuda_status gcuda_backend_graph_compute(
-    gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
-// Returns when all work is queued (CPU: done). The graph, its tensors and their context are not read afterwards: they may be freed or
-// changed before the backend is synchronized. Their memory (see gcuda_backend_buffer_free) and the userdata of custom operations must
-// stay untouched until then.
+    gcuda_backend_t backend, struct gcuda_cgraph * graph);
+// Returns when all work is queued (CPU: finished). The graph, its tensors and their context are not read afterwards: they may be freed
+// or changed before the backend is synchronized. The tensors' memory (see gcuda_backend_buffer_free) and the userdata of custom
+// operations must stay valid until then.
 GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
-// A plan keeps its own node list; its tensors must exist whenever it is computed. Once they are freed it can only be freed, or updated
-// to another graph. NULL on failure.
+// A plan is a graph prepared for repeated computation. It copies the list of nodes; the tensors must exist whenever it is computed. Once
+// they are freed, it can only be freed, or updated to another graph. NULL: the graph cannot be computed, or the backend has no plans.
 GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
 GCUDA_API gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
-// Tensors of the plan have other addresses or parameters (graph NULL), or it is to compute another graph from now on. On
-// failure the plan can be freed and updated, and is not to be computed.
+// Makes the plan compute `graph` from now on. NULL: its present graph, whose tensors have got other addresses or parameters. After a
+// failure the plan must not be computed, but can be updated again or freed.
 GCUDA_API gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph);
 // Whether graph_compute runs this node; false: gcuda_last_error says why. Sources need no memory yet.
 GCUDA_API bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
+// Whether the backend can compute with tensors in buffers of this type.
 GCUDA_API bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft);
+// Whether the node's weights in host memory are worth copying to the device (gcuda_cuda_device_params.offload_min_batch).
 GCUDA_API bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend);
 
 // ---- events ----
-// A mark in what a backend of the event's device has been given. wait: what that backend, or another, is given from now on
-// comes after the last mark; synchronize: the host waits for it; query: whether it was reached, without waiting. An event
-// without a mark counts as reached. Free events after their last use, before gcuda_shutdown.
-GCUDA_API gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev); // NULL where unsupported
+// An event marks a point in the queued work of a backend. Before its first record it counts as reached. Free events after their last
+// use, before gcuda_shutdown.
+//   record       marks the end of all work queued on the backend, which is on the event's device; replaces an earlier mark
+//   wait         later work of the backend, which may be another one, starts after the mark; only enqueues
+//   synchronize  the host waits for the mark
+//   query        *done: whether the mark was reached; does not wait
+GCUDA_API gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev); // NULL: the device has no events
 GCUDA_API void gcuda_backend_event_free(gcuda_backend_event_t event);             // NULL is allowed
 GCUDA_API gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event);
@@ -3508,17 +3684,18 @@ GCUDA_API gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_b
 // ---- devices ----
 GCUDA_API const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev);
 GCUDA_API const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev);
-// Bytes; either may be NULL. On a CUDA device this makes its context, and so does get_props, which asks for the same:
-// gcuda_backend_cuda_get_device_info makes none.
+// Free and total memory in bytes; either pointer may be NULL. On a CUDA device this call and gcuda_backend_dev_get_props create the
+// CUDA context; gcuda_backend_cuda_get_device_info does not.
 GCUDA_API gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total);
 GCUDA_API enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev);
-// A new backend on the device, NULL on failure; free it with gcuda_backend_free. params is for third-party backends: the CPU
-// and CUDA ignore it, and have gcuda_backend_cpu_set_... and gcuda_backend_cuda_init_params. NULL is allowed.
+// A new backend on the device, NULL on failure; free it with gcuda_backend_free. params is for third-party backends and may be NULL. The
+// CPU and CUDA ignore it: they have gcuda_backend_cpu_set_... and gcuda_backend_cuda_init_params.
 GCUDA_API gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev); // NULL if none
+// A buffer over host memory of the caller, which must outlive it. NULL: the device does not support it (caps.buffer_from_host_ptr).
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
     gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size);
 GCUDA_API bool gcuda_backend_dev_supports_op(
@@ -3527,16 +3704,21 @@ GCUDA_API bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_ba
 GCUDA_API bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);
 
 // ---- registry ----
+// A reg is an implementation of backends: index 0 is "CPU", 1 is "CUDA" if compiled in, then the registered ones. Devices of all regs
+// are numbered in this order. The objects are valid until gcuda_shutdown.
 GCUDA_API const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(
     gcuda_backend_reg_t reg, size_t index); // NULL when out of range
 GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name);
+// Adds a third-party reg, which must outlive the library's use, up to gcuda_shutdown. Again: no effect. INVALID_ARGUMENT: NULL, or another
+// api_version.
 GCUDA_API gcuda_status gcuda_backend_register(
-    gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
+    gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_count(void);
-GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
-// By name, such as "CPU" or "CUDA0"; case is ignored. NULL if none has the name; for a device the message lists the existing ones.
+GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index); // NULL when out of range
+// By name, such as "CPU" (reg and device), "CUDA" (reg) or "CUDA0" (device); case is ignored. By type: the first device. NULL: none; for
+// a device name the message lists the existing devices. gcuda_backend_init_by_... make a backend on that device (gcuda_backend_dev_init).
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name);
 GCUDA_API size_t gcuda_backend_dev_count(void);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_get(size_t index);
@@ -3544,12 +3726,13 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type);
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params);
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params);
-// A GPU if there is one that works, else the CPU; a GPU that fails is a warning in the log.
+// A backend on the first GPU, else on the CPU. A GPU that fails to start is a warning in the log.
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
 // ---- copying a graph to another backend, comparing two backends ----
-// The same nodes, in the same order, over copies of all tensors and their present data: wait for backends that write it. Sources that are not nodes of
-// the graph become constants. graph is NULL on failure. Free it with gcuda_backend_graph_copy_free.
+// A copy of a graph for another backend: nodes in the same order over copies of all tensors with their present data. Synchronize
+// backends that write this data first. Sources that are not nodes of the graph become constants. Failure: graph is NULL. Free the
+// copy with gcuda_backend_graph_copy_free.
 struct gcuda_backend_graph_copied {
     gcuda_backend_buffer_t buffer;
     struct gcuda_context * ctx_allocated;
@@ -3559,12 +3742,12 @@ struct gcuda_backend_graph_copied {
 GCUDA_API struct gcuda_backend_graph_copied gcuda_backend_graph_copy(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy);
-// false stops the comparison.
+// Gets a node (t1) and its copy (t2), with results of backend1 and backend2. Returns false to stop the comparison.
 typedef bool (*gcuda_backend_eval_callback)(
     int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
-// Computes node by node on both backends, each going on from its own results, and calls back after every node that is
-// not a view operation. With test_nodes the whole graph is computed at once and only those nodes are compared: their memory
-// has to outlive the run (see gcuda_set_output). A test node that is not in the graph is INVALID_ARGUMENT.
+// Computes the graph node by node on both backends, each with its own earlier results, and calls back after every node that is not a view
+// operation. With test_nodes (n_test_nodes of them) the whole graph is computed at once and only these nodes are compared: their
+// memory must not be reused (gcuda_set_output). INVALID_ARGUMENT: a test node is not in the graph.
 GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2,
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
@@ -3581,40 +3764,40 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on any threads and in
 // any order, and returns when all jobs have returned. The thread that computes a graph calls it for each phase of a node longer than
 // about 10 us, with at most n_threads jobs. Its return is the barrier before the next phase.
-//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms: a late job finds less or nothing to
-//               do, so that fewer threads than jobs, or the calling thread alone, give the same results later
-//   nesting     no lock is held: graphs may be computed on one such pool by several threads, and inside a job (a custom operation), as far
-//               as the job system allows it
+//   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms. Fewer threads than jobs, or the
+//               calling thread alone, compute the same results, only later
+//   nesting     no lock is held: several threads may compute graphs on one such pool, also inside a job (a custom operation), if the job
+//               system allows it
 //   floats      called in the floating-point environment of gcuda_graph_compute's caller. A job computes in the default one and restores
 //               that of its thread
-//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), besides what custom operations take
-//   abort       the abort callback is asked from jobs, on any of their threads, by one of them at a time
-//   fails       a parallel_for that returns before it has called all jobs fails the graph with GCUDA_STATUS_FAILED; one that calls a job
-//               after it has returned uses memory that is gone
+//   stack       a job takes less than 32 KiB (gcc 12 -O2, x86-64), plus the stack of custom operations
+//   abort       jobs call the abort callback, on any of their threads, one at a time
+//   fails       a parallel_for that returns before all jobs were called fails the graph with GCUDA_STATUS_FAILED. Calling a job after
+//               parallel_for has returned is undefined: its memory is freed
 typedef void (*gcuda_job)(void * job_data, int index);
 typedef void (*gcuda_parallel_for)(void * user, int n_jobs, gcuda_job job, void * job_data);
 
 enum gcuda_sched_priority {
     GCUDA_SCHED_PRIO_LOW = -1,
-    GCUDA_SCHED_PRIO_NORMAL = 0, // as the creating thread
-    GCUDA_SCHED_PRIO_MEDIUM = 1, // from here on the system may ask for privileges; refused means normal
+    GCUDA_SCHED_PRIO_NORMAL = 0, // that of the creating thread
+    GCUDA_SCHED_PRIO_MEDIUM = 1, // MEDIUM and above may need privileges; without them: normal
     GCUDA_SCHED_PRIO_HIGH = 2,
     GCUDA_SCHED_PRIO_REALTIME = 3
 };
 
 struct gcuda_threadpool_params {
-    int n_threads;                     // with the caller; 0 means GCUDA_DEFAULT_N_THREADS
-    bool cpumask[GCUDA_MAX_N_THREADS]; // processors the pool's threads may use; none set means as the creating thread
-    enum gcuda_sched_priority prio;    // of the pool's threads; the caller's own is never changed
-    uint32_t poll; // how long a thread looks for the next node before it sleeps: 100 is 40 us, 1 next to
-        // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
-    bool strict_cpu; // thread i on the i-th processor of cpumask alone (the first is left to the caller)
-    bool paused;                       // start asleep; the next graph wakes it
+    int n_threads;                     // including the caller's; 0: GCUDA_DEFAULT_N_THREADS
+    bool cpumask[GCUDA_MAX_N_THREADS]; // processors that the pool's threads may use; none set: those of the creating thread
+    enum gcuda_sched_priority prio;    // of the pool's threads; that of the caller is never changed
+    uint32_t poll; // how long a thread polls for the next node before it sleeps: 100 is 40 us, 1 is almost
+        // nothing; 0: 50. Threads of an idle pool always sleep
+    bool strict_cpu; // thread i runs on the i-th processor of cpumask only (the first one is for the caller)
+    bool paused;                       // threads start asleep; the next graph wakes them
     // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, to register the thread with a profiler
     // or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
-    // Not NULL: the pool has no threads and uses only n_threads of the fields above. UNSUPPORTED with GCUDA_NO_THREADS
+    // Not NULL: the pool has no threads, and of the fields above only n_threads counts. UNSUPPORTED with GCUDA_NO_THREADS
     gcuda_parallel_for parallel_for;
     void * parallel_for_data; // its `user`
 };
@@ -3624,45 +3807,50 @@ typedef struct gcuda_threadpool * gcuda_threadpool_t;
 
 GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
 GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads); // p NULL: nothing
-// True when both make the same pool.
+// Whether both describe the same pool, with defaults filled in; NULL: the defaults.
 GCUDA_API bool gcuda_threadpool_params_match(
     const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b);
-// params == NULL means the defaults. Fails: NULL when n_threads is negative or above GCUDA_MAX_N_THREADS, or without
-// memory. When the system gives fewer threads than wanted, the pool has those (a warning is logged, get_n_threads tells).
+// A new pool; params NULL: the defaults. NULL: n_threads negative or above GCUDA_MAX_N_THREADS, or out of memory. If the system starts
+// fewer threads, the pool has only those, and a warning is logged (gcuda_threadpool_get_n_threads returns the number).
 GCUDA_API struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params);
-// Joins the threads, in the process that made them. No graph may be running on it there. NULL is allowed.
+// Joins the threads, in the process that made them. No graph may be running on the pool. NULL is allowed.
 GCUDA_API void gcuda_threadpool_free(struct gcuda_threadpool * pool);
 GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1; in a child of fork(): 1
-// Threads sleep at once instead of polling first; resume, or the next graph, ends it. NULL is allowed.
+// pause: idle threads sleep without polling, until resume or the next graph. NULL is allowed.
 GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
 GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
 
-// true: stop the graph. Called on the computing thread, or on one that runs a job of a parallel_for
+// Returns true to stop the graph. Called on the computing thread, or on a thread that runs a job of a parallel_for.
 typedef bool (*gcuda_abort_callback)(void * data);
 
-GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
+// The setters below return INVALID_ARGUMENT for a backend of another kind.
+GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL: out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
+// Threads per graph, including the caller's, at most GCUDA_MAX_N_THREADS; <= 0: the pool's number, otherwise the default.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
-    gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
+    gcuda_backend_t backend, int n_threads);
+// A pool for later graphs; it stays the caller's and must outlive the backend's use. The previous one is paused. NULL: the backend makes
+// a pool itself.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
-    gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
-// Called at least about every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED. A task of a custom operation is not
-// interrupted.
+    gcuda_backend_t backend, struct gcuda_threadpool * threadpool);
+// Called about every 10 ms or more often while a graph runs; true ends the graph with GCUDA_STATUS_ABORTED. A task of a custom operation
+// is not interrupted. NULL: no callback.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
-// Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
+// For debugging: each result is searched for NaN and infinity. The first one found fails the graph with the node's name.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cpu_reg(void);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
-// A buffer over the caller's memory, 32-byte aligned, kept by the caller. NULL on failure.
+// A buffer over memory of the caller, aligned to 32 bytes, which must outlive it. NULL: misaligned, NULL, or out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 
-// Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
-// GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). All CPU code follows it, conversions of rows too.
-// Results differ between sets within the documented accuracy, in matrix products only. With one set they are bit-identical on all
-// machines of an architecture (x86-64, arm64), if expf and the like of the C library are. This holds for all of the compiler's -O,
-// -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math. Set it for tests or for equal results on different
-// machines, while no graph runs and before graph_plan; it is valid until gcuda_shutdown.
+// Instruction set of all CPU code, conversions of rows included. Default: the best one of this machine, at most that of the environment
+// variable GCUDA_CPU_ISA (scalar, neon, dotprod, avx2, avx512, avx512vnni). Set it for tests, or for equal results on different
+// machines: while no graph runs, and before gcuda_graph_plan. It is valid until gcuda_shutdown.
+//
+// Results differ between sets in matrix products only, within the documented accuracy. With one set they are bit-identical on all
+// machines of an architecture (x86-64, arm64), if expf and similar functions of the C library are. This holds for all of the
+// compiler's -O, -march and -ffp-contract, except clang's -ffp-contract=fast and -ffast-math.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
@@ -3673,24 +3861,26 @@ enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AVX512_VNNI,
     GCUDA_CPU_ISA_COUNT
 };
-GCUDA_API gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa); // UNSUPPORTED: not on this machine
+GCUDA_API gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa); // UNSUPPORTED: this machine or build lacks it
 GCUDA_API enum gcuda_cpu_isa gcuda_cpu_get_isa(void);            // never AUTO
 
-// Without a backend: compute a graph whose tensors are in host memory.
+// Computing a graph without a backend, with tensors in host memory: gcuda_graph_plan, then set work_data, then gcuda_graph_compute.
 struct gcuda_cplan {
-    size_t work_size;    // bytes that work_data must have; may be 0
-    uint8_t * work_data; // the caller's, any alignment
+    size_t work_size;    // bytes of work_data; may be 0
+    uint8_t * work_data; // memory of the caller, any alignment; NULL if work_size is 0
     int n_threads;
-    struct gcuda_threadpool * threadpool; // NULL: threads for this call only
+    struct gcuda_threadpool * threadpool; // NULL: each computation starts threads and ends them
     gcuda_abort_callback abort_callback;
     void * abort_callback_data;
     bool check_finite;
 };
-// n_threads <= 0: the default. work_size is 0 and the last error is set when the graph cannot be computed.
+// n_threads <= 0: those of the pool, otherwise the default. For a graph that cannot be computed work_size is 0 and gcuda_last_error is
+// set; gcuda_graph_compute then returns the same error.
 GCUDA_API struct gcuda_cplan gcuda_graph_plan(
     const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
-// For occasional computations: each call starts threads, and allocates work memory from ctx, which keeps it until ctx is freed.
+// Plans and computes, for occasional use: each call starts threads, and takes work memory from ctx that is not reused until ctx is freed or
+// reset.
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads);
 
@@ -3698,55 +3888,54 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
 // =====================================================================================================
 //
-// Compiled in when GCUDA_CUDA is defined (and GCUDA_NO_CUDA is not); gcuda_kernels.cu and the CUDA runtime are linked
-// then. Without it these functions still exist: there are no devices, and init fails with a message that says why.
+// Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA runtime. Otherwise
+// these functions still exist: there are no devices, and init fails with a message that says why.
 
-typedef struct CUstream_st * gcuda_stream; // what cudaStream_t stands for
+typedef struct CUstream_st * gcuda_stream; // cudaStream_t
 
 #define GCUDA_CUDA_NAME "CUDA" // device i is "CUDA<i>"
 #define GCUDA_CUDA_MAX_DEVICES 16
 
 enum gcuda_cuda_wait { // how gcuda_backend_synchronize waits
-    GCUDA_CUDA_WAIT_DEFAULT = 0, // as the driver decides; on GB10 as SPIN, because the driver is slow there
-    GCUDA_CUDA_WAIT_SPIN = 1,    // asks without pause: lowest latency, a whole processor
-    GCUDA_CUDA_WAIT_YIELD = 2,   // asks, giving the processor away in between
+    GCUDA_CUDA_WAIT_DEFAULT = 0, // the driver decides; on GB10 SPIN, because the driver is slow there
+    GCUDA_CUDA_WAIT_SPIN = 1,    // polls: lowest latency, occupies a processor
+    GCUDA_CUDA_WAIT_YIELD = 2,   // polls and yields the processor in between
     GCUDA_CUDA_WAIT_BLOCK = 3    // sleeps
 };
 
 enum gcuda_cuda_switch {
-    GCUDA_CUDA_AUTO = 0, // as the environment says, or as gcuda thinks best
+    GCUDA_CUDA_AUTO = 0, // the environment variable, otherwise the default named at the parameter
     GCUDA_CUDA_ON = 1,
     GCUDA_CUDA_OFF = 2
 };
 
-// Replaces CUDA's allocator. Called from any thread; for device memory with the device current. alloc returns size bytes (never 0)
-// aligned to 256, or NULL, which is a normal answer. free is called with the same size when all work on the memory is done. Memory is
-// always freed by the allocator that allocated it, whatever is set later: it must outlive that memory. Neither may call gcuda.
+// Replaces CUDA's allocator. Called on any thread; for device memory with the device current. alloc returns size bytes (never 0) aligned
+// to 256, or NULL if it has none. free gets the same size, after all work on the memory. Memory is always freed by the allocator that
+// allocated it, whatever is set later, so the allocator must outlive it. Neither function may call gcuda.
 struct gcuda_cuda_allocator {
     void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
     void (*free)(void * user, int device, void * ptr, size_t size);
     void * user;
 };
 struct gcuda_cuda_memory_params {
-    struct gcuda_cuda_allocator device;  // cudaMalloc's place
-    struct gcuda_cuda_allocator pinned;  // cudaHostAlloc's; all devices must be able to reach it (portable)
-    enum gcuda_cuda_switch unified;      // cudaMallocManaged for device memory, so that it may exceed the device's.
+    struct gcuda_cuda_allocator device;  // replaces cudaMalloc
+    struct gcuda_cuda_allocator pinned;  // replaces cudaHostAlloc; all devices must be able to access the memory (portable)
+    enum gcuda_cuda_switch unified;      // device memory from cudaMallocManaged, which may exceed that of the device.
                                          // AUTO: if GCUDA_CUDA_ENABLE_UNIFIED_MEMORY is set
     enum gcuda_cuda_switch page_locked;  // host buffers are page-locked. AUTO: unless GCUDA_CUDA_NO_PINNED is set
 };
 
 enum gcuda_cuda_pool { // where a backend's scratch comes from
-    GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
-    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed. What comes back,
-                                 // in any order, merges with adjacent holes; a request gets the lowest hole that fits
-    GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
+    GCUDA_CUDA_POOL_AUTO = 0,    // VMM if device and driver support it and no allocator of the caller is set, otherwise BEST_FIT
+    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses are reserved once, memory is mapped as needed. Freed memory
+                                 // merges with adjacent holes, in any order; a request gets the lowest hole that fits
+    GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks from the allocator, kept and reused
 };
 
-enum gcuda_cuda_peer_mode { // whether copies between devices may go without the host in between
-    GCUDA_CUDA_PEER_AUTO = 0, // as ON; with a stream of the caller's, whose context stays as it is, as OFF, unless
-                              // GCUDA_CUDA_P2P is set
-    GCUDA_CUDA_PEER_ON = 1,   // where a probe shows that it works; enables peer access for the process
-    GCUDA_CUDA_PEER_OFF = 2   // never: through page-locked host memory
+enum gcuda_cuda_peer_mode { // peer access: copies between devices without staging in host memory
+    GCUDA_CUDA_PEER_AUTO = 0, // ON; with a stream of the caller, whose context gcuda does not change, OFF unless GCUDA_CUDA_P2P is set
+    GCUDA_CUDA_PEER_ON = 1,   // if a probe shows that it works; enables peer access for the process
+    GCUDA_CUDA_PEER_OFF = 2   // never: copies are staged in page-locked host memory
 };
 
 struct gcuda_cuda_params {
@@ -3761,29 +3950,29 @@ struct gcuda_cuda_params {
     // The backend makes more streams when first needed: up to 3 for branches (see concurrency), and one on each other device for
     // products with row-split weights. Public calls return with all of them joined to this one.
     gcuda_stream stream;
-    int priority;         // of the stream that the backend makes, CUDA's numbers: lower runs first; 0 is normal
+    int priority;         // of the stream that the backend makes, as in CUDA: lower numbers run first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit
+    size_t memory_budget; // bytes of device memory that the backend may hold, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
-    size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
-    struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
+    size_t pool_reserve; // VMM: bytes of addresses reserved at a time; 0: the size of the device's memory
+    struct gcuda_cuda_memory_params memory; // of this backend (page_locked is not read); zero: gcuda_backend_cuda_set_memory
     enum gcuda_cuda_peer_mode peer;
-    size_t max_shared; // bytes of shared memory a block may have, at least 48 KiB; 0: what the device allows
-    // The context (a CUcontext) that the backend works in: made current around each of its calls, and the caller's own is
-    // current again after it. It must outlive the backend and its buffers. NULL: that of stream, or the one that the
-    // CUDA runtime uses. Memory of another context is refused; gcuda_backend_get_default_buffer_type gives memory of it.
+    size_t max_shared; // bytes of shared memory per block, at least 48 KiB; 0: the device's maximum
+    // The context (a CUcontext) of the backend. Each call makes it current and restores the caller's. It must outlive the backend and
+    // its buffers. NULL: that of stream, or the primary one, which the CUDA runtime uses. Memory of another context is refused;
+    // buffers of gcuda_backend_get_default_buffer_type are in this context.
     struct CUctx_st * context;
     // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
     // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
     // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
-    int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
-    size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
-    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
-    bool strict;           // only fusion that gives the bits of its nodes one by one
-    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate says
-    // that it pays. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
+    int max_plans;         // plans kept of graphs that graph_compute got; 0: 64; below 0: none, graphs run node by node
+    size_t max_plan_bytes; // host memory of these plans; 0: 64 MiB
+    enum gcuda_cuda_switch fusion; // one launch computes several nodes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
+    bool strict;           // no fusion that changes bits of results
+    // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate predicts
+    // a gain. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
     // GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
     // Programmatic dependent launch: blocks of a plan's kernel start while the previous kernel ends, and prefetch weights that no node
@@ -3794,27 +3983,27 @@ struct gcuda_cuda_params {
     // between devices. With more columns they go through page-locked memory, except during a capture. 0: no maximum if NVLink connects
     // the two devices, otherwise GCUDA_CUDA_PEER_MAX_BATCH_SIZE. Below 0: no maximum.
     int64_t peer_max_batch;
-    // Computes products on cuBLAS and all products of float weights, also of mul_mat_id, as after
-    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32): no operand is rounded to TF32 or to 16 bits.
-    // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
+    // Products through cuBLAS, and all products of float weights (mul_mat_id too), do not round operands to TF32 or 16 bits, as with
+    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32). AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
-    // For experiments: the path of every product that it takes; others, and products with row-split weights, are dispatched as always.
+    // For experiments: path of all products that support it; others, and those with row-split weights, take the path that dispatch
+    // chooses. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no choice.
     //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
     //                "cublas", "converted", "halves"         cuBLAS: operands in place, packed to F32, packed to 16 bits
     //                "gemm"                                  packed operands, then WGMMA or GEMM
     //   mul_mat_id   "own", "vector", "warp_groups", "bytes" PLAIN, VEC, WGMMA, INT8
-    // NULL: GCUDA_CUDA_PRODUCT. "": no path is named. Read when the backend is made.
     const char * product;
-    // Columns per copy of mul_mat with row-split weights, if copies are direct: the next ones are copied while the previous ones are
-    // multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, this device rounds the
-    // columns for large products of quantized weights, which halves the bytes.
+    // Activation columns per copy of mul_mat with row-split weights, if copies are direct: the next columns are copied while the previous
+    // ones are multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of GCUDA_MUL_MAT_WG_TILE, the main device
+    // rounds the columns for large products of quantized weights to BF16 before the copy, which halves the bytes.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 #define GCUDA_CUDA_PEER_MAX_BATCH_SIZE 128
 #endif
 
-// NULL on failure: no such device, out of memory, built without CUDA.
+// A new backend on a device (gcuda_backend_cuda_init: with default parameters), freed with gcuda_backend_free. NULL: no such device, a
+// parameter out of range, out of memory, or built without CUDA.
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
@@ -3828,10 +4017,10 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
     // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
     // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
-    int64_t offload_min_batch; // rows, columns or tokens from which gcuda_backend_dev_offload_op says that copying weights
-                               // pays; 0: GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
+    int64_t offload_min_batch; // least rows, columns or tokens of a node for gcuda_backend_dev_offload_op; 0:
+                               // GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
 };
-// From now on; NULL: the defaults. FAILED: there are devices already, and n_devices is not what it was.
+// Sets the choices; NULL: the defaults. FAILED: devices were enumerated already with another n_devices.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
 // Properties of a device; reading them makes no context. Text ends in 0; sizes are in bytes.
@@ -3840,12 +4029,12 @@ struct gcuda_cuda_device_info {
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
     char pci[24];   // "0000:01:00.0"
     char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
-    int ordinal;    // what CUDA calls it: the index, but see gcuda_cuda_device_params.n_devices
+    int ordinal;    // CUDA's number: the index, except of emulated devices (gcuda_cuda_device_params.n_devices)
     int cc;         // compute capability: 100 * major + 10 * minor
     int n_sm;       // SMs
     int warp_size;
-    size_t shared_bytes;       // shared memory that every block may have
-    size_t shared_bytes_optin; // that a block may have when its kernel asks
+    size_t shared_bytes;       // shared memory per block by default
+    size_t shared_bytes_optin; // maximum per block, if the kernel opts in
     size_t total_bytes;
     bool has_vmm;       // virtual memory management: scratch grows without moving
     bool is_integrated; // shares its memory with the processor
@@ -3858,43 +4047,44 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcu
 //   LUID     "LUID-..."
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
-// In bytes; either may be NULL. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
-// Linux only), free is what the system can give, which counts caches that can be dropped.
+// Free and total device memory in bytes; either may be NULL. Creates the device's context. If the device shares the system's memory
+// (integrated, or unified memory is on; Linux only), free is the system's available memory, caches that can be dropped included.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device); // NULL for a bad index
-// Page-locked host memory, which copies to devices are fastest from. When none is to be had, its buffers are ordinary
-// CPU buffers (ask gcuda_backend_buffer_get_type).
+// Page-locked host memory, for fast copies to devices. If the system refuses page-locked memory, a buffer is an ordinary CPU buffer
+// (gcuda_backend_buffer_get_type returns which).
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cuda_reg(void); // NULL when built without CUDA
-// What gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), name) gives for these names, for programs that ask
-// for functions by name; NULL for others.
+// Functions by name: gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), name) returns those named in quotes below, NULL for
+// other names.
 struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
 // "gcuda_backend_get_features": how the backend was built. The list ends with a NULL name and is valid until gcuda_shutdown.
-//   ARCHS                       the text of gcuda_kernels_archs
-//   PEER_MAX_BATCH_SIZE         a number
+//   ARCHS                       gcuda_kernels_archs
+//   PEER_MAX_BATCH_SIZE         GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
 //   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
 //                               "1" if a switch left it out, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
-// "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
+// "gcuda_backend_split_buffer_type": gcuda_backend_cuda_split_buffer_type with an entry of tensor_split for each device, or NULL.
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
-// "gcuda_backend_register_host_buffer": gcuda_backend_cuda_register_host_buffer, but only where the environment has
-// GCUDA_CUDA_REGISTER_HOST; false otherwise and on failure, with a line in the log
+// "gcuda_backend_register_host_buffer": gcuda_backend_cuda_register_host_buffer if the environment variable GCUDA_CUDA_REGISTER_HOST is
+// set. Otherwise, and on failure, false and a line in the log.
 typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
-// "gcuda_backend_unregister_host_buffer": whatever the environment says; what was not registered is left alone
+// "gcuda_backend_unregister_host_buffer": gcuda_backend_cuda_unregister_host_buffer; no effect on other pointers.
 typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
-// Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer. In no statistics and budget.
+// A buffer over device memory of the caller, aligned to 128 bytes, which must outlive it. Not counted in statistics and budgets. NULL: no
+// such device, ptr NULL or misaligned, out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
-// As above, for memory of the backend's context.
+// gcuda_backend_cuda_buffer_from_ptr for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
-GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
-// Page-locks memory of the caller's, for example a mapped file, for copies from there: devices may not be able to write to
-// it. Fails for memory that is page-locked already or cannot be. It must be unregistered before it goes; gcuda_shutdown
-// unregisters what is left. INVALID_ARGUMENT: ptr was not registered.
+GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // max_shared of launchers, bytes; 0 if not CUDA
+// Page-locks memory of the caller, such as a mapped file, for copies from it; devices may be unable to write to it. Fails if the memory is
+// page-locked already or cannot be. Unregister it before it is freed; gcuda_shutdown unregisters the rest. unregister returns
+// INVALID_ARGUMENT for a ptr that is not registered.
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
@@ -3903,14 +4093,14 @@ GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
 // ---- how much memory is held, and what for ----
-// A backend counts what it takes for itself, on other devices too where its weights are split. A device counts that of all its backends, and buffers: those belong to
-// the device, because a buffer may be used by several backends and outlive them. Neither knows what CUDA and cuBLAS
-// take for contexts, code and their own use.
+// A backend counts the memory it holds itself, on other devices too if its weights are row-split. A device counts the memory of all its
+// backends and all buffers: these belong to the device, because several backends may use a buffer and it may outlive them. Memory
+// that CUDA and cuBLAS allocate themselves (contexts, code) is not counted.
 enum gcuda_cuda_purpose {
-    GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // of operations, from the backend's pool
-    GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report bad input
-    GCUDA_CUDA_PURPOSE_WORKSPACE = 2, // cuBLAS's
-    GCUDA_CUDA_PURPOSE_STAGING = 3,   // of uploads and of copies between devices
+    GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // scratch of operations, from the backend's pool
+    GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report indices out of range
+    GCUDA_CUDA_PURPOSE_WORKSPACE = 2, // workspace of cuBLAS
+    GCUDA_CUDA_PURPOSE_STAGING = 3,   // uploads and copies between devices
     GCUDA_CUDA_PURPOSE_BUFFERS = 4    // tensors
 };
 #define GCUDA_CUDA_PURPOSE_COUNT 5
@@ -3918,11 +4108,11 @@ struct gcuda_cuda_purpose_stats {
     size_t in_use, reserved, peak; // as below
 };
 struct gcuda_cuda_stats { // bytes of device memory
-    size_t in_use;   // handed out; the device counts all scratch that its backends reserve as handed out
-    size_t reserved; // taken from the device
-    size_t peak;     // of reserved
-    size_t budget;   // what reserved never exceeds; 0: none
-    size_t pinned, pinned_peak; // page-locked host memory: in none of the above, and in no budget
+    size_t in_use;   // in use by tensors and operations; of a device: all scratch that its backends reserve counts as in use
+    size_t reserved; // allocated from the device
+    size_t peak;     // largest reserved so far
+    size_t budget;   // maximum of reserved; 0: none
+    size_t pinned, pinned_peak; // page-locked host memory, not counted in the others and in no budget
     struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
@@ -3946,21 +4136,22 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 //
 // The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
 //
-// Computing waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are enqueued as
-// a whole again. The call waits for earlier graphs and returns their pending INVALID_DATA, if any; the callback is set nevertheless.
+// graph_compute_async waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are
+// enqueued as a whole again. This call waits for earlier graphs. It returns their pending INVALID_DATA, if any, and sets the callback
+// nevertheless.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
-// Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
+// Frees cached scratch. Waits for earlier graphs and returns their pending INVALID_DATA, if any.
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 
 // ---- products of raw pointers ----
-// Computes what a node of mul_mat or mul_mat_id would, without tensors or a graph: enqueues it on the backend's stream, on the path that
-// dispatch chooses (or gcuda_cuda_params.product names), with the backend's scratch and cuBLAS. gcuda_launch_mul_mat at the end of this
-// section launches one path.
-//   args     a, b, y, prec; as, b, ids, y: types, sizes and strides as the operations say, y F32 and packed, all in memory
-//            that the backend's device reaches; fields for launchers are ignored
-//   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; else as
-//            computing a graph. Ids outside 0..E-1 are reported by the next gcuda_backend_synchronize
+// Enqueue a mul_mat or mul_mat_id without tensors or a graph on the backend's stream: by the path that dispatch chooses (or
+// gcuda_cuda_params.product names), with scratch of the backend, and cuBLAS if it is available. gcuda_launch_mul_mat at the
+// end of this section launches one path.
+//   args     a, b, y, prec; as, b, ids, y, prec: types, sizes and strides as for gcuda_mul_mat and gcuda_mul_mat_id, y F32 and packed,
+//            data in memory that the backend's device can access. Members for launchers are not read
+//   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; otherwise the
+//            statuses of computing a graph. The next gcuda_backend_synchronize reports ids outside 0..E-1
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args);
 GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args);
 
@@ -3978,9 +4169,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // otherwise the whole graph is. Graphs of the same shapes with other weights have separate plans, up to four of those that hardly
 // differ otherwise. The most recently used plans are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
 //
-// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. It reads new data of its tensors. New addresses
-// (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For declared sizes
-// (gcuda_set_dynamic) that does not make the plan anew.
+// A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. Each run reads the present data of its tensors. New
+// addresses (views that moved), parameters or sizes need gcuda_backend_graph_plan_update with the graph that has them. For sizes
+// declared with gcuda_set_dynamic that does not make the plan anew.
 //
 // Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
 // Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
@@ -4014,16 +4205,16 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
 // is run without a CUDA graph and one line is logged.
-struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
+struct gcuda_cuda_plan_stats { // n_plans and n_bytes: now in the cache; the others: since the backend was made
     int n_plans;
-    size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
-    uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
-    uint64_t n_fused; // launches that stand for several nodes, in the plans made
-    uint64_t n_beside; // launches on other streams than the backend's, in the plans made
-    uint64_t n_patched; // changes that a CUDA graph took over node by node, without a capture of the whole plan
+    size_t n_bytes; // host memory, without that of CUDA for its graphs
+    uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
+    uint64_t n_fused; // launches for several nodes, in the plans made
+    uint64_t n_beside; // launches on streams of concurrent branches, in the plans made
+    uint64_t n_patched; // updates of single nodes of a CUDA graph, without a new capture
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
-GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
+GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // frees the cached plans, not those of the caller
 
 // ---- upload: host memory of any kind into tensors, by separate threads, while backends compute ----
 // Pageable and mapped memory copies slowly to a device, because the driver stages it on one thread (10 of 55 GB/s, H200 with 16
@@ -4041,30 +4232,30 @@ struct gcuda_cuda_uploader_params { // zero-filled: the defaults
     int device;
     int n_slots;       // 2 to 8; 0: 4
     size_t slot_bytes; // of each, 4 KiB to 1 GiB; 0: 8 MiB
-    int n_threads;     // that copy, 1 to 64; 0: half of the processors, at most 8
-    gcuda_backend_t backend; // a CUDA backend whose device and context are meant instead of `device`; NULL: none. The
-                             // uploader may outlive it
+    int n_threads;     // threads that copy, 1 to 64; 0: half of the processors, at most 8
+    gcuda_backend_t backend; // a CUDA backend: its device and context replace `device`; NULL: none. The uploader may outlive
+                             // the backend
 };
 
-typedef uint64_t gcuda_cuda_ticket; // of one upload or download; 0 stands for all that were given before
+typedef uint64_t gcuda_cuda_ticket; // identifies one upload or download; 0: all earlier ones
 
-// NULL params: the defaults. NULL on failure: no such device, a parameter out of range, no page-locked memory (n_slots *
-// slot_bytes), built without CUDA. A system that gives fewer threads is no failure; with none at all (GCUDA_NO_THREADS)
-// everything happens inside the call that asks for it.
+// A new uploader; params NULL: the defaults. NULL: no such device, a parameter out of range, no page-locked memory (n_slots *
+// slot_bytes), built without CUDA. It also works if the system starts fewer threads; without any (GCUDA_NO_THREADS) each call copies
+// before it returns.
 GCUDA_API struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params);
-// Waits until everything given is done. Takes NULL.
+// Waits until all uploads and downloads have finished. NULL is allowed.
 GCUDA_API void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader);
 
-// Bytes [offset, offset + size) of the tensor from, or to, data. The tensor is on the uploader's device, not row-split;
-// its buffer and data must stay until it is done, and a mapped file must keep its length. ticket may be NULL. A failure
-// of the copy itself is reported by query and wait.
+// Enqueue a copy of bytes [offset, offset + size) of the tensor, from data (upload) or to it (download). The tensor is on the uploader's
+// device and not row-split. Its buffer and data must stay valid until the copy has finished, and a mapped file must keep its length.
+// *ticket identifies the copy; ticket may be NULL. query and wait report a failure of the copy itself.
 GCUDA_API gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor,
     const void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
 GCUDA_API gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor,
     void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
 
-// Status of a ticket, again each time it is asked; *done is also true for one that failed. Ticket 0: whether all are
-// done, and then the first failure that ticket 0 has not reported yet.
+// Status of a ticket: SUCCESS while it runs, then its result, in every later call too. *done: it has finished or failed. Ticket 0: *done is
+// true if all have; the status is the first failure that ticket 0 has not returned yet. wait returns when *done would be true.
 GCUDA_API gcuda_status gcuda_cuda_upload_query(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done);
 GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
@@ -4077,42 +4268,42 @@ GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
 // ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, profiling costs one branch per node. On, each node is enclosed in two events (about a microsecond of launch time each), and a
-// graph waits for the previous one first. Events are made in the first graph of a size only; memory for records is allocated before a
-// graph's first node.
+// Off, profiling costs one branch per node. On, two events enclose each node (about a microsecond of launch time each), and a graph waits
+// for the previous one first. Only the first graph of a size creates events. Memory for records is allocated before a graph's first
+// node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
 //     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
 //     st = gcuda_cuda_profile_write_trace(backend, "trace.json");   // for chrome://tracing or ui.perfetto.dev
 #define GCUDA_CUDA_PROFILE_MAX_SRC 4
 
-struct gcuda_cuda_profile_record { // a node that was launched
+struct gcuda_cuda_profile_record { // a launched node
     char name[GCUDA_MAX_NAME];
-    const char * op; // as gcuda_op_desc gives it: "MUL_MAT", "GELU"
-    enum gcuda_type type;
+    const char * op; // gcuda_op_desc: "MUL_MAT", "GELU"
+    enum gcuda_type type; // of the result
     int64_t ne[4];
-    int n_src; // of the sources, the first four
+    int n_src; // sources recorded here: the first four
     enum gcuda_type src_type[GCUDA_CUDA_PROFILE_MAX_SRC];
     int64_t src_ne[GCUDA_CUDA_PROFILE_MAX_SRC][4];
-    size_t n_bytes;       // of result and all sources, each counted once
-    int graph, index;     // graphs count from 0 since begin; the node's place in its graph
-    double start_us, us;  // microseconds: since begin; taken, which is 0.5 exact
+    size_t n_bytes;       // bytes of the result and all sources, each counted once
+    int graph, index;     // number of the graph since begin, from 0; index of the node in its graph
+    double start_us, us;  // microseconds: start since begin; duration, with a resolution of 0.5
 };
 
-// Starts recording; what was recorded before is gone. end stops it and keeps the records for get and write_trace, which
-// both also work in between and wait for the graph that runs. Records live until the next call of begin, a further
-// graph, or the end of the backend. A graph whose records find no memory is refused with ALLOC_FAILED; one that is
-// captured into a CUDA graph (on the caller's stream) is not run and has no records.
+// begin starts recording and drops earlier records. end stops recording and keeps the records for get and write_trace. These also work
+// before end; both wait for the running graph. The array from get is valid until the next begin, the next graph, or the end of the
+// backend. A graph without memory for its records is refused with ALLOC_FAILED. A graph that is captured on the caller's stream does
+// not run and has no records.
 GCUDA_API gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_cuda_profile_get(
     gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records);
-// In Chrome's trace event format. IO when the file cannot be written.
+// Writes the records in Chrome's trace event format. IO: the file cannot be written.
 GCUDA_API gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path);
 
-// Called before each node is launched and after that (which is not when it has run: gcuda_backend_synchronize in the
-// callback waits for that), whether recording or not. A node that fails has no second call. NULL: none. It must not
-// compute graphs on this backend or call profiling functions.
+// Called before (is_launched false) and after each node's launch, whether recording or not. A launched node may still be running: the
+// callback may call gcuda_backend_synchronize. A node that fails has no second call. The callback must not compute graphs on this
+// backend or call profiling functions. NULL: no callback.
 typedef void (*gcuda_cuda_node_callback)(const struct gcuda_tensor * node, int index, bool is_launched, void * user);
 GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
     gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
@@ -4128,28 +4319,28 @@ enum gcuda_cuda_route {
     GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
-    bool is_possible; // the driver says that the device can access the peer's memory
+    bool is_possible; // the driver reports that the device can access the peer's memory
     bool is_probed;
-    bool is_in_use;              // the test pattern was intact and access is enabled
+    bool is_in_use;              // the test pattern was intact, and access is enabled
     enum gcuda_cuda_route route; // of copies from the device to the peer
-    char reason[120];            // why access is not in use; "" when it is
-    bool is_linked;              // by NVLink: atomics work across it. Known once probed; true for two that are one device
+    char reason[120];            // why access is not in use; "" if it is
+    bool is_linked;              // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
 };
-// The findings so far; probes nothing. INVALID_ARGUMENT: no such devices, or twice the same.
+// The results so far, without a probe. INVALID_ARGUMENT: no such devices, or equal ones.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
-// Probes the two devices, both ways, unless that was done before. Not while a stream is being captured. A probe that
-// does not come through is a finding, not a failure.
+// Probes the two devices in both directions, unless that was done before. Not while a stream is being captured. A test pattern that
+// arrives damaged is a result, not a failure: the status is SUCCESS.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
 // Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
 // device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
 // each expert, so that all work on every token, whatever its experts.
 //
-//   main_device   whose backends use the weights
-//   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
-//   n             entries in tensor_split: one per device, more if the rest is 0. 0 with NULL
-//   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
-//                 shares that are negative or no numbers, fewer than devices
+//   main_device   device whose backends use the weights
+//   tensor_split  share of each device, in any unit; 0: no rows. NULL or all 0: in proportion to the devices' memory
+//   n             entries of tensor_split, at least one per device; further ones must be 0. With NULL: 0
+//   returns       one object for each main device and shares, valid until gcuda_shutdown. NULL: no such device, fewer entries than
+//                 devices, a share that is negative, infinite or NaN
 //
 // Tensors in such a buffer are contiguous, are no views, and are set and read as a whole. Only gcuda_mul_mat (one matrix:
 // ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand, and the main device must have at least one row.
@@ -4169,18 +4360,18 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
 // Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
-// ---- does this build work on this device ----
+// ---- self-test: whether this build works on a device ----
 struct gcuda_cuda_selftest_result {
     gcuda_status status;
-    char message[512];              // what failed, and what to do about it; "" when all is well
-    int cc;                         // of the device: 100 * major + 10 * minor
-    int binary_cc, ptx_cc;          // what runs there was compiled for, and the PTX in the program
-    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or for other devices
-    int n_peers, n_peers_staged;    // other devices, by how copies go there
-    float ms;
+    char message[512];              // the failure and its remedy; "" if none
+    int cc;                         // compute capability of the device: 100 * major + 10 * minor
+    int binary_cc, ptx_cc;          // compute capabilities of the binary code that runs there, and of the PTX in the program
+    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or not for this device
+    int n_peers, n_peers_staged;    // other devices; those to which gcuda stages copies in host memory
+    float ms;                       // duration
 };
-// The device answers, kernels are compiled for it, one small case of each kernel family gives what the processor gives,
-// and copies to other devices are probed. Some tens of milliseconds once the device's context exists. result may be NULL.
+// Tests that the device responds, that kernels are compiled for it, and that a small case of each kernel family agrees with the CPU. Probes
+// copies to other devices. Takes some tens of milliseconds once the device's context exists. Returns result->status; result may be NULL.
 GCUDA_API gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result);
 
 // ---- memory and semaphores of Vulkan and Direct3D 12 ----
@@ -4195,10 +4386,10 @@ enum gcuda_cuda_handle {
 struct gcuda_cuda_external_memory {
     enum gcuda_cuda_handle type;
     int fd;             // GCUDA_CUDA_HANDLE_FD
-    void * handle;      // Win32: one of handle and name, both stay the caller's
+    void * handle;      // Win32: either handle or name; both stay the caller's
     const void * name;
     size_t size;        // bytes of the whole allocation
-    size_t offset;      // where the buffer begins in it, a multiple of 128
+    size_t offset;      // byte of the allocation at which the buffer begins, a multiple of 128
     size_t buffer_size; // bytes of the buffer; 0: the rest of the allocation
     bool is_dedicated;  // Vulkan: allocated for one resource
 };
@@ -4207,23 +4398,24 @@ struct gcuda_cuda_external_semaphore {
     int fd;
     void * handle;
     const void * name;
-    bool is_timeline; // Vulkan: a timeline semaphore; else a binary one. A fence of Direct3D always counts
+    bool is_timeline; // Vulkan: a timeline semaphore, otherwise a binary one. Fences of Direct3D always have values
 };
-// A buffer over memory of another interface on the same GPU. On success the descriptor belongs to CUDA and is closed; on
-// failure (NULL) it is the caller's as before. The import ends when the buffer is freed; the backend may go before it.
+// A buffer over memory that Vulkan or Direct3D allocated on the same GPU. On success the file descriptor belongs to CUDA, which closes it;
+// on failure (NULL) it stays the caller's. The import ends when the buffer is freed; the backend may be freed before it.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
     gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory);
-// A semaphore that work of any backend in the same context can wait for and signal. Descriptors as above.
+// A semaphore that work of any backend in the same context can wait for and signal. On success the file descriptor belongs to CUDA; on
+// failure (NULL) it stays the caller's. Free it with gcuda_backend_cuda_semaphore_free.
 typedef struct gcuda_cuda_semaphore * gcuda_cuda_semaphore_t;
 GCUDA_API gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore);
 // wait: later work of the backend starts when the semaphore has reached value. signal: sets it to value when all queued work of the
-// backend is done. Both only enqueue. A binary semaphore ignores value.
+// backend has finished. Both only enqueue. A binary semaphore ignores value.
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_wait(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
 GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
-// No work with it may be in flight. NULL is allowed.
+// No work that uses the semaphore may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
@@ -4245,7 +4437,6 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 //     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
 //     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
 //
-//
 // A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
 // until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
 
@@ -4263,16 +4454,16 @@ GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 //   conv_2d                   the product after the copy of an image
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
-    enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
-    bool has_begun;             // there was a launch; false begins a series
-    int failed_query; // a cudaError_t: a question to the device that failed, for which the next launch is FAILED; 0: none
+    enum gcuda_overlap overlap; // of later launches; NONE unless the program sets it
+    bool has_begun;             // the series has a launch; set it to false to begin a new series
+    int failed_query; // cudaError_t of a failed device query, which makes the next launch FAILED; 0: none
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
-GCUDA_KERNEL_API bool gcuda_has_overlap(void);
-// All that they were compiled for: "800,900" (9.0a counts as 900); "" when the compiler does not say.
+GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
+// All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // of blocks to blocks of another type; else 0
+GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
@@ -4281,7 +4472,7 @@ GCUDA_KERNEL_API size_t gcuda_get_rows_back_scratch_bytes(const struct gcuda_get
 GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // what the one above does where a is quantized
+GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // gcuda_launch_add for quantized a
     const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args); // of both
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -4312,18 +4503,20 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
     const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
-// y, a matrix, may be left in the layout of products on path WGMMA: its bytes begin at a multiple of 16 and overlap neither x nor g,
-// F32 rows of these are at multiples of 16 bytes too. UNSUPPORTED otherwise.
-GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args); // 0 too
-// Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
-// follow each other would give, bit for bit. x and y are floats of one type and shape, or y is F32 and x another of the floats;
-// b repeats, and is any of the floats.
+// Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of path WGMMA (gcuda_mul_mat_layout): y, a
+// matrix, is written as prequantized activations, in the layout's bytes, which do not overlap x and g. y and the
+// rows of x and g, which are F32, are at multiples of 16 bytes.
+GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args);
+// A chain of up to GCUDA_CHAIN_MAX element-wise operations: ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU, UNARY. The bits are
+// those of separate nodes.
+//   x, y     F32, F16 or BF16 of one type and shape; or y F32 and x F16 or BF16
+//   b        second operand of a step: F32, F16 or BF16, repeated to the shape of x
 #define GCUDA_CHAIN_MAX 8
 struct gcuda_chain_step {
     enum gcuda_op op;
-    enum gcuda_unary_op unary; // of UNARY
-    bool is_second;            // the value so far is the operation's second operand, b its first
-    float p[5];                // as in the operation's own arguments
+    enum gcuda_unary_op unary; // kind of a UNARY step
+    bool is_second;            // b is the first operand, the value so far the second
+    float p[5];                // parameters, as in the operation's argument struct
     struct gcuda_array b;      // data NULL: the operation has one operand
 };
 struct gcuda_chain_args {
@@ -4332,24 +4525,31 @@ struct gcuda_chain_args {
     struct gcuda_chain_step steps[GCUDA_CHAIN_MAX];
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args * args, gcuda_stream stream);
-// sum = x + add;  y = rms_norm(sum) w + b, rounded as by those operations. F32, packed rows of x's length, of at most
-// GCUDA_NORM_MUL_MAX elements; add, w and b repeat rows.
+// sum = x + add;  y = rms_norm(sum) * w + b, with the bits of separate nodes. All F32 in packed rows of one length, at most
+// GCUDA_NORM_MUL_MAX elements; rows of add, w and b are repeated.
 #define GCUDA_NORM_MUL_MAX 16384
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is floats, else that of gcuda_mul_mat_layout
+    int form; // 0: y is F32; else that of gcuda_mul_mat_layout: y is prequantized activations
+    int n_parts;    // one row of 513 to 8192 elements, all arrays at multiples of 16 bytes: x is the sum of n_parts rows, added in
+    size_t part_nb; // order; bytes from one to the next. 0 or 1: x is one row
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// y may be left prequantized for products (gcuda_mul_mat_layout), whose is_rounded is then set; UNSUPPORTED otherwise:
-//   form of VEC     8-bit codes and scales, 3072 bytes for each 2048 elements or part of them: one row of whole 32 elements that is as
-//                   long as these bytes (768 are), all arrays at multiples of 16 bytes
-//   form of WGMMA   any number of rows; the layout's bytes overlap nothing that is read; rows of x, y and sum at multiples of 16 bytes
-GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
-// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
-// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_rounded set.
+//   0               F32, always
+//   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a multiple of 32
+//                   elements that has this space (from 768 elements on); all arrays at multiples of 16 bytes
+//   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and sum at multiples of
+//                   16 bytes
+GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+// Inputs of attention in one launch, with the bits of separate nodes: rope and set_rows of keys, rope of queries, set_rows of values.
+// Token i of the rope's result, with all its heads, becomes row ids[i] of y.
+//   rope      y is not written; heads of at most 1024 elements
+//   y         rows of floats, or of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL
+//   q, q_y    rope of q with the same positions, factors and parameters; F32 with x's ne[0], ne[2] and ne[3]; q_y may be q. It is read
+//             element by element, so graphs leave more than GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers
+//   v, v_y    v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_steps { // in this order; rope comes after the norm
     const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
@@ -4359,32 +4559,32 @@ struct gcuda_rope_set_steps { // in this order; rope comes after the norm
 };
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
-    struct gcuda_array ids, y;   // as of set_rows
-    int32_t * bad_index;
+    struct gcuda_array ids, y;   // as in gcuda_launch_set_rows
+    int32_t * bad_index;         // a word of device memory that becomes 1 if an index is out of range, or NULL
     struct gcuda_array q, q_y;         // data NULL: none
     struct gcuda_array v, v_ids, v_y;  // v [ne[0], heads, ne[2]]; data NULL: none
     struct gcuda_rope_set_steps k_steps, q_steps, v_steps;
 };
-GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; else UNSUPPORTED
+GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; false: UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
-// The Hadamard transform of b's rows, where args say so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, elements of rows packed.
+// Hadamard transform of the rows of b where args->hint says so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, rows packed.
 GCUDA_KERNEL_API bool gcuda_hadamard_takes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_hadamard(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
-// choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
-enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: of those chosen alone
+// Top-k expert routing in one launch, with the bits of separate nodes: probabilities of a token's logits, the experts with the largest
+// (probability + bias), their probabilities as weights, divided by their sum, times a factor. Of equal values the first expert is chosen.
+enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: softmax of the chosen logits only
 struct gcuda_route_args {
     struct gcuda_array logits;  // F32 [experts, tokens], rows packed, at most 512 experts
     struct gcuda_array bias;    // F32 [experts], packed; data NULL: none
-    struct gcuda_array ids;     // I32 [used, tokens]
-    struct gcuda_array weights; // F32 [used, tokens], at most 32
+    struct gcuda_array ids;     // result: I32 [used, tokens], used at most 32
+    struct gcuda_array weights; // result: F32 [used, tokens]
     enum gcuda_route_gate gate;
-    bool has_norm;              // weights are divided by their sum, which is
-    bool has_least;             // at least this
+    bool has_norm;              // weights are divided by their sum
+    bool has_least;             // the divisor is at least `least`
     float least;
-    bool is_scaled;             // then multiplied
+    bool is_scaled;             // weights are multiplied by scale
     float scale;
-    bool is_wide, is_wide_weights; // rows of logits, of weights begin at multiples of 16 bytes: the order of sums
+    bool is_wide, is_wide_weights; // the nodes' rows of logits, of weights are at multiples of 16 bytes: selects the order of their sums
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_route(const struct gcuda_route_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -4425,12 +4625,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_a
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
-// The way that gcuda_launch_conv_2d goes with large convolutions, for one of any size: UNSUPPORTED but for a kernel in F16 of at
-// least 8 channels to 32, not in full precision.
+// The path of gcuda_launch_conv_2d for large convolutions, at any size. UNSUPPORTED: kernels that are not F16, fewer than 8 input or 32
+// output channels, GCUDA_PREC_F32.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_packed(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_packed_scratch_bytes(const struct gcuda_conv_args * args);
-// What gcuda_launch_conv_2d does of a large convolution on warp-group instructions, once its scratch is filled: the product.
-// UNSUPPORTED where there are none (gcuda_has_warp_groups) or max_shared is too small.
+// The wgmma product of a large gcuda_launch_conv_2d alone, with scratch that an earlier launch has filled. UNSUPPORTED: no wgmma
+// (gcuda_has_warp_groups), or max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_wg(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
@@ -4518,19 +4718,19 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_jo
 GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // kernels for 9.0a are in this build and run on the current device
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
-// Where k or v are converted: up to 64 MiB, and the bytes of one head of both as F16.
+// If k or v are converted to F16 in scratch: at most 64 MiB more than one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
-// Which parts of the mask hide everything or nothing, found once for several launches with the same mask and as many tokens and positions.
-// Writes gcuda_flash_attn_ext_mask_classes_bytes to args->mask_classes, device memory that those launches take in theirs; of args it reads
-// shapes, types and the mask. 0 bytes: that launch needs no classes, and nothing is done.
+// Classes of the mask's tiles (empty, full, mixed), computed once for several launches with the same mask, tokens and positions. Writes
+// gcuda_flash_attn_ext_mask_classes_bytes to args->mask_classes, device memory that those launches have in their args. It reads shapes,
+// types and the mask of args. 0 bytes: such a launch needs no classes, and nothing is written.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_mask_classes_bytes(const struct gcuda_flash_attn_ext_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_mask_classes(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
-// The plan that the launcher chooses on the current device. With it in its args, and tokens from a multiple of 32 and of
-// block_rows, a launch gives these tokens the bits that a launch for all tokens gives them. SUCCESS, or FAILED: the device could not be asked.
+// The plan that the launcher chooses on the current device. A launch for some of the tokens with this plan in its args has the bits of a
+// launch for all tokens, if the first token is a multiple of 32 and of block_rows. FAILED: a device query failed.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
-// What the path is chosen by, and the choice:
+// The choice of a path, with its inputs:
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
 //             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
 //             ELEMENTS, with blocks and GCUDA_PREC_F32
@@ -4544,12 +4744,12 @@ struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
-    bool is_aligned;                 // rows at multiples of 16 bytes, of blocks of 2 (Q4_1, Q5_1: 4); elements of a row next to each other
+    bool is_aligned;                 // rows at multiples of 16 bytes (quantized: of 2; Q4_1, Q5_1: of 4); elements of a row adjacent
     bool is_precise;                 // GCUDA_PREC_F32
-    bool fits_rows, fits_split, fits_elements; // stages fit in the shared memory that a block may have: two; ELEMENTS: one
-                                     // fits_rows: of k and v as F16, where they are converted
-    bool fits_wgmma;                 // so here, kernels compiled for 9.0a, precision DEFAULT, sizes up to 256 (BF16: 128), k, v and q (F32)
-                                     // with strides at multiples of 16 bytes, no mask or one in F16 with an even number of positions
+    bool fits_rows, fits_split, fits_elements; // two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: of k and v as F16,
+                                     // if they are converted
+    bool fits_wgmma;                 // stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV up to 256 (BF16: 128),
+                                     // strides of k, v and q (F32) are multiples of 16 bytes; no mask, or F16 with an even n_kv
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
@@ -4566,50 +4766,52 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcu
 //
 //     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
 //     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
-//     gcuda_status st = gcuda_backend_sched_reserve(sched, largest_graph);      // not needed, but then nothing grows later
+//     gcuda_status st = gcuda_backend_sched_reserve(sched, largest_graph);      // optional: buffers do not grow later
 //     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_alloc_graph(sched, graph); }
 //     ... gcuda_backend_tensor_set on the inputs ...
 //     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute(sched, graph); }
 //     ... gcuda_backend_tensor_get on the results ...
 //
-// Where a node goes, first rule that fits (gcuda_backend_sched_to_text tells which did):
-//   - where the caller says; where its memory is, if it or the tensor that it writes into has any
-//   - tensors with the INPUT flag: the last backend
-//   - to the first backend that reads its weight (a source in a buffer of usage WEIGHTS). Weights that only the last one
-//     reads: a backend before it takes the node if gcuda_backend_offload_op says that copying the weight pays
-//   - to the backend of the nearest node before or after it, those of the last backend coming last
-//   - to the backend that reads most of its sources; to the first that can compute it
-// Tensors that share written memory (nodes that work in place) are on one backend. An uploader copies weights from host memory to a
-// CUDA device (see >>cuda) while the previous split computes. Of experts it copies only those that the ids of mul_mat_id name; the
-// host waits for these ids.
+// Backend of a node: the first rule that applies (gcuda_backend_sched_to_text names it)
+//   1. the caller's choice (gcuda_backend_sched_set_tensor_backend)
+//   2. the backend of its memory, if the node or the tensor that it writes into has any
+//   3. tensors with the INPUT flag: the last backend
+//   4. the first backend that reads its weight (a source in a buffer of usage WEIGHTS). If only the last one reads it: an earlier
+//      backend for which gcuda_backend_offload_op returns true
+//   5. the backend of the nearest node before or after it; the last backend comes last
+//   6. the backend that reads most of its sources
+//   7. the first backend that supports it
+// Tensors that share written memory (nodes in place) are on one backend. An uploader copies weights from host memory to a CUDA device
+// (see >>cuda) while the previous split computes. For mul_mat_id it copies only the experts in ids; the host waits for these ids.
 //
-// Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
-// stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
-// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Third-party backends: pending work must not
-// need the graph's descriptions after graph_compute has returned.
+// Every failure is a status, and the scheduler can be used again. A split that fails ends the run when all backends have stopped. An
+// index out of range in data does not end the run, which then returns GCUDA_STATUS_INVALID_DATA. Numbers of backends, splits and
+// inputs have no limit. One thread uses a scheduler at a time; backends must outlive it. Third-party backends: pending work must not
+// read the graph's descriptions after graph_compute has returned.
 struct gcuda_backend_sched;
 typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
 
 struct gcuda_backend_sched_params {
-    const gcuda_backend_t * backends;          // n_backends of them, none twice
-    const gcuda_backend_buffer_type_t * bufts; // where each one's results go; NULL: their default types
+    const gcuda_backend_t * backends;          // n_backends different ones, in order of preference; the last is of type CPU
+    const gcuda_backend_buffer_type_t * bufts; // buffer type of each backend's results; NULL: default types
     int n_backends;
-    size_t graph_size; // nodes and leafs that room is made for at once; more is no error
-    int n_copies;      // runs that may be in flight at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
+    size_t graph_size; // expected nodes and leafs, for which memory is allocated at once; larger graphs work too
+    int n_copies;      // maximum runs in flight, see gcuda_backend_sched_graph_compute_async; 0: 1
     bool no_offload;   // nodes whose weights only the last backend reads stay there
-    // 1: who computes what goes to the log for each graph that is allocated (gcuda_backend_sched_print). 0: as
-    // GCUDA_SCHED_DEBUG says, a number; below 0: nothing, whatever it says.
+    // 1: logs the assignment of each graph that is allocated (gcuda_backend_sched_print). 0: the number in GCUDA_SCHED_DEBUG; below 0:
+    // never.
     int debug;
-    // A buffer that has to grow after the first graph, because no graph as large was reserved: 1 says so in the log, 2 refuses
-    // the graph with ALLOC_FAILED. 0: as GCUDA_SCHED_DEBUG_REALLOC says, a number; below 0: it grows, whatever that says.
+    // For a buffer that has to grow after the first graph, because no graph as large was reserved. 1: a log line; 2: the graph is refused
+    // with ALLOC_FAILED. 0: the number in GCUDA_SCHED_DEBUG_REALLOC; below 0: it grows silently.
     int debug_realloc;
 };
+// A new scheduler, freed with gcuda_backend_sched_free. NULL: no backends, one of them NULL or listed twice, the last not of type CPU, a
+// buffer type that its backend cannot read, out of memory.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
-// gcuda_backend_sched_new_params with the usual choices; parallel: 4 copies. NULL on failure: no backends, one of them NULL or listed
-// twice, the last not of type CPU, a buffer type that its backend cannot read, out of memory.
+// gcuda_backend_sched_new_params with n_copies 4 if parallel, otherwise 1, and no_offload unless op_offload.
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
     int n_backends, size_t graph_size, bool parallel, bool op_offload);
-// Waits for its backends and frees its memory, so that tensors it has placed must not be used any more. Takes NULL.
+// Waits for the backends, then frees the scheduler and its memory: tensors that it has placed must not be used afterwards. NULL is allowed.
 GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
@@ -4624,11 +4826,11 @@ GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, 
 //   - on the host: work memory of the CPU backend, copies between devices staged there, descriptions, plans
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
-// Divides the graph and gives each tensor without memory its address. The graph may come again, or any other one: then tensors of the
-// earlier one have no memory. Access to tensors placed before the buffers grew is an error with a message.
+// Divides the graph into splits and gives each tensor without memory an address. A later call may allocate this graph again or another one;
+// tensors of the earlier graph then have no memory. Access to tensors placed before the buffers grew is an error with a message.
 // Placed memory is temporary, and tensors without contents are refused by name: see struct gcuda_gallocr.
-// After a failure no graph is allocated, and the contents of placed leafs are lost. The smaller buffer is freed before the larger one
-// is allocated, so that both need not fit (gcuda_backend_sched_graph_compute keeps the contents).
+// After a failure no graph is allocated, and the contents of placed leafs are lost. A buffer is freed before a larger one is allocated,
+// because both may not fit (gcuda_backend_sched_graph_compute keeps the contents).
 GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 // Computes a graph; a graph other than the allocated one is allocated first. The allocated graph may be changed in place, as for other
 // backends. New op_params, view offsets and addresses of the caller's own memory take effect without allocation. New sources, sizes,
@@ -4644,21 +4846,22 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 // scheduler, up to 64 MiB per device, without blocking the host.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
-// As gcuda_gallocr_set_check, for tensors that this scheduler places; it resets the scheduler. A tensor that is copied to another
-// backend is filled at the end of gcuda_backend_sched_graph_compute, not after the copy.
+// Detects reads of memory without contents in tensors that this scheduler places: see gcuda_gallocr_set_check. Resets the scheduler. A
+// tensor that is copied to another backend is filled with 0xFF at the end of gcuda_backend_sched_graph_compute, not after the copy.
 GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
-// Forgets the allocated graph and the assignments of gcuda_backend_sched_set_tensor_backend: before tensors are freed.
+// Forgets the allocated graph and the choices of gcuda_backend_sched_set_tensor_backend. Call it before their tensors are freed.
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
-// For graphs allocated from now on, until reset; NULL: as the rules say. A graph is refused with a backend that cannot
-// compute the node. get: of the allocated graph, or as was said; NULL if there is none.
+// set: the backend of a tensor in graphs that are allocated later, until reset; NULL: by the rules. A graph is refused if the backend does
+// not support the node. get: the backend in the allocated graph, otherwise the caller's choice; NULL: neither.
 GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor, gcuda_backend_t backend);
 GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor);
 
-// With ask: returns whether the result of this node is wanted. Without: the result is complete; false ends the run with
-// GCUDA_STATUS_ABORTED. The nodes of a split are computed up to a wanted one, and waited for. NULL: none.
+// ask true: called before a node is computed; returns whether the caller wants its result. ask false: the result of a wanted node is
+// complete; returning false ends the run with GCUDA_STATUS_ABORTED. The run computes up to each wanted node and waits for it. NULL: no
+// callback.
 typedef bool (*gcuda_backend_sched_eval_callback)(struct gcuda_tensor * node, bool ask, void * user_data);
 GCUDA_API void gcuda_backend_sched_set_eval_callback(
     gcuda_backend_sched_t sched, gcuda_backend_sched_eval_callback callback, void * user_data);
@@ -4672,9 +4875,9 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_sched_get_buffer_type(
 GCUDA_API size_t gcuda_backend_sched_get_buffer_size(
     gcuda_backend_sched_t sched, gcuda_backend_t backend); // bytes; 0 for one that shares an earlier one
 
-// Who computes what in the last graph, as it was when it was allocated, and why: a line for each split, each tensor copied for it, each
-// node. The graph and its tensors need not exist any more. Returns the bytes needed without the terminator, and writes at most size
-// bytes with it (as snprintf does); or to the log (INFO).
+// The assignment of the last allocated graph with the rule for each node: a line per split, per tensor copied for it, and per node. The
+// graph and its tensors may have been freed. to_text returns the length of the whole text without the terminator, and writes at most
+// size bytes with it, as snprintf does; print writes to the log (INFO).
 GCUDA_API size_t gcuda_backend_sched_to_text(gcuda_backend_sched_t sched, char * text, size_t size);
 GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 
@@ -4682,33 +4885,36 @@ GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 // >>quantize   host quantizers for weights
 // =====================================================================================================
 
-// Quantizes n_rows rows of n_per_row floats, from src + start (whole rows) into the same rows of dst. Types: F32, F16,
-// BF16 and every quantized type but the codebook formats IQ1_*, IQ2_*, IQ3_*, for which no quantizer is built in.
+// Quantizes n_rows rows of n_per_row floats, from src + start into the same rows of dst.
 //
-//   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the
-//            rows asked for are written
-//   imatrix  NULL, or n_per_row weights from 0 to 1e15: what an error in each column costs, as a rule the mean square of the
-//            activations that meet it (only their proportions count). Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
-//   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside
-//            a row, NULL, sizes that overflow, a weight that is negative, NaN or above 1e15
-// Any input is accepted: NaN and infinity give some block; gcuda_validate_row_data says whether its scale is finite.
-// With IQ4_NL this searches for better scales than the conversion of cpy and set_rows, which must be fast.
+//   type     F32, F16, BF16, or a quantized type but IQ1_*, IQ2_*, IQ3_*, which have no quantizer
+//   dst      address of row 0, aligned for the blocks: 4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others. Only the n_rows rows are
+//            written
+//   start    elements before the first row, a multiple of n_per_row
+//   imatrix  NULL, or importance of each column: n_per_row weights of squared errors, 0 to 1e15, as a rule the mean squares of the
+//            activations. Only their ratios count. Used by Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, IQ4_XS; others ignore it
+//   returns  bytes written. 0, and gcuda_last_error: another type, rows that are not whole blocks, start inside a row, NULL, sizes that
+//            overflow, a weight that is negative, NaN or above 1e15
+//
+// NaN and infinity in src are accepted and give some block; gcuda_validate_row_data tells whether its scale is finite. For IQ4_NL this
+// function searches for better scales than cpy and set_rows, which are for speed.
 GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
                                       int64_t n_rows, int64_t n_per_row, const float * imatrix);
 
-// gcuda_quantize_chunk with a status, from row 0, on n_threads threads (0: one per processor). The bytes do not depend on the
-// number of threads.
+// Quantizes n_rows rows of n_per_row floats from src to dst on n_threads threads (0: one per processor). Arguments as for
+// gcuda_quantize_chunk with start 0. The bytes do not depend on the number of threads. INVALID_ARGUMENT, UNSUPPORTED: see there.
 GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
                                            int64_t n_per_row, const float * imatrix, int n_threads);
 
-// True for the formats that quantize badly without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
+// Whether quantizing to this type without imatrix gives bad results: IQ2_XXS, IQ2_XS, IQ1_S.
 GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
 
-// For data from outside: whether n_bytes are whole blocks without NaN or infinity in a scale (or a value of F32, F16,
-// BF16, F64). Needs no alignment. False sets gcuda_last_error().
+// Checks untrusted data: n_bytes are whole blocks, and no scale (F32, F16, BF16, F64: no element) is NaN or infinite. data may have any
+// alignment. False: gcuda_last_error names the block.
 GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
 
-// gcuda_validate_row_data with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
+// The check of gcuda_validate_row_data with a status. *bad_block, which may be NULL, becomes the index of the first bad block (plain types:
+// element); -1: none.
 GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
                                             int64_t * bad_block);
 
@@ -4727,19 +4933,21 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 //     ... gcuda_get_tensor(ctx, "output.weight") ...
 //     gcuda_backend_buffer_free(weights), gcuda_free(ctx), gcuda_gguf_free(g);          // in this order
 //
-// Versions 2 and 3, little-endian; version 1 and big-endian files are refused by name. A file may come from a stranger: every length,
-// count, type, offset and sum is checked, and nothing is allocated that the bytes still to come could not fill. A refused file is
-// INVALID_DATA, and gcuda_last_error() names the file, the byte, the key or tensor and the numbers. Refused too, though some readers
-// take them: empty or double names, arrays of arrays, tensors that do not follow each other at the alignment, bools other than 0 and 1.
+// Reads versions 2 and 3, little-endian; version 1 and big-endian files are refused by name. Files are untrusted: every length, count,
+// type, offset and sum is checked, and no allocation exceeds the remaining bytes of the file. A bad file is INVALID_DATA, and
+// gcuda_last_error names the file, the byte, the key or tensor and the numbers. Also refused, though some readers accept them: empty or
+// repeated names, arrays of arrays, tensors that are not consecutive at the alignment, bools other than 0 and 1.
 //
-// OWNERSHIP. A gcuda_gguf_context owns its metadata (strings and arrays that getters return stay until it is changed or freed), the map
-// of its file, and data that it has read. Tensors whose data is in the map or in that memory point there: free the context after
-// them. Memory, FILE and callback given to init stay the caller's and must stay usable until it is freed. A mapped file must keep its
-// length; it may be replaced by another of the same name. Writing into a mapped tensor changes the program's copy of the page only.
+// OWNERSHIP. A gcuda_gguf_context owns its metadata, the mapping of its file, and data that it has read.
+//   getters   strings and arrays are valid until the context is changed or freed
+//   tensors   may point into the mapping or into data of the context: free the context after them
+//   sources   memory, FILE and callback given to init stay the caller's and must stay usable until the context is freed
+//   mapping   the file must keep its length; another file may replace it under the same name. Writing into a mapped tensor changes only
+//             the program's copy of the page
 //
-// One thread at a time; reading functions (get, find, read_tensor of a mapped file or memory) may be called by several.
+// One thread uses a context at a time. Several may call get, find, and read_tensor of a mapped file or of memory.
 
-enum gcuda_gguf_type { // of values; as in files
+enum gcuda_gguf_type { // types of values, numbered as in files
     GCUDA_GGUF_TYPE_UINT8 = 0,
     GCUDA_GGUF_TYPE_INT8 = 1,
     GCUDA_GGUF_TYPE_UINT16 = 2,
@@ -4758,42 +4966,43 @@ enum gcuda_gguf_type { // of values; as in files
 
 #define GCUDA_GGUF_MAGIC "GGUF"
 #define GCUDA_GGUF_VERSION 3
-#define GCUDA_GGUF_DEFAULT_ALIGNMENT 32 // bytes, of each tensor in a file, where the key general.alignment does not say another
+#define GCUDA_GGUF_DEFAULT_ALIGNMENT 32 // bytes; of each tensor in a file without the key general.alignment
 #define GCUDA_GGUF_MAX_ALIGNMENT (1 << 20)
 #define GCUDA_GGUF_KEY_GENERAL_ALIGNMENT "general.alignment" // u32, a power of two
-#define GCUDA_GGUF_KEY_SPLIT_NO "split.no"                   // u16, from 0 on
-#define GCUDA_GGUF_KEY_SPLIT_COUNT "split.count"             // u16
-#define GCUDA_GGUF_KEY_SPLIT_TENSORS "split.tensors.count"   // i32, of all parts together
+#define GCUDA_GGUF_KEY_SPLIT_NO "split.no"                   // u16: number of this part, from 0
+#define GCUDA_GGUF_KEY_SPLIT_COUNT "split.count"             // u16: number of parts
+#define GCUDA_GGUF_KEY_SPLIT_TENSORS "split.tensors.count"   // i32: tensors of all parts
 
 struct gcuda_gguf_context;
 
-struct gcuda_gguf_init_params { // zero-filled: metadata and descriptions of tensors, no context
-    bool no_alloc; // tensors of *ctx get no data: gcuda_gguf_load or the caller places them. false: they point into the map or the
-                   // memory given, in a host buffer of usage WEIGHTS; the data of a FILE or callback is read for that
-    struct gcuda_context ** ctx; // where a new context with all tensors goes, which the caller frees (NULL on failure). NULL: none
-    gcuda_status * status; // NULL, or where the status goes: IO (no such file, it ends early), INVALID_DATA (bad contents), ...
-    bool copy;     // with ctx and without no_alloc: the data is read into memory of the gguf context, nothing is mapped
-    bool one_part; // of a split file, this file alone: its own tensors, without looking for the others
+struct gcuda_gguf_init_params { // zero-filled: reads metadata and tensor infos, makes no gcuda_context
+    bool no_alloc; // tensors of *ctx get no data: gcuda_gguf_load or the caller allocates them. false: they are in a host buffer of usage
+                   // WEIGHTS over the mapping or the memory given; data of a FILE or callback is read
+    struct gcuda_context ** ctx; // *ctx becomes a new context with all tensors, freed by the caller; NULL on failure. NULL: no context
+    gcuda_status * status; // NULL, or *status becomes the status: IO (no such file, file too short), INVALID_DATA (bad contents), ...
+    bool copy;     // with ctx and without no_alloc: data is read into memory of the gguf context instead of being mapped
+    bool one_part; // opens only this file of a split file, with its tensors
 };
 
-// Reads n_bytes from byte `offset` of the file, counted from where the GGUF data starts, into output; returns how many it read: fewer
-// at the end or after a failure.
+// Reads n_bytes at byte `offset`, counted from the start of the GGUF data, into output. Returns the bytes read, fewer at the end or after a
+// failure.
 typedef size_t (*gcuda_gguf_reader_callback_t)(void * userdata, void * output, uint64_t offset, size_t n_bytes);
-// Takes the next n_bytes of the output; false: cannot, and writing stops with status IO.
+// Gets the next n_bytes of the output. Returning false stops the writing with status IO.
 typedef bool (*gcuda_gguf_writer_callback_t)(void * userdata, const void * data, size_t n_bytes);
 
-// ---- opening and freeing. NULL on failure ----
+// ---- opening and freeing ----
+// A new context, freed with gcuda_gguf_free; NULL on failure.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_empty(void);
-// path: UTF-8. The first part of a split file (NAME-00001-of-00003.gguf) opens all of them: keys are those of the first part, tensors
-// those of all. Not a regular file (a pipe): use one of the others.
+// path: UTF-8, of a regular file (for a pipe: one of the functions below). The first part of a split file (NAME-00001-of-00003.gguf) opens
+// all parts: the context has the keys of the first part and the tensors of all.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct gcuda_gguf_init_params params);
-// GGUF data from the file's position on, which need not be its start. Reads only this part of a split file, like the next two.
+// GGUF data from the present position of the file. This function and the next two read only one part of a split file.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_file_ptr(FILE * file, struct gcuda_gguf_init_params params);
-// data: aligned to 32 bytes if tensors shall point into it.
+// data: aligned to 32 bytes if tensors are to point into it.
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_buffer(
     const void * data, size_t size, struct gcuda_gguf_init_params params);
-//   max_chunk_read     bytes asked for at most in one call; 0: no limit
-//   max_expected_size  bytes of the source, or a limit: no count and no length that does not fit in is believed
+//   max_chunk_read     maximum bytes per call of the callback; 0: no limit
+//   max_expected_size  bytes of the source, or an upper limit: counts and lengths that exceed it are refused
 GCUDA_API struct gcuda_gguf_context * gcuda_gguf_init_from_callback(gcuda_gguf_reader_callback_t callback, void * userdata,
     size_t max_chunk_read, uint64_t max_expected_size, struct gcuda_gguf_init_params params);
 GCUDA_API void gcuda_gguf_free(struct gcuda_gguf_context * g); // NULL is allowed
@@ -4801,15 +5010,15 @@ GCUDA_API void gcuda_gguf_free(struct gcuda_gguf_context * g); // NULL is allowe
 // ---- the file ----
 GCUDA_API uint32_t gcuda_gguf_get_version(const struct gcuda_gguf_context * g);   // 0 for NULL
 GCUDA_API size_t gcuda_gguf_get_alignment(const struct gcuda_gguf_context * g);   // bytes; 0 for NULL
-GCUDA_API uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g); // byte at which tensor data starts (first part)
+GCUDA_API uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g); // byte of the first part at which tensor data starts
 GCUDA_API uint64_t gcuda_gguf_get_data_size(const struct gcuda_gguf_context * g); // bytes of all tensors, without padding
-GCUDA_API int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g);        // files that are open: 1, or those of a split file
+GCUDA_API int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g);        // open files: 1, or the parts of a split file
 GCUDA_API const char * gcuda_gguf_type_name(enum gcuda_gguf_type type);           // "u32", "arr"; "invalid" for no type
 
-// ---- values, by number of their key (in the order of the file) ----
-// A getter of another type than the value's is INVALID_ARGUMENT and names both, a key_id out of range too; *value stays as it was.
+// ---- values by key_id: index of the key in the file ----
+// INVALID_ARGUMENT, and *value is unchanged: key_id is out of range, or the value has another type than the getter (the message names both).
 GCUDA_API int64_t gcuda_gguf_get_n_kv(const struct gcuda_gguf_context * g);
-GCUDA_API int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key);    // -1: there is none
+GCUDA_API int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key);    // key_id; -1: none
 GCUDA_API const char * gcuda_gguf_get_key(const struct gcuda_gguf_context * g, int64_t key_id);  // NULL out of range
 GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_kv_type(const struct gcuda_gguf_context * g, int64_t key_id);  // COUNT out of range
 GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_arr_type(const struct gcuda_gguf_context * g, int64_t key_id); // COUNT if no array
@@ -4825,82 +5034,87 @@ GCUDA_API gcuda_status gcuda_gguf_get_val_u64(const struct gcuda_gguf_context * 
 GCUDA_API gcuda_status gcuda_gguf_get_val_i64(const struct gcuda_gguf_context * g, int64_t key_id, int64_t * value);
 GCUDA_API gcuda_status gcuda_gguf_get_val_f64(const struct gcuda_gguf_context * g, int64_t key_id, double * value);
 GCUDA_API gcuda_status gcuda_gguf_get_val_bool(const struct gcuda_gguf_context * g, int64_t key_id, bool * value);
-// Strings have a terminator after their n_bytes (which may be NULL) and may contain zero bytes; nothing says that they are UTF-8.
+// A string of *n_bytes bytes and a terminator; it may contain zero bytes and need not be UTF-8. n_bytes may be NULL.
 GCUDA_API gcuda_status gcuda_gguf_get_val_str(
     const struct gcuda_gguf_context * g, int64_t key_id, const char ** value, size_t * n_bytes);
-// The bytes of a value of the type named, neither string nor array. Aligned for it.
+// Address of a value of this type, which is neither string nor array. Aligned for it.
 GCUDA_API gcuda_status gcuda_gguf_get_val_data(
     const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type, const void ** data);
-// Elements of an array whose elements have the type named (bool: a byte each), no strings; 64-byte aligned. n may be NULL.
+// Elements of an array with this type of elements, no strings (bool: one byte each); aligned to 64 bytes. n may be NULL. _str: element i of
+// an array of strings.
 GCUDA_API gcuda_status gcuda_gguf_get_arr_data(
     const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type element_type, const void ** data, uint64_t * n);
 GCUDA_API gcuda_status gcuda_gguf_get_arr_str(
     const struct gcuda_gguf_context * g, int64_t key_id, uint64_t i, const char ** value, size_t * n_bytes);
 
-// ---- values by key, as readers of models want them ----
-// A key that does not exist: INVALID_DATA if is_required, else *value stays as it was and the status is SUCCESS. A value of a kind that
-// cannot be converted without loss is INVALID_DATA and named.
+// ---- values by key, converted, for readers of models ----
+// A missing key: INVALID_DATA if is_required, otherwise SUCCESS, and *value is unchanged (set a default before the call). A value that
+// cannot be converted without loss: INVALID_DATA, and the message names it.
 GCUDA_API gcuda_status gcuda_gguf_get_int(const struct gcuda_gguf_context * g, const char * key, bool is_required, int64_t min,
     int64_t max, int64_t * value); // any integer type; INVALID_DATA outside [min, max]
 GCUDA_API gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const char * key, bool is_required, uint64_t i,
-    int64_t min, int64_t max, int64_t * value); // element i of an array; a single integer stands for every i (numbers per layer)
+    int64_t min, int64_t max, int64_t * value); // element i of an array (numbers per layer); a single integer is the element for every i
 GCUDA_API gcuda_status gcuda_gguf_get_float(
-    const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value); // f32, or f64 rounded; finite
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value); // f32, or f64 rounded; must be finite
 GCUDA_API gcuda_status gcuda_gguf_get_bool(const struct gcuda_gguf_context * g, const char * key, bool is_required, bool * value);
 GCUDA_API gcuda_status gcuda_gguf_get_str(
     const struct gcuda_gguf_context * g, const char * key, bool is_required, const char ** value); // INVALID_DATA with a zero byte in it
 
-// ---- tensors, by number (in the order of the file, part after part) ----
+// ---- tensors by tensor_id: index in the file, part by part ----
 GCUDA_API int64_t gcuda_gguf_get_n_tensors(const struct gcuda_gguf_context * g);
-GCUDA_API int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name); // -1: there is none
+GCUDA_API int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name); // tensor_id; -1: none
 GCUDA_API const char * gcuda_gguf_get_tensor_name(const struct gcuda_gguf_context * g, int64_t tensor_id); // NULL out of range
 GCUDA_API enum gcuda_type gcuda_gguf_get_tensor_type(const struct gcuda_gguf_context * g, int64_t tensor_id); // COUNT out of range
 GCUDA_API const int64_t * gcuda_gguf_get_tensor_ne(const struct gcuda_gguf_context * g, int64_t tensor_id); // [4]; NULL out of range
 GCUDA_API int gcuda_gguf_get_tensor_n_dims(const struct gcuda_gguf_context * g, int64_t tensor_id); // as the file says; 0 out of range
 GCUDA_API size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t tensor_id); // bytes; 0 out of range
-GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id); // in its part's tensor data
-GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id); // from 0 on; -1 out of range
-// Address of a tensor's data in the map, the memory given or the memory read; NULL for a FILE or callback that was not read.
+GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id); // bytes into its part's tensor data
+GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id); // from 0; -1 out of range
+// Address of a tensor's data in the mapping, the memory given or the memory read. NULL: the data of a FILE or callback was not read.
 GCUDA_API const void * gcuda_gguf_get_tensor_data(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// Copies bytes [offset, offset + size) of a tensor from wherever they are.
+// Copies bytes [offset, offset + size) of a tensor to data, from memory, or read from the file or callback.
 GCUDA_API gcuda_status gcuda_gguf_read_tensor(
     const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size);
 
 // ---- loading ----
-// Called on the calling thread, first with 0 bytes done, last with all; false: stop, status ABORTED.
+// Called on the calling thread, first with done_bytes 0, last with all bytes. Returning false stops loading with status ABORTED.
 typedef bool (*gcuda_gguf_progress_callback_t)(uint64_t done_bytes, uint64_t total_bytes, void * user_data);
-// Buffer type for a tensor of this name, type and shape; NULL: as the rule below says.
+// Returns the buffer type for a tensor of this name, type and shape; NULL: by the rule of gcuda_gguf_load.
 typedef gcuda_backend_buffer_type_t (*gcuda_gguf_choose_callback_t)(const struct gcuda_tensor * tensor, void * user_data);
 
 struct gcuda_gguf_load_params { // zero-filled: everything in host memory
-    gcuda_backend_t backend;     // where tensors go
-    gcuda_backend_sched_t sched; // backend NULL: over the backends of this scheduler
-    gcuda_gguf_choose_callback_t choose; // NULL: the rule
+    gcuda_backend_t backend;     // backend for all tensors
+    gcuda_backend_sched_t sched; // if backend is NULL: the tensors are divided over the backends of this scheduler
+    gcuda_gguf_choose_callback_t choose; // NULL: by the rule
     void * choose_data;
-    size_t reserve_bytes; // with sched, of each device's free memory, for caches and results; 0: an eighth of it
+    size_t reserve_bytes; // with sched: free memory of each device to keep for caches and results; 0: an eighth of it
     bool copy_host;       // tensors in host memory are copied instead of pointing into the mapping
     gcuda_gguf_progress_callback_t progress; // NULL: none
     void * progress_data;
 };
 
-// Gives every tensor of ctx (made with no_alloc) that has no memory and is no view its place and its data. Each must be in the file
-// with the same type and shape (INVALID_DATA, by name); tensors of the file that ctx lacks are left out.
+// Allocates every tensor of ctx (made with no_alloc) that has no memory and is no view, and loads its data. The file must have a tensor of
+// the same name, type and shape: otherwise INVALID_DATA, by name. Tensors of the file that ctx does not have are skipped.
 //
-// The rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus the reserve.
-// Division keeps the order of the file and never splits a block ("blk.N."). The first tensors stay with the last backend, the CPU,
-// if not all fit.
+// Rule with sched: tensors are divided over the devices before the last backend, in proportion to free memory minus reserve_bytes. They
+// keep the order of the file, and a block ("blk.N.") is never divided. If not all fit, the first tensors stay with the last backend,
+// the CPU.
 //
-// Host memory: tensors point into the map or memory of g where it has them, so g must outlive them; copied with copy_host, or for a
-// FILE or callback. CUDA devices: through an uploader for each (page-locked slots, threads). Other backends and row-split buffers: with
-// gcuda_backend_tensor_set.
-//   buffer   the new buffers, as one, of usage WEIGHTS; the caller frees it before g, and ctx's tensors are not used any more. NULL on
-//            failure: then every tensor is as before
+//   memory                              loading
+//   host                                tensors point into the mapping or memory of g, which must outlive them; with copy_host, and for
+//                                       a FILE or callback, data is copied
+//   CUDA device                         an uploader per device (page-locked slots, threads)
+//   other backends, row-split buffers   gcuda_backend_tensor_set
+//
+//   buffer   *buffer becomes one object for all new buffers, of usage WEIGHTS. The caller frees it before g; ctx's tensors must not be used
+//            afterwards. Failure: NULL, and every tensor is as before
 GCUDA_API gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context * ctx,
     const struct gcuda_gguf_load_params * params, gcuda_backend_buffer_t * buffer);
 
-// ---- changing and writing; of a context from init_empty or of one that was read ----
-// set: a key that exists gets the new value. Keys: 1 to 65535 bytes. After a failure g is as before.
-GCUDA_API gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id); // was its number, or -1; may be NULL
+// ---- changing and writing a context, from gcuda_gguf_init_empty or read from a file ----
+// set adds a key or replaces its value; values are copied. Keys have 1 to 65535 bytes. After a failure g is as before. remove_key: *key_id,
+// which may be NULL, becomes the former key_id, -1 if the key does not exist.
+GCUDA_API gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id);
 GCUDA_API gcuda_status gcuda_gguf_set_val_u8(struct gcuda_gguf_context * g, const char * key, uint8_t value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_i8(struct gcuda_gguf_context * g, const char * key, int8_t value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_u16(struct gcuda_gguf_context * g, const char * key, uint16_t value);
@@ -4913,27 +5127,27 @@ GCUDA_API gcuda_status gcuda_gguf_set_val_i64(struct gcuda_gguf_context * g, con
 GCUDA_API gcuda_status gcuda_gguf_set_val_f64(struct gcuda_gguf_context * g, const char * key, double value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_bool(struct gcuda_gguf_context * g, const char * key, bool value);
 GCUDA_API gcuda_status gcuda_gguf_set_val_str(struct gcuda_gguf_context * g, const char * key, const char * value);
-// n elements of a type that is neither string nor array (bool: a byte each, 0 or 1), copied.
+// An array of n elements of a type that is neither string nor array (bool: one byte each, 0 or 1).
 GCUDA_API gcuda_status gcuda_gguf_set_arr_data(
     struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type element_type, const void * data, uint64_t n);
 GCUDA_API gcuda_status gcuda_gguf_set_arr_str(
     struct gcuda_gguf_context * g, const char * key, const char * const * values, uint64_t n);
-GCUDA_API gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src); // all pairs of src
+GCUDA_API gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src); // all keys and values of src
 
-// Adds a tensor: its name (1 to 63 bytes), type and shape, and where its data is: in memory or in a backend buffer, contiguous, needed
-// until writing is over. Without data, set_tensor_data says it before writing (not needed for the metadata alone).
+// Adds a tensor by name (1 to 63 bytes), type and shape. Its data, in host memory or a backend buffer, is contiguous and must stay valid
+// until it is written. A tensor without data needs gcuda_gguf_set_tensor_data before writing, unless only metadata is written.
 GCUDA_API gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_gguf_set_tensor_type(
-    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type); // forgets where its data was
+    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type); // the tensor has no data afterwards
 GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
-    struct gcuda_gguf_context * g, const char * name, const void * data, size_t size); // size: all of it; data stays the caller's
+    struct gcuda_gguf_context * g, const char * name, const void * data, size_t size); // size: bytes of the tensor; data stays the caller's
 
-// Version 3. only_meta: header, pairs, tensor infos and the padding after them, as readers of the metadata alone want it.
+// Writing, in version 3. only_meta: header, keys and values, tensor infos and their padding, without tensor data. The functions for memory
+// fail if size is too small.
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);  // bytes with only_meta; 0 for NULL
-GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole; 0 for NULL
+GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g); // bytes of the whole file; 0 for NULL
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part and renames it at the end, which replaces an existing file. That may be the file that g maps (except on Windows,
-// which refuses it: IO).
+// Writes PATH.part, then renames it, which replaces an existing file. This may be the file that g maps, except on Windows (IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta);
@@ -4941,12 +5155,12 @@ GCUDA_API gcuda_status gcuda_gguf_write_to_callback(
     const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta);
 
 // ---- split files ----
-// Writes PREFIX-00001-of-0000N.gguf and so on, each with at most max_part_bytes of tensor data, but at least one tensor. The first has
-// all pairs. *n_parts, which may be NULL, becomes N. After a failure, parts that are written already stay.
+// Writes PREFIX-00001-of-0000N.gguf and so on, each with at least one tensor and otherwise at most max_part_bytes of tensor data. The first
+// part has all keys and values. *n_parts, which may be NULL, becomes N. After a failure, parts that are written already stay.
 GCUDA_API gcuda_status gcuda_gguf_write_split(
     const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts);
-// Name of part `no` (from 0 on) of `count`, and the prefix of such a name. They return the bytes of the result without the terminator
-// and write at most size bytes with it; 0: not a part's number or name, or NULL.
+// The file name of part `no` (from 0) of `count`, and the prefix of such a name. They return the length of the whole result without the
+// terminator, and write at most size bytes with it, as snprintf does. 0: no is out of range, path is not the name of this part, or NULL.
 GCUDA_API size_t gcuda_gguf_split_path(char * path, size_t size, const char * prefix, int no, int count);
 GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char * path, int no, int count);
 #endif // GCUDA_NO_GGUF
@@ -26300,7 +26514,7 @@ static gcuda_status gcudai_cuda_device_choose(
 }
 
 // =====================================================================================================
-// >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
+// >>impl-cuda-memory   device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
 // =====================================================================================================
 // Every byte is booked in a ledger, and in the ledger of its device, before it is allocated. So concurrent threads cannot exceed a
 // budget; a failed allocation cancels its booking. Ledgers change under the registry's lock, which is taken for real allocations
@@ -27176,7 +27390,7 @@ static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-state   struct gcudai_cuda: all that belongs to a backend
+// >>impl-cuda-state   struct gcudai_cuda: all state of a backend
 // =====================================================================================================
 
 typedef void * gcudai_cublas_handle;
@@ -27338,7 +27552,7 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-peer   copies between devices: what a probe shows to work, else through the host
+// >>impl-cuda-peer   copies between devices: direct where a probe succeeds, else through the host
 // =====================================================================================================
 // Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
 // writes), so they are used only after a test pattern has arrived intact:
@@ -30267,7 +30481,7 @@ static gcuda_status gcudai_cuda_split_node(
 }
 
 // =====================================================================================================
-// >>impl-cuda-exec   what the device can do, and doing it
+// >>impl-cuda-exec   nodes on a device: whether it supports them, and their launches
 // =====================================================================================================
 
 static gcuda_status gcudai_cuda_any_can(const struct gcuda_tensor * y) {
@@ -31779,6 +31993,50 @@ static int gcudai_cuda_match_add_rms_norm_mul(const struct gcudai_cuda_window * 
                : 0;
 }
 
+// Views of one tensor, added one after another, as experts' results are: nodes taken, from the window's first on; 0: it is no such sum.
+static int gcudai_cuda_sum_of_parts(const struct gcudai_cuda_window * w, struct gcuda_norm_mul_args * p) {
+    const struct gcuda_tensor * first = w->node[0], * a = first->src[0], * b = first->src[1];
+    if (first->op != GCUDA_OP_ADD || a->op != GCUDA_OP_VIEW || b->op != GCUDA_OP_VIEW || a->view_src != b->view_src || b->view_offs <= a->view_offs ||
+        a->type != GCUDA_TYPE_F32 || gcuda_nrows(a) != 1 || !gcudai_cuda_is_wide(a) || !gcudai_cuda_is_wide(b)) {
+        return 0;
+    }
+    const size_t step = b->view_offs - a->view_offs;
+    int n = 1;
+    for (; gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) && gcudai_cuda_is_inner(w, n - 1) && w->node[n]->src[0] == w->node[n - 1]; ++n) {
+        const struct gcuda_tensor * v = w->node[n]->src[1];
+        if (v->op != GCUDA_OP_VIEW || v->view_src != a->view_src || v->view_offs != a->view_offs + (size_t) (n + 1) * step ||
+            !gcuda_are_same_shape(v, a)) {
+            break;
+        }
+    }
+    p->x = gcudai_array(a);
+    p->n_parts = n + 1;
+    p->part_nb = step;
+    return gcuda_are_same_shape(a, b) && gcuda_are_same_shape(first, a) ? n : 0;
+}
+
+// One block computes it, which has read all but the weights when it begins to write y.
+static int gcudai_cuda_match_parts_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_norm_mul_args * p = &args->norm_mul;
+    const int n = gcudai_cuda_sum_of_parts(w, p);
+    if (n == 0 || !gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) || !gcudai_cuda_is_op(w, n + 1, GCUDA_OP_RMS_NORM) || !gcudai_cuda_is_inner(w, n - 1)) { return 0; }
+    const struct gcuda_tensor * sum = w->node[n], * norm = w->node[n + 1], * weight = gcudai_cuda_row_operand(w, n + 2, GCUDA_OP_MUL);
+    const struct gcuda_tensor * residual = gcudai_cuda_other(sum, w->node[n - 1]), * y = weight != NULL ? w->node[n + 2] : NULL;
+    const bool has_sum = !gcudai_cuda_is_inner(w, n);
+    if (y == NULL || norm->src[0] != sum || residual == NULL || residual->type != GCUDA_TYPE_F32 || norm->type != GCUDA_TYPE_F32 ||
+        !gcuda_are_same_shape(residual, sum) || !gcuda_are_same_shape(sum, w->node[n - 1]) || gcuda_nrows(weight) != 1 ||
+        !gcudai_cuda_is_wide(sum) || !gcudai_cuda_is_wide(norm)) {
+        return 0;
+    }
+    p->add = gcudai_array(residual);
+    p->sum = gcudai_array(has_sum ? sum : NULL);
+    p->w = gcudai_array(weight);
+    p->y = gcudai_array(y);
+    p->eps = gcudai_param_f32(norm, 0);
+    const bool may_sum = !has_sum || (gcudai_cuda_may_write(w, n + 3, sum, true) && !gcudai_cuda_overlap(sum, y));
+    return may_sum && !gcudai_cuda_overlap(y, weight) && gcuda_norm_mul_takes_form(p) ? n + 3 : 0;
+}
+
 static gcuda_status gcudai_cuda_run_norm_mul(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     return gcuda_launch_norm_mul(&args->norm_mul, stream);
 }
@@ -32817,6 +33075,8 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
         GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_GLU, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL,
         GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
+    { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL,
+        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
         GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
@@ -36317,7 +36577,7 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-selftest   does this build work on this device
+// >>impl-cuda-selftest   whether this build works on a device
 // =====================================================================================================
 // One small graph with a node of each kernel family, computed by the device and by the processor from the same numbers.
 

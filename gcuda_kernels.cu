@@ -18,7 +18,7 @@
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
 //   >>k-mul-mat-vec     matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 //   >>k-mul-mat-vec-float  matrix-vector products of float weights, up to 8 columns
-//   >>k-sm90            what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+//   >>k-sm90            instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 //   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
 //   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
 //   >>k-attention       attention in one pass
@@ -6209,7 +6209,10 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-// k_norm_mul for a single row, as in decoding. Everything is addressed directly, and with is_early w and b are loaded before
+#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
+#define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
+
+// k_norm_mul for a single row, as in decoding; x may be a sum of parts. Everything is addressed directly, and with is_early w and b are loaded before
 // the PDL wait. With p.form, y is a prequantized activation column.
 //   shared  that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b
@@ -6225,6 +6228,15 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
     if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
+    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
+        row parts[NORM_PARTS_AHEAD];
+        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
+            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
+        }
+        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
+            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+        }
+    }
     if (p.add.data != nullptr) {
         row add;
         add.load((const char *) p.add.data, n);
@@ -6258,6 +6270,8 @@ static bool is_norm_mul_wide(const gcuda_norm_mul_args & p) {
 
 bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
     const int64_t n = args->x.ne[0];
+    const bool is_row = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
+    if (args->n_parts > 1 && (!is_row || (args->form != 0 && args->form % 2 == 0))) { return false; }
     if (args->form % 2 == 0) {
         return args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && can_hold(n) && is_norm_mul_wide(*args));
     }
@@ -17371,49 +17385,55 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
 // =====================================================================================================
-// >>k-sm90   what compute capability 9.0a alone has: mbarrier, TMA, wgmma, clusters, setmaxnreg, tensor maps
+// >>k-sm90   instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 // =====================================================================================================
-// All of these instructions stand here and nowhere else; products, convolutions and attention are written with the functions below.
-// They compile to nothing where they are not called: only the bodies of kernels ask for D_SM90. Addresses in shared memory are numbers
-// (d_shared_address), as the instructions take them: an mbarrier is eight bytes at a multiple of eight.
+// Wrappers of the instructions, used by matrix products, convolutions and attention; the file has these instructions nowhere else.
+// Without D_SM90 kernel bodies do not call them, so that they compile to nothing. Shared-memory addresses are 32-bit numbers
+// (d_shared_address), as the instructions take them. An mbarrier is 8 bytes, aligned to 8.
 //
-// HOW A KERNEL IS WRITTEN. Copies and products run by themselves; threads start them and wait for them. So that both always have something
-// to do, different threads of a block do the two, and a ring of stages in shared memory lies between them.
-//   roles      a warpgroup is four warps. One is the producer: a single thread of it starts copies. The others are consumers, which
-//              multiply. Each role is one branch of one if, and begins with d_give_registers or d_take_registers
-//   stage      a place in shared memory for one step of both operands, with two mbarriers. `full`: its phase is over when the producer has
-//              arrived once and the bytes that it expects have landed. `empty`: when each consumer warp has arrived once, in a cluster those
-//              of all blocks that the copy lands in
+// HOW A KERNEL IS WRITTEN: warp specialization with a pipeline. TMA copies and wgmma are asynchronous: threads start them and wait for
+// them. So that both overlap, some threads of a block only copy and others only multiply, with a ring of stages in shared memory.
+//   roles      a warpgroup is four warps. One warpgroup, or one warp, is the producer: a single thread of it starts the copies. The other
+//              warpgroups are consumers, which multiply. Each role is a branch of one `if`. With a producer warpgroup the branches begin
+//              with d_give_registers and d_take_registers
+//   stage      shared memory for one step of both operands, and two mbarriers
+//   `full`     arrival count 1: the producer's. Its phase completes when the producer has arrived and all expected bytes have landed
+//   `empty`    arrival count: the consumer warps; in a cluster those of all blocks that read the stage
 //   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes); d_tma_load...(full); next stage
-//   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_... ; d_wgmma_commit; d_wgmma_wait<0>; one lane of each warp
-//              calls d_mbarrier_arrive(empty); next stage. With d_wgmma_wait<1> the tensor cores never run dry: what is over then are the
-//              products of the step before, and its stage is the one to give back
-//   phases     a stage is used again and again, and a wait names only the parity of the phase: d_pipeline_state counts both. A producer
-//              begins with parity 1, so that its first round of waits for `empty` returns at once
-//   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init, then all meet: __syncthreads, in clusters d_cluster_sync
-//   end        no copy may be under way to a block that has ended: every phase that copies belong to is waited for, and a cluster's
-//              blocks end together (d_cluster_sync)
-// Rules that compilers do not check and hardware answers with wrong numbers or a hang:
-//   1. the producer expects exactly the bytes that its copies bring, before them    2. a stage is given back after d_wgmma_wait, not before
-//   3. descriptor and tensor map say the same swizzle, from a multiple of 1024 on   4. a barrier's count is the arrivals that really come
-//   5. operands written by threads: d_fence_async by each of them before they arrive at a barrier    6. d_wgmma_fence before the first wgmma
-//   after a wait; nobody touches accumulators between    7. all four warps of a warpgroup execute the same wgmmas
-// k_example of tests/sim/test-sm90.cpp is a whole small kernel; the test breaks each of these rules in it, and the simulated device, which
-// runs the same code (tests/sim/sim-sm90.h), says which.
+//   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_...; d_wgmma_commit; d_wgmma_wait<0>; one lane of each warp
+//              calls d_mbarrier_arrive(empty); next stage. d_wgmma_wait<1> instead keeps the tensor cores busy: it waits for the products
+//              of the previous step, and the consumer releases the previous stage
+//   phases     each use of a stage is a phase of its mbarriers. A wait takes the parity of the phase; d_pipeline_state counts index and
+//              parity. A producer begins with parity 1, so that its first round of waits for `empty` returns at once
+//   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init; then all threads synchronize: __syncthreads, in clusters
+//              d_cluster_sync
+//   end        no copy may be in flight to a block that has exited: wait for every phase with copies, and let the blocks of a cluster exit
+//              together (d_cluster_sync)
+//
+// Rules that compilers do not check. Breaking one gives wrong numbers or a hang:
+//   1. the producer expects exactly the bytes of its copies, before it starts them
+//   2. a stage is released after d_wgmma_wait, not before
+//   3. wgmma descriptor and tensor map have the same swizzle, and the stage is at a multiple of 1024 bytes
+//   4. the arrival count of an mbarrier is the number of arrivals per phase
+//   5. threads that write operands to shared memory each call d_fence_async before they arrive at a barrier
+//   6. d_wgmma_fence comes before the first wgmma after a wait, and no thread accesses the accumulators in between
+//   7. all four warps of a warpgroup execute the same wgmmas
+// k_example of tests/sim/test-sm90.cpp is a complete small kernel. The test breaks each rule in it, and the simulated device, which runs
+// the same code (tests/sim/sim-sm90.h), reports which.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
 #define D_SM90 1
 #else
 #define D_SM90 0
 #endif
 
-// An instruction; on the simulated device a call of tests/sim/include/sim_sm90.h.
+// An instruction; on the simulated device the call of tests/sim/include/sim_sm90.h instead.
 #ifdef __CUDACC__
 #define D_PTX(instruction, call) instruction
 #else
 #define D_PTX(instruction, call) call
 #endif
 
-// Of a kernel whose blocks come in clusters of n along x; the grid is a multiple of it. Its body begins with D_IN_CLUSTER(n).
+// Attribute of a kernel with clusters of n blocks along x; gridDim.x is a multiple of n. Its body begins with D_IN_CLUSTER(n).
 #if D_SM90 && defined(__CUDACC__)
 #define D_CLUSTER(n) __cluster_dims__(n, 1, 1)
 #else
@@ -17421,7 +17441,7 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 #endif
 #define D_IN_CLUSTER(n) D_PTX((void) 0, sim_cluster(n))
 
-// n mbarriers of a kernel. On the simulated device blocks of a cluster would share what is declared otherwise.
+// n mbarriers of a block in static shared memory. On the simulated device, blocks of a cluster would share a plain __shared__ variable.
 #ifdef __CUDACC__
 #define D_SHARED_MBARRIERS(name, n) alignas(8) __shared__ uint64_t name[n]
 #else
@@ -17432,14 +17452,15 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
     }(), 8 * (size_t) (n))
 #endif
 
-// What cuTensorMapEncodeTiled makes (tensor_map_of). A kernel takes it as D_GRID_CONSTANT const argument, never as a copy.
+// A tensor map (TMA descriptor), encoded by cuTensorMapEncodeTiled in tensor_map_of. Kernels take it as a D_GRID_CONSTANT const argument,
+// never as a copy.
 struct alignas(64) d_tensor_map {
     uint64_t words[16];
 };
 
-// Stage of a ring of N, and the parity of its phase. A consumer waits on the stages' full barriers and begins with { 0, 0 }. A producer
-// waits on their empty barriers and begins with { 0, 1 }: the phase before a barrier's first counts as over, so that no wait blocks in
-// the first round.
+// Pipeline state: index of a stage in a ring of N, and the parity of its phase. A consumer waits on `full` barriers and begins with { 0, 0 }.
+// A producer waits on `empty` barriers and begins with { 0, 1 }: the phase before a barrier's first one counts as complete, so that no
+// wait of the first round blocks.
 template <int N> struct d_pipeline_state {
     int index;
     uint32_t phase;
@@ -17449,7 +17470,7 @@ template <int N> struct d_pipeline_state {
     }
 };
 
-// The address of dynamic shared memory or of D_SHARED_MBARRIERS.
+// Shared-memory address of p, which points to dynamic shared memory or to D_SHARED_MBARRIERS.
 static inline __device__ uint32_t d_shared_address(const void * p) {
 #ifdef __CUDACC__
     return (uint32_t) __cvta_generic_to_shared(p);
@@ -17459,16 +17480,16 @@ static inline __device__ uint32_t d_shared_address(const void * p) {
 }
 
 // ---- mbarrier ----
-// A phase is over when n_arrivals threads have arrived and as many bytes have landed as were expected; then the next one begins.
+// A phase completes when n_arrivals threads have arrived and all expected bytes have landed; then the next phase begins.
 
-// By one thread, which then calls d_mbarrier_fence_init; __syncthreads or d_cluster_sync before any other thread uses it.
+// Called by one thread, which then calls d_mbarrier_fence_init. __syncthreads or d_cluster_sync comes before other threads use the barrier.
 static inline __device__ void d_mbarrier_init(uint32_t bar, int n_arrivals) {
     D_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_arrivals) : "memory"), sim_mbarrier_init(bar, n_arrivals));
 }
-// The barriers of this thread's d_mbarrier_init are seen by TMA and by the other blocks of the cluster.
+// Makes this thread's d_mbarrier_init visible to TMA and to the other blocks of the cluster.
 static inline __device__ void d_mbarrier_fence_init() { D_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), sim_mbarrier_fence_init()); }
-// Returns once the phase of this parity is over: 0 for a barrier's first, third, ... phase, 1 for the others and the one before the first.
-// Whoever waits must not fall two phases behind: parity would be that of a later one.
+// Waits until the phase of this parity is complete: 0 for the first, third, ... phase, 1 for the second, fourth, ... and for the phase before
+// the first. A waiting thread must not be two phases late, because a later phase has the same parity.
 static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
 #ifdef __CUDACC__
     uint32_t is_over;
@@ -17485,30 +17506,31 @@ static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
 static inline __device__ void d_mbarrier_arrive(uint32_t bar) {
     D_PTX(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive(bar, -1));
 }
-// At the barrier of the same address in block `rank` of the cluster.
+// Arrives at the barrier with the same address in block `rank` of the cluster.
 static inline __device__ void d_mbarrier_arrive_at(uint32_t bar, int rank) {
     D_PTX(asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
                  "r"(rank)
                  : "memory"), sim_mbarrier_arrive(bar, rank));
 }
-// Arrives, and the phase waits for n_bytes more. Before the copies that bring them.
+// Arrives, and adds n_bytes to the bytes that the phase expects. Called before the copies are started.
 static inline __device__ void d_mbarrier_arrive_expect(uint32_t bar, int n_bytes) {
     D_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), (sim_mbarrier_expect(bar, n_bytes), sim_mbarrier_arrive(bar, -1)));
 }
-// The same without arriving.
+// Adds n_bytes to the bytes that the phase expects, without arriving.
 static inline __device__ void d_mbarrier_expect(uint32_t bar, int n_bytes) {
     D_PTX(asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory"), sim_mbarrier_expect(bar, n_bytes));
 }
-// Arrives once this thread's d_copy_16 so far have landed; counts as one of n_arrivals.
+// Arrives when all earlier d_copy_16 (cp.async) of this thread have landed; one of the n_arrivals.
 static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
     D_PTX(asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"), sim_mbarrier_arrive_after_copies(bar));
 }
 
 // ---- TMA: asynchronous copies by one thread ----
-// Loads land in shared memory at some time before the phase of `bar` is over that was told to expect their bytes. Plain ones are n_bytes
-// in a row, everything at multiples of 16. Multicast ones land at the same address in each block of the cluster whose bit is set in
-// `blocks`, and count at the barrier of the same address there.
+// Loads to shared memory. Their bytes count for the current phase of `bar`, which must expect them; they have landed when it completes.
+//   d_tma_load     n_bytes contiguous bytes; addresses and n_bytes are multiples of 16
+//   _multicast     to the same address in each block of the cluster whose bit is set in `blocks`; the bytes count at the barrier with the
+//                  same address in that block
 static inline __device__ void d_tma_load(uint32_t to, const void * from, int n_bytes, uint32_t bar) {
     D_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(n_bytes), "r"(bar)
@@ -17519,8 +17541,8 @@ static inline __device__ void d_tma_load_multicast(uint32_t to, const void * fro
                  "l"(from), "r"(n_bytes), "r"(bar), "h"(blocks)
                  : "memory"), sim_tma_load(to, from, n_bytes, bar, blocks));
 }
-// The box of a tensor map whose first element is at these coordinates (x along dimension 0); elements outside are zeros and count as
-// bytes. `to` at a multiple of 128 bytes, with 128-byte swizzle of 1024.
+//   _2d to _5d     the box of a tensor map at these coordinates (x along dimension 0). Elements outside the tensor are zeros, whose bytes
+//                  count too. `to` is a multiple of 128 bytes, with 128-byte swizzle of 1024
 static inline __device__ void d_tma_load_2d(uint32_t to, const d_tensor_map & map, int x, int y, uint32_t bar) {
     D_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(bar)
@@ -17549,17 +17571,18 @@ static inline __device__ void d_tma_load_4d_multicast(
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "h"(blocks)
                  : "memory"), sim_tma_load_box(to, &map, bar, blocks, x, y, z, w));
 }
-// Into the L2 cache alone the descriptor that a kernel is about to use.
+// Prefetches the tensor map, which a kernel is about to use.
 static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
     D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
 }
 
-// Stores read shared memory that was written before d_fence_async. Groups end with d_tma_commit and belong to the thread: after
-// d_tma_wait_read<N> all but its last N groups have read shared memory, after d_tma_wait<N> they have also written.
+// Stores from shared memory, whose writers have called d_fence_async. d_tma_commit ends a group of stores of the calling thread.
+//   d_tma_wait_read<N>   waits until all but the thread's last N groups have read shared memory
+//   d_tma_wait<N>        waits until all but the thread's last N groups have also been written
 static inline __device__ void d_tma_store(void * to, uint32_t from, int n_bytes) {
     D_PTX(asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory"), sim_tma_store(to, from, n_bytes));
 }
-// Elements of the box that are outside are not written.
+// The box of a tensor map at these coordinates; elements outside the tensor are not written.
 static inline __device__ void d_tma_store_2d(const d_tensor_map & map, int x, int y, uint32_t from) {
     D_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
                  : "memory"), sim_tma_store_box(&map, from, x, y));
@@ -17578,7 +17601,8 @@ static inline __device__ void d_tma_commit() { D_PTX(asm volatile("cp.async.bulk
 template <int N> static inline __device__ void d_tma_wait_read() { D_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"), sim_tma_wait(N, true)); }
 template <int N> static inline __device__ void d_tma_wait() { D_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"), sim_tma_wait(N, false)); }
 
-// What this thread wrote to shared memory by itself is seen by wgmma and TMA that begin after a barrier which it arrives at from now on.
+// Proxy fence: makes this thread's earlier writes to shared memory visible to wgmma and TMA that start after a barrier at which the thread
+// arrives next.
 static inline __device__ void d_fence_async() { D_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), sim_fence_async()); }
 
 // ---- blocks of a cluster, named barriers, registers ----
@@ -17587,34 +17611,38 @@ static inline __device__ int d_cluster_rank() {
     D_PTX(asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)), rank = sim_cluster_rank());
     return rank;
 }
-// By all threads of the cluster. Also last of all in a kernel to whose shared memory another block may still send.
+// Barrier of all threads of the cluster. Also the last statement of a kernel whose shared memory other blocks may still write.
 static inline __device__ void d_cluster_sync() {
     D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"), sim_cluster_sync());
 }
-// Barrier 1 .. 15 of a block (0 is that of __syncthreads): over when n_threads, a multiple of 32, have come with sync or arrive.
+// Named barrier 1 .. 15 of a block (0 is __syncthreads): completes when n_threads, a multiple of 32, have called sync or arrive. arrive does
+// not wait.
 static inline __device__ void d_named_sync(int id, int n_threads) { D_PTX(asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, true)); }
 static inline __device__ void d_named_arrive(int id, int n_threads) {
     D_PTX(asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory"), sim_named_barrier(id, n_threads, false));
 }
-// By all four warps of a warpgroup: registers of a thread from now on, a multiple of 8 from 24 to 256. The kernel has __launch_bounds__
-// with blocks per multiprocessor; giving comes first in one branch, taking first in the other.
+// setmaxnreg, called by all four warps of a warpgroup: sets the registers per thread to N, a multiple of 8 from 24 to 256. give releases
+// registers, take waits for released ones. The kernel has __launch_bounds__ with a number of blocks per SM.
 template <int N> static inline __device__ void d_give_registers() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
 template <int N> static inline __device__ void d_take_registers() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
 
 // ---- wgmma: descriptors of operands in shared memory ----
-// A matrix of 16-bit elements (8-bit and 32-bit ones: the same bytes) is laid out in one of these ways, by rows of m or n:
-//   d_desc_k_128(at)             K-major, 128-byte swizzle: a row's 64 elements of k are 128 bytes, rows follow each other, `at` is a
-//                                multiple of 1024. The next 16 elements of k: + 2. What a tensor map with boxes of 128 bytes makes.
-//   d_desc_mn_128(at, panel)     MN-major, 128-byte swizzle, with TRANS: 64 elements of m or n for one k are 128 bytes, the next k
-//                                follows; the next 64 elements of m or n are `panel` bytes further (a multiple of 1024), if there
-//                                are more. The next 16 k: + 128. What the same map makes of a matrix whose rows are k.
-//   d_desc_plain(at, plane)      K-major without swizzle: a row's eight elements of k are 16 bytes, rows follow each other, the next
-//                                eight elements of k are `plane` bytes further. Any row, at a multiple of 16, may be the first.
-// With 128-byte swizzle the 16 bytes c of row r of 128 bytes are at c ^ (r % 8), counted from a multiple of 1024.
-enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // as in bits 62 and 63
+// wgmma descriptors of shared-memory layouts. A row is an index m of A or n of B. Numbers are for 16-bit elements; other sizes have the same
+// bytes.
+//   d_desc_k_128(at)          K-major, 128-byte swizzle, as TMA boxes of 128 bytes. A row's 64 elements of k are 128 bytes; rows are
+//                             consecutive; `at` is a multiple of 1024. Descriptor of the next 16 elements of k: + 2
+//   d_desc_mn_128(at, panel)  MN-major, 128-byte swizzle, with TRANS; as TMA boxes of a matrix whose rows are k. 64 rows for one k are 128
+//                             bytes; values of k are consecutive. The next 64 rows are `panel` bytes further, a multiple of 1024.
+//                             Descriptor of the next 16 k: + 128
+//   d_desc_plain(at, plane)   K-major without swizzle. A row's 8 elements of k are 16 bytes; rows are consecutive. The next 8 elements of k
+//                             are `plane` bytes further. `at` may be any row, at a multiple of 16
+// 128-byte swizzle: chunk c (16 bytes) of the 128-byte row r is stored at chunk c ^ (r % 8); r counts from a multiple of 1024 bytes.
+enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // bits 62 and 63 of a descriptor
 
-// leading, stride: bytes. K-major: stride to the next eight rows; leading only without swizzle, to the next eight elements of k.
-// MN-major: leading to the next 128 (64, 32) bytes of m or n, stride to the next eight k.
+// Offsets of a descriptor in bytes:
+//            leading                                                 stride
+//   K-major  without swizzle: to the next 8 elements of k            to the next 8 rows
+//   MN-major to the next 128 (64, 32) bytes of rows                  to the next 8 k
 template <int SWIZZLE> static inline __device__ uint64_t d_desc(uint32_t at, int leading, int stride) {
     return (uint64_t) ((at & 0x3ffffu) >> 4) | (uint64_t) (uint32_t) (leading >> 4) << 16 | (uint64_t) (uint32_t) (stride >> 4) << 32 |
            (uint64_t) SWIZZLE << 62;
@@ -17624,13 +17652,13 @@ static inline __device__ uint64_t d_desc_mn_128(uint32_t at, int panel) { return
 static inline __device__ uint64_t d_desc_plain(uint32_t at, int plane) { return d_desc<SWIZZLE_NONE>(at, plane, 128); }
 
 // ---- wgmma: products of a warpgroup ----
-// By all 128 threads: d_wgmma_fence, some products, d_wgmma_commit; d_wgmma_wait<N>: all but the last N groups are over. In between
-// operands in shared memory stay as they are, and nobody touches accumulators (the next products may) or a's registers.
-// d_wgmma_fence also comes after other instructions have written these.
+// All 128 threads call d_wgmma_fence, some products, and d_wgmma_commit, which ends a group. d_wgmma_wait<N> waits until all but the last N
+// groups have finished. Until then operands in shared memory must not change, and no thread accesses accumulators or A's registers;
+// later products may accumulate. d_wgmma_fence is also needed after other instructions have written these registers.
 static inline __device__ void d_wgmma_fence() { D_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), sim_wgmma_fence()); }
 static inline __device__ void d_wgmma_commit() { D_PTX(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), sim_wgmma_commit()); }
 template <int N> static inline __device__ void d_wgmma_wait() { D_PTX(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"), sim_wgmma_wait(N)); }
-// After a wait, for accumulators that are read next: the compiler moves no read to before it.
+// Called after a wait: the compiler does not move reads of the accumulators before it.
 template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
 #ifdef __CUDACC__
     UNROLL for (int i = 0; i < H; ++i) { asm volatile("" : "+f"(d[i])::"memory"); }
@@ -17639,12 +17667,12 @@ template <int H> static inline __device__ void d_wgmma_read(float (&d)[H]) {
 #endif
 }
 
-// d = a b + (adds != 0 ? d : 0), of F16, BF16 (16 elements of k) or F32 as TF32 (8), which the first argument says; 64 rows.
-//   d    float[N / 2] for N columns: warp w of the group has rows 16 w .. 16 w + 15, registers 4 j .. 4 j + 3 of a lane its two elements of
-//        columns 8 j .. 8 j + 7 as those of mma.m16n8: row lane / 4 columns 2 (lane % 4) and the next, then row lane / 4 + 8
-//   a    _ss: descriptor; _rs: four registers, as those of mma.m16n8k16 (TF32: m16n8k8)
+// d = a b + (adds != 0 ? d : 0): wgmma.mma_async.m64nNk16 for F16 and BF16, m64nNk8 for F32 as TF32. The first argument selects the type.
+//   d    float[N / 2] per thread. Warp w of the group has rows 16 w .. 16 w + 15. Registers 4 j .. 4 j + 3 are the lane's elements in columns
+//        8 j .. 8 j + 7, as in mma.m16n8: row lane / 4, columns 2 (lane % 4) and the next one; then the same columns of row lane / 4 + 8
+//   a    _ss: descriptor; _rs: four registers, as in mma.m16n8k16 (TF32: m16n8k8)
 //   b    descriptor
-//   d_wgmma_rs<TRANS_B>, d_wgmma_ss<TRANS_B, TRANS_A>: true for an operand that is MN-major; 16-bit types only
+//   d_wgmma_rs<TRANS_B>, d_wgmma_ss<TRANS_B, TRANS_A>: true if the operand is MN-major; 16-bit types only
 #ifndef __CUDACC__
 template <typename T>
 static inline void d_sim_wgmma(T, float * d, int n, const uint32_t * registers, uint64_t a, uint64_t b, int adds, bool trans_a, bool trans_b) {
@@ -17691,7 +17719,7 @@ static inline void d_sim_wgmma(T, float * d, int n, const uint32_t * registers, 
 #define D_R_120 D_R_90 ", " D_R10(9) ", " D_R10(10) ", " D_R10(11)
 #define D_R_128 D_R_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-// Columns, accumulators, and the numbers of the operands after them.
+// N, accumulators per thread, and the asm operand numbers after the accumulators.
 #define D_WGMMA_SIZES(X, T, KIND, TAIL)                   \
     X(T, KIND, TAIL, 16, 8, 8, 9, 10, 11, 12, 13, 14)            \
     X(T, KIND, TAIL, 32, 16, 16, 17, 18, 19, 20, 21, 22)         \
@@ -17737,7 +17765,7 @@ D_WGMMA_SIZES(D_WGMMA_SS, float, "k8.f32.tf32.tf32", D_NO_TRANS)
 typedef int (*tensor_map_encoder)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
     const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
 
-// The driver's function; NULL where it has none, or could not be asked.
+// The driver's cuTensorMapEncodeTiled; NULL: the driver has none, or the query failed.
 static tensor_map_encoder find_tensor_map_encoder() {
     void * found = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
@@ -17749,9 +17777,11 @@ static tensor_map_encoder find_tensor_map_encoder() {
     return asked(err) && result == cudaDriverEntryPointSuccess ? (tensor_map_encoder) found : nullptr;
 }
 
-// Of an array of F16, BF16 or F32 (rounded to TF32 on the way): boxes of box[0] x box[1] x box[2] x box[3] elements in 128-byte swizzle,
-// box[0] of them 128 bytes at most, the others 256 at most. Elements of a row are adjacent; data and the other strides are multiples of 16
-// bytes, those of dimensions of size 1 are not read. False: the driver refuses, and the error is noted (asked).
+// Makes the tensor map of a 4-D array for boxes of box[0] x box[1] x box[2] x box[3] elements with 128-byte swizzle.
+//   x        F16, BF16, or F32 (rounded to TF32 by the load). Elements of a row are adjacent; data and other strides are multiples of 16
+//            bytes; strides of dimensions of size 1 are not read
+//   box      box[0] is at most 128 bytes, the others at most 256 elements
+//   returns  false: the driver refuses; asked() has recorded the error
 static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, const uint32_t (&box)[4], d_tensor_map * map) {
     uint64_t ne[4], nb[3];
     const uint32_t size = (uint32_t) gcuda_type_size(x.type), steps[4] = { 1, 1, 1, 1 };
@@ -17759,7 +17789,7 @@ static bool tensor_map_of(tensor_map_encoder encode, const gcuda_array & x, cons
     for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * size + 15) / 16 * 16; }
     enum { FLOAT16 = 6, BFLOAT16 = 9, TFLOAT32 = 11, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
     const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : x.type == GCUDA_TYPE_BF16 ? BFLOAT16 : TFLOAT32;
-    // the numbers of the driver's errors are those of the runtime's
+    // the driver's error codes are those of the runtime
     return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
 }
 #endif // parts 7, 13 and 90

@@ -713,9 +713,10 @@ static char id_way_of(const struct weight_type * w, int64_t k, int64_t m, int at
     const bool is_block = w->of != 'f' && w->of != 'h', is_large = k >= 1024 && m >= 256;
     const bool at_words = w->type == GCUDA_TYPE_MXFP4 || (at % 4 == 0 && row % 4 == 0);
     if (slots <= 1) { return 'V'; }
-    if (!is_block || !is_large) { return 'O'; }
-    if (device != 'o' && at_words && slots <= w->bytes_to) { return 'Y'; }
-    return device == 'g' && at == 0 && row % of_groups == 0 && slots >= w->groups_from ? 'G' : 'O';
+    const bool is_prompt = k >= 512 && m >= 256 && slots >= 48; // of shorter rows
+    if (!is_block || (!is_large && !is_prompt)) { return 'O'; }
+    if (is_large && device != 'o' && at_words && slots <= w->bytes_to) { return 'Y'; }
+    return device == 'g' && at == 0 && row % of_groups == 0 && (is_prompt || slots >= w->groups_from) ? 'G' : 'O';
 }
 
 static struct gcuda_mul_mat_id_args table_experts(

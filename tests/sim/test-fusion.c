@@ -244,6 +244,35 @@ TEST(rms_norm_and_mul_of_one_row_are_one_launch) {
     clean();
 }
 
+// What experts' results become: parts of one tensor, added in order, a residual, the next norm. Variants from 4 on are taken apart.
+static void build_parts_norm(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 1 ? 516 : v == 2 ? 5000 : v == 4 ? 512 : v == 8 ? 8196 : 2048, used = v == 1 ? 2 : v == 3 ? 5 : 8, rows = v == 5 ? 2 : 1;
+    struct gcuda_tensor * y = f32(b, n, used, rows), * x = f32(b, n, rows, 1), * sum = NULL;
+    for (int64_t i = 0; i < used; ++i) {
+        struct gcuda_tensor * one = gcuda_view_2d(c, y, n, rows, y->nb[2], (size_t) (v == 6 && i == 3 ? 4 : i) * y->nb[1]);
+        sum = i == 0 ? one : gcuda_add(c, sum, one);
+        if (v == 7 && i == 4) { gcuda_set_output(sum); }
+    }
+    struct gcuda_tensor * h = v == 3 ? gcuda_add(c, sum, x) : gcuda_add(c, x, sum);
+    if (v != 2) {
+        gcuda_set_output(h);
+        out(b, h);
+    }
+    out(b, gcuda_mul(c, gcuda_rms_norm(c, h, 1e-5f), f32(b, n, 1, 1)));
+}
+
+TEST(a_sum_of_parts_goes_into_the_norm) {
+    for (int v = 0; v < 4; ++v) { fires(build_parts_norm, v, "sum of parts + add + rms_norm + mul", 1); }
+    stops(build_parts_norm, 4, "chain, rms_norm + mul");
+    stops(build_parts_norm, 5, "chain, rms_norm + mul");
+    stops(build_parts_norm, 6, "chain, rms_norm + mul");
+    stops(build_parts_norm, 7, "chain, chain, rms_norm + mul");
+    stops(build_parts_norm, 8, "chain, rms_norm + mul");
+    clean();
+}
+
 TEST(rms_norm_and_mul_are_one_launch) {
     for (int v = 0; v <= 7; ++v) { fires(build_norm_mul, v, "rms_norm + mul", 1); }
     clean();

@@ -13,7 +13,7 @@
 
 #include "sim-test.h"
 
-enum { MAX_POOL = 64, MAX_LEAFS = 192, MAX_EARLY = 16, MOST_ELEMENTS = 3000 };
+enum { MAX_POOL = 64, MAX_LEAFS = 192, MAX_EARLY = 24, MOST_ELEMENTS = 3000 };
 
 struct gen {
     uint64_t state;
@@ -412,11 +412,11 @@ static struct gcuda_tensor * rotated(struct gen * g, struct gcuda_tensor * x, in
 }
 
 // Queries turned next to keys that go into their cache, whose attention reads them there; values that go into theirs. The graph has the
-// queries before the keys, between these and the write, or after it.
+// queries before the keys, between these and the write, or after it, next to the values or not.
 static struct gcuda_tensor * block_rope(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     const int64_t head = 32 * (1 + below(g, 2)), kv_heads = 1 + below(g, 2), heads = kv_heads * (1 + below(g, 3)), tokens = 1 + below(g, 4), positions = 12;
-    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 3), order = below(g, 3);
+    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 5), order = below(g, 4);
     const int steps = below(g, 2) ? below(g, head == 64 ? 8 : 4) : 0;
     const enum gcuda_type type = cache_type(g);
     struct gcuda_tensor * pos = leaf(g, GCUDA_TYPE_I32, tokens, 1, 1, 1, 50), * ids = leaf(g, GCUDA_TYPE_I64, tokens, 1, 1, 1, positions);
@@ -428,12 +428,13 @@ static struct gcuda_tensor * block_rope(struct gen * g) {
     if (v != NULL) {
         v_set = gcuda_set_rows(c, leaf(g, type, head * kv_heads, positions, 1, 1, 0), gcuda_reshape_2d(c, v, head * kv_heads, tokens), ids);
     }
-    if (set == NULL || q == NULL || (v_set == NULL) != (order == 0) || g->n_early + 3 > MAX_EARLY) { return NULL; }
+    if (set == NULL || q == NULL || (v_set == NULL) != (order == 0) || g->n_early + 4 > MAX_EARLY) { return NULL; }
     const size_t of_head = gcuda_row_size(set->type, head);
     struct gcuda_tensor * keys = gcuda_view_3d(c, set, head, positions, kv_heads, set->nb[1], of_head, 0);
+    if (place > 2) { g->early[g->n_early++] = q; } // before memory of keys and values is used again
     if (order == 1) { g->early[g->n_early++] = v_set; }
     if (place > 0) { g->early[g->n_early++] = place == 1 ? k : set; }
-    if (order == 2) { g->early[g->n_early++] = v_set; }
+    if (order > 1) { g->early[g->n_early++] = v_set; }
     return attention(g, gcuda_permute(c, q, 0, 2, 1, 3), keys, positions, kv_heads);
 }
 
@@ -497,10 +498,23 @@ static struct gcuda_tensor * block_soft_max(struct gen * g) {
     }
 }
 
-enum { N_BLOCKS = 11 };
+// Parts of one row, added in order, and the norm of what they are added to.
+static struct gcuda_tensor * block_parts(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    const int64_t n = 512 + 4 * below(g, 57), used = 2 + below(g, 3);
+    struct gcuda_tensor * y = columns(g, n, used, 1), * sum = NULL;
+    for (int64_t i = 0; i < used && y != NULL; ++i) {
+        struct gcuda_tensor * one = gcuda_view_2d(c, y, n, 1, y->nb[2], (size_t) i * y->nb[1]);
+        sum = i == 0 ? one : seen(g, gcuda_add(c, sum, one));
+    }
+    sum = seen(g, gcuda_add(c, f32(g, n, 1, 1, 1), sum));
+    return gcuda_mul(c, seen(g, gcuda_rms_norm(c, sum, 1e-5f)), f32(g, n, 1, 1, 1));
+}
+
+enum { N_BLOCKS = 12 };
 static struct gcuda_tensor * block(struct gen * g, int kind) {
     static struct gcuda_tensor * (* const blocks[N_BLOCKS])(struct gen * g) = { block_routing, block_experts, block_beside, block_gate, block_down,
-        block_steps, block_rope, block_attention, block_add_cast, block_plain, block_soft_max };
+        block_steps, block_rope, block_attention, block_add_cast, block_plain, block_soft_max, block_parts };
     return g->is_smooth ? block_soft_max(g) : blocks[kind](g);
 }
 
