@@ -10263,8 +10263,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q6_k_floats(const uint8
     }
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_floats(enum gcuda_type type, const uint8_t * w, int n,
-                                                                struct gcudai_avx2_floats * f) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_block_floats(enum gcuda_type type, const uint8_t * w, int n,
+                                                                      struct gcudai_avx2_floats * f) {
     if (type == GCUDA_TYPE_Q6_K) {
         gcudai_avx2_q6_k_floats(w, f);
         return;
@@ -10307,7 +10307,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_prefetch(const uint8_t 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_expand(enum gcuda_type type, const uint8_t * w, int n, uint8_t * q,
                                                                 float * sc, float * mn) {
     struct gcudai_avx2_floats f;
-    gcudai_avx2_floats(type, w, n, &f);
+    gcudai_avx2_block_floats(type, w, n, &f);
     for (int i = 0; i < (type == GCUDA_TYPE_Q6_K ? 2 : 1); ++i) {
         _mm256_storeu_ps(sc + 8 * i, f.sc[i]);
         if (type != GCUDA_TYPE_Q8_0) { _mm256_storeu_ps(mn + 8 * i, f.mn[i]); }
@@ -10763,7 +10763,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(enum gcuda_type t
     const int8_t * u = x->q + 32 * g0;
     struct gcudai_avx2_floats f;
     float s[16];
-    gcudai_avx2_floats(type, w, n, &f);
+    gcudai_avx2_block_floats(type, w, n, &f);
     gcudai_avx2_q_scales(per16, &f, x->d + g0, s);
 #define GCUDAI_RUN_STEP(g)                                                                                                 \
     acc[(g) % 2] = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_codes32(type, w, g), u + 32 * (g),                 \
@@ -10905,7 +10905,7 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE struct gcudai_vnni_floats gcudai_v
     const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
     struct gcudai_avx2_floats h;
     struct gcudai_vnni_floats f;
-    gcudai_avx2_floats(type, w, n, &h);
+    gcudai_avx2_block_floats(type, w, n, &h);
     f.sc = _mm512_zextps256_ps512(h.sc[0]);
     f.mn = _mm512_zextps256_ps512(h.mn[0]);
     if (gcudai_q_group(kind) == 16) {
