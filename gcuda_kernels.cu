@@ -22250,9 +22250,6 @@ template <typename S> static inline __device__ void d_attn_wg_biases(const d_att
 }
 
 // ---- consumers ----
-#ifndef ATTN_WG_TURNS
-#define ATTN_WG_TURNS 1
-#endif
 #define ATTN_WG_LEAST_SLOPE 1e-18f // scores are divided by it; biases of less than 1e-13 are none
 
 // d_half_exponent of a number's bits, but at least -120, so that 2 to it is a float.
@@ -22404,7 +22401,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
     const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, row0 = (int) threadIdx.x / 32 * 16;
     d_pipeline_state<S::stages> k_at = { 0, 0 }, v_at = { 0, 0 };
     d_pipeline_state<S::bias_stages> bias_at = { 0, 0 };
-    if (ATTN_WG_TURNS && group == 1) { d_named_arrive(3, 256); }
+    if (group == 1) { d_named_arrive(3, 256); }
     for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
@@ -22477,7 +22474,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
         bool has_values = false, is_clean = true, is_last = false;
         wait_k();
         NO_UNROLL while (!is_last) {
-            if (ATTN_WG_TURNS) { d_named_sync(3 + group, 256); }
+            d_named_sync(3 + group, 256);
             begin();
             if (has_values) {
                 add_values(is_clean);
@@ -22485,7 +22482,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             } else {
                 d_wgmma_commit(); // in place of the values of a stage before
             }
-            if (ATTN_WG_TURNS) { d_named_arrive(4 - group, 256); }
+            d_named_arrive(4 - group, 256);
             d_wgmma_wait<1>();
             d_wgmma_read(s);
             __syncwarp();
@@ -22513,7 +22510,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
         }
         d_attn_wg_store<DV>(o, st, a, b, row0, split);
     }
-    if (ATTN_WG_TURNS && group == 0) { d_named_sync(3, 256); }
+    if (group == 0) { d_named_sync(3, 256); }
 }
 #endif // D_SM90
 
