@@ -63,9 +63,10 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
 PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-transformer", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
-# Not at level user: longer than what asks the same of less (test-random computes fused graphs of all patterns); of the simulator itself; of tests/hw, whose kernels test-shapes,
+# Not at level user: longer than what asks the same of less (test-random computes fused graphs of all patterns); of the simulator
+# itself; of tests/hw, whose kernels test-shapes,
 # test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
-SLOW = ["test-attention", "test-chunks", "test-experts", "test-fusion", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-strips", "test-transformer", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
+SLOW = ["test-attention", "test-chunks", "test-experts", "test-fusion", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-transformer", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
         "test-sm90", "test-gemm", "test-sizes", "test-warp-groups"]
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
