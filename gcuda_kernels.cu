@@ -22411,7 +22411,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
         d_attn_wg_rows st;
         float o[DV / 2], s[S::positions / 2], factor[2];
         uint32_t w[S::positions / 4];
-        int code[S::tiles]; // of the stage whose scores are computed
+        int code[S::tiles] = {}; // of the stage whose scores are computed
         UNROLL for (int r = 0; r < 2; ++r) {
             st.max[r] = -INFINITY;
             st.sum[r] = 0.0f;

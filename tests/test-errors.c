@@ -654,6 +654,7 @@ TEST(promises_about_a_mask) {
     CHECK(gcuda_flash_attn_ext_set_n_kv_max(x, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK(gcuda_flash_attn_ext_set_n_kv_max(NULL, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 0));
+    end();
 }
 
 TEST(parameters_of_attention) {
