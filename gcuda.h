@@ -11977,7 +11977,7 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 
 // ---- activations ----
 
-// n groups of 32 zeros behind the first g of a column
+// n groups of 32 zeros after the first g of a column
 static void gcudai_q_zero(const struct gcudai_q_col * column, int64_t g, int64_t n) {
     const struct gcudai_q_col c = gcudai_q_col_skip(column, g);
     const size_t size = (size_t) n * sizeof(float);
@@ -17664,7 +17664,7 @@ static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows
     }
 }
 
-// The matrices of b that meet one of a are one long row of columns, except for GEMM, which packs each by itself.
+// The matrices of b that share one of a are one long row of columns, except for GEMM, which packs each separately.
 static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b, enum gcuda_prec prec) {
     struct gcudai_mm_plan p;
     const int64_t n = b->ne[1], k = b->ne[0], matrices = b->ne[2] * b->ne[3],
@@ -28779,7 +28779,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
     return st;
 }
 
-// Joins the matrices of b and y along dimension d that meet one matrix of a into dimension 1: fewer, larger products.
+// Joins the matrices of b and y along dimension d that share one matrix of a into dimension 1: fewer, larger products.
 static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
     struct gcuda_array * b = &p->b, * y = &p->y;
     const int64_t n = p->a.ne[d] > 0 ? b->ne[d] / p->a.ne[d] : 1;
@@ -28901,7 +28901,7 @@ struct gcudai_cuda_mm_case {
     const struct gcuda_mul_mat_args * args;
     const struct gcuda_mul_mat_id_args * experts;
     const struct gcudai_cuda_mm_device * device;
-    struct gcuda_mul_mat_args joined; // args with their matrices of activations joined where one matrix of weights meets several
+    struct gcuda_mul_mat_args joined; // args with activation matrices joined where several share one weight matrix
     bool may_cublas;                  // cuBLAS is available and takes the product, operands packed where it wants that
 };
 
@@ -29031,7 +29031,7 @@ struct gcudai_cuda_mm_rule {
     int64_t min_columns, max_columns; // activation columns per matrix of weights; EXPERTS: eighths of pairs per expert
     int64_t max_pairs;                // EXPERTS: expert-token pairs in all
     int64_t min_rows, min_k;          // of a matrix of weights
-    int64_t min_weights, max_weights; // of a matrix that meets one matrix of activations, else they count as none
+    int64_t min_weights, max_weights; // elements of a weight matrix with a single activation matrix; otherwise they count as 0
     int min_capability;
 };
 
@@ -29124,7 +29124,7 @@ static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const
            ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
 }
 
-// paths: a bit for each that may be chosen beside PLAIN.
+// paths: a bit for each that may be chosen in addition to PLAIN.
 static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_mm_case * c, unsigned paths) {
     for (size_t i = 0; i < sizeof(gcudai_cuda_mm_rules) / sizeof(gcudai_cuda_mm_rules[0]); ++i) {
         const struct gcudai_cuda_mm_rule * r = &gcudai_cuda_mm_rules[i];

@@ -179,7 +179,7 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
 // PDL launch where the caller allows it (struct gcuda_launch_series): blocks start while the previous kernel ends. Every
 // thread of the kernel calls d_pdl_wait before it touches memory that an earlier kernel may read or write.
 template <typename... P, typename... A>
-static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+static gcuda_status launch_pdl_early_weights(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
     const gcuda_launch_series * series = gcuda_thread_launches();
     const bool may_overlap = series->overlap != GCUDA_OVERLAP_NONE && series->has_begun;
@@ -210,16 +210,16 @@ static inline __device__ void d_pdl_trigger() {
 #endif
 }
 
-// First call of a kernel for launch_in_turn: PDL wait, then trigger. In this order earlier grids have finished when blocks
-// of the next kernel start. A launcher's second kernel depends on it (launch_behind).
-static inline __device__ void d_take_turn() {
+// First call of a kernel for launch_pdl: PDL wait, then trigger. In this order earlier grids have finished when blocks
+// of the next kernel start. A launcher's second kernel depends on it (launch_pdl_dependent).
+static inline __device__ void d_pdl_prologue() {
     d_pdl_wait();
     d_pdl_trigger();
 }
 
 template <typename... P, typename... A>
-static gcuda_status launch_in_turn(void (*kernel)(P...), int64_t n_blocks, dim3 block, gcuda_stream stream, A... args) {
-    return launch_overlapped(kernel, n_blocks, block, 0, 0, stream, args...);
+static gcuda_status launch_pdl(void (*kernel)(P...), int64_t n_blocks, dim3 block, gcuda_stream stream, A... args) {
+    return launch_pdl_early_weights(kernel, n_blocks, block, 0, 0, stream, args...);
 }
 
 template <typename... P, typename... A>
@@ -230,7 +230,7 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
 // Dependent launch after another one of the same launcher whose blocks call d_pdl_trigger. Where PDL exists, everything
 // before that launch has finished when these blocks start; d_pdl_wait waits for that launch only.
 template <typename... P, typename... A>
-static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+static gcuda_status launch_pdl_dependent(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
     return launch_as(gcuda_has_overlap(), kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
@@ -487,12 +487,12 @@ static inline tiles tiles_of(const gcuda_array & y, int n_wide, int n_parts) {
 template <typename... P, typename... A>
 static gcuda_status launch_tiles(void (*kernel)(P...), const tiles & t, gcuda_stream stream, A... args) {
     const int64_t per_block = TILE_BLOCK >> t.shift;
-    return launch_in_turn(kernel, (t.n + per_block - 1) / per_block, dim3(TILE_BLOCK), stream, args..., t);
+    return launch_pdl(kernel, (t.n + per_block - 1) / per_block, dim3(TILE_BLOCK), stream, args..., t);
 }
 
 // Loop over tiles. It holds the PDL wait: a kernel reads and writes memory only inside it.
 #define FOR_TILES(tile, t) \
-    for (int64_t tile = (d_take_turn(), blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift)); tile < (t).n; \
+    for (int64_t tile = (d_pdl_prologue(), blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift)); tile < (t).n; \
          tile += gridDim.x * (int64_t) (TILE_BLOCK >> (t).shift))
 
 // Row of a tile, and in i0 the first element of this thread; the following ones are d_tile_step apart.
@@ -3661,7 +3661,7 @@ template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const til
 //   floor   x and g read, 2 bytes per element written: 10 * n bytes
 //   needs   F32, packed rows and y aligned to 16 bytes (gcuda_glu_takes_form)
 template <int OP> static __global__ void __launch_bounds__(256) k_glu_columns(const gcuda_glu_args p) {
-    d_take_turn();
+    d_pdl_prologue();
     const int k_all = (int) p.y.ne[0], n = (int) p.y.ne[1];
     const uint32_t per_column = (uint32_t) (k_all + 2047) / 2048, n_items = (uint32_t) d_wg_padded(n, p.form) * per_column;
     const auto f = [&](float x, float g) { return d_glu((gcuda_glu_op) OP, x, g, p.alpha, p.limit); };
@@ -3691,7 +3691,7 @@ bool gcuda_glu_takes_form(const gcuda_glu_args * args) {
 template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream stream) {
     if (!gcuda_glu_takes_form(&p)) { return GCUDA_STATUS_UNSUPPORTED; }
     if (p.form != 0) {
-        return launch_in_turn(k_glu_columns<OP>, d_wg_padded(n_rows(p.y), p.form) * ((p.y.ne[0] + 2047) / 2048), dim3(256), stream, p);
+        return launch_pdl(k_glu_columns<OP>, d_wg_padded(n_rows(p.y), p.form) * ((p.y.ne[0] + 2047) / 2048), dim3(256), stream, p);
     }
     if (p.x.type != p.y.type || p.g.type != p.y.type || !is_wide(p.x) || !is_wide(p.g) || !is_wide(p.y)) {
         return launch_tiles(k_glu<OP>, tiles_of(p.y, 1, 4), stream, p);
@@ -3971,7 +3971,7 @@ template <typename T> struct chain_width {
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
     const bool is_short = sizeof(T) == 4 && p.x_type != GCUDA_TYPE_F32;
-    d_take_turn();
+    d_pdl_prologue();
     for (uint32_t block = blockIdx.x; block < p.n_blocks; block += gridDim.x) {
         const d_chain_at at = d_chain_where<N, PARTS>(p, block);
         uint4 raw_x[PARTS], raw[E / 4];
@@ -4099,7 +4099,7 @@ static chain chain_of(const gcuda_chain_args & p, const tiles & t) {
 
 template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p, const tiles & t, gcuda_stream stream) {
     const chain c = chain_of(p, t);
-    return launch_in_turn(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
+    return launch_pdl(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
 }
 
 // Operations of d_chain_binary and d_chain_map; their default branches would compute any other as their last one.
@@ -5727,7 +5727,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
 
 // Calls f(row, length) for the rows of these threads. Lanes without a row get length 0, so that warps stay converged.
 template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
-    d_take_turn();
+    d_pdl_prologue();
     const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
     for (int64_t r0 = blockIdx.x * (int64_t) at_once; r0 < n_rows; r0 += gridDim.x * (int64_t) at_once) {
         const int64_t r = THREADS > 32 ? r0 : r0 + threadIdx.x / THREADS;
@@ -5767,7 +5767,7 @@ static bool can_hold(int64_t n) { return n > 0 && n <= HELD_MOST; }
 template <typename... P, typename... A>
 static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gcuda_stream stream, A... args) {
     const int at_once = threads <= 32 ? 256 / threads : 1;
-    return launch_in_turn(kernel, (n + at_once - 1) / at_once, dim3((unsigned) (at_once * threads)), stream, args...);
+    return launch_pdl(kernel, (n + at_once - 1) / at_once, dim3((unsigned) (at_once * threads)), stream, args...);
 }
 
 // ---- rows too long for registers: two passes over parts, with partial results in scratch ----
@@ -5913,7 +5913,7 @@ static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t 
         }
     }
     st = launch(k_two_pass<OP, false, P>, n, threads, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_two_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch_pdl_dependent(k_two_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
     return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART_BYTES, p.scratch, stream);
@@ -6286,10 +6286,10 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
     return with_held<float>(p.x.ne[0], is_norm_mul_wide(p), [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::WIDE && H::THREADS > 32) {
-            if (is_row) { return launch_overlapped(k_norm_mul_row<H>, 1, dim3(H::BLOCK), 0, 0, stream, p, reads_weights_early()); }
+            if (is_row) { return launch_pdl_early_weights(k_norm_mul_row<H>, 1, dim3(H::BLOCK), 0, 0, stream, p, reads_weights_early()); }
         }
         const int64_t at_once = H::BLOCK / H::THREADS;
-        return launch_overlapped(k_norm_mul<H>, (n + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
+        return launch_pdl_early_weights(k_norm_mul<H>, (n + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
     });
 }
 
@@ -6740,7 +6740,7 @@ static inline __device__ int d_route_next(const gcuda_route_args & p, const type
 //   needs   F32 logits, dense rows; at most ROUTE_MOST experts, ROUTE_USED of them chosen
 template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
     const int n = (int) p.logits.ne[0], used = (int) p.weights.ne[0], lane = (int) threadIdx.x % 32;
-    d_take_turn();
+    d_pdl_prologue();
     FOR_HELD_ROWS(r, p.logits.ne[1], 32) {
         typename H::template row<float> x;
         x.load(d_at(p.logits, 0, r, 0, 0), n);
@@ -7145,7 +7145,7 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     float2 * turns = (float2 *) both; // [token][pair]
     d_rope_pair pair = { 0.0, 0 };
     bool has_pair = false; // computed once the first rows are in flight
-    d_take_turn();
+    d_pdl_prologue();
     FOR_ROWS(b, n_blocks * plan.n_groups) {
         const int64_t s = plan.n_groups > 1 ? b / plan.n_groups : b, h0 = (b - s * plan.n_groups) * ROPE_HEADS;
         const int64_t end = s * n_each + n_each < n_all ? s * n_each + n_each : n_all;
@@ -7218,7 +7218,7 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
     const bool is_adjacent = p.mode == GCUDA_ROPE_TYPE_NORMAL;
     const int64_t apart = is_adjacent ? 1 : plan.n_pairs, n_rest = p.x.ne[0] - 2 * plan.n_pairs;
-    d_take_turn();
+    d_pdl_prologue();
     FOR_ROWS(b, plan.n_groups * p.x.ne[2] * p.x.ne[3]) {
         const int64_t h0 = b % plan.n_groups * ROPE_HEADS, i2 = b / plan.n_groups % p.x.ne[2], i3 = b / plan.n_groups / p.x.ne[2];
         const int64_t h1 = h0 + ROPE_HEADS < p.x.ne[1] ? h0 + ROPE_HEADS : p.x.ne[1];
@@ -7282,9 +7282,9 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
             const int64_t most = (n_wide == 4 ? 1 : 2) * ROPE_AHEAD * rows_at_once / heads, share = n / enough(2048);
             const int64_t fitting = share < most ? share : most, n_each = fitting > 0 ? fitting : 1, n_blocks = (n + n_each - 1) / n_each;
             const auto kernel = args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<T, true> : k_rope_wide<T, false>;
-            return launch_in_turn(kernel, n_blocks * plan.n_groups, dim3(256), stream, *args, plan, n_blocks, n_each);
+            return launch_pdl(kernel, n_blocks * plan.n_groups, dim3(256), stream, *args, plan, n_blocks, n_each);
         }
-        return launch_in_turn(k_rope<T>, n * plan.n_groups, dim3((unsigned) width, (unsigned) (256 / width)), stream, *args, plan);
+        return launch_pdl(k_rope<T>, n * plan.n_groups, dim3((unsigned) width, (unsigned) (256 / width)), stream, *args, plan);
     });
 }
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
@@ -7297,7 +7297,7 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
 template <typename T, int PARTS> static __global__ void __launch_bounds__(256) k_hadamard(const gcuda_array x, const gcuda_array y, const float factor) {
     const int lane = (int) threadIdx.x % 32;
     const int64_t n_rows = d_rows(y), n_warps = gridDim.x * (int64_t) 8;
-    d_take_turn();
+    d_pdl_prologue();
     for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < n_rows; r += n_warps) {
         const T * from = (const T *) d_row(x, r);
         float * to = (float *) d_row(y, r), v[PARTS];
@@ -7332,7 +7332,7 @@ bool gcuda_hadamard_takes(const gcuda_mul_mat_args * args) {
 template <typename T> static gcuda_status hadamard(const gcuda_mul_mat_args & p, gcuda_stream stream) {
     const int64_t n = p.a.ne[0], n_blocks = (n_rows(p.y) + 7) / 8;
     const auto kernel = n == 64 ? k_hadamard<T, 2> : n == 128 ? k_hadamard<T, 4> : n == 256 ? k_hadamard<T, 8> : k_hadamard<T, 16>;
-    return launch_in_turn(kernel, n_blocks, dim3(256), stream, p.b, p.y, 1.0f / sqrtf((float) n));
+    return launch_pdl(kernel, n_blocks, dim3(256), stream, p.b, p.y, 1.0f / sqrtf((float) n));
 }
 
 gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream stream) {
@@ -7475,7 +7475,7 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
     one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // tells the compiler that there are no sections
     const int tid = (int) threadIdx.x, n_pairs = (int) plan.n_pairs, apart = is_adjacent ? 1 : n_pairs;
     const int ne0 = (int) p.rope.x.ne[0], n_rest = ne0 - 2 * n_pairs;
-    d_take_turn();
+    d_pdl_prologue();
     if (p.y.type == GCUDA_TYPE_IQ4_NL) { d_quantize_begin<GCUDA_TYPE_IQ4_NL>(); }
     FOR_ROWS(b, share.n_groups * p.rope.x.ne[2]) {
         const int64_t token = b / share.n_groups, group = b - token * share.n_groups;
@@ -7596,7 +7596,7 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
     share.n_keys = groups(x.ne[1]);
     share.n_queries = groups(n_queries);
     share.n_groups = share.n_keys + share.n_queries + groups(n_values);
-    return launch_in_turn(k_rope_set, share.n_groups * x.ne[2], dim3(ROPE_SET_THREADS), stream, *args, rope_plan(args->rope), share);
+    return launch_pdl(k_rope_set, share.n_groups * x.ne[2], dim3(ROPE_SET_THREADS), stream, *args, rope_plan(args->rope), share);
 }
 #endif // part 10
 
@@ -10770,7 +10770,7 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
     gcuda_status st = launch_shared(k_ssm_scan_chunk<8, SCAN_STATES>, n_blocks * (s.n - 1), block, n_bytes, 0, stream, p, s);
     const int64_t n_fours = n * p.x.ne[0] * p.x.ne[1] * p.x.ne[3] / 4;
     const bool is_early = gcuda_has_overlap();
-    st = st == GCUDA_STATUS_SUCCESS ? launch_behind(k_ssm_scan_join, (n_fours + 255) / 256, dim3(256), 0, 0, stream, p, s) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch_pdl_dependent(k_ssm_scan_join, (n_fours + 255) / 256, dim3(256), 0, 0, stream, p, s) : st;
     return st == GCUDA_STATUS_SUCCESS
                ? launch_as(is_early, k_ssm_scan_chunk<8, SCAN_SEGMENTS>, n_blocks * s.n, block, n_bytes, 0, stream, begun, s)
                : st;
@@ -12499,7 +12499,7 @@ static gcuda_status launch_plain(const gcuda_mul_mat_args & args, gcuda_stream s
 //   shared  that of d_block_reduce
 //   floor   x read once (the second time from L1 or L2), y written once
 static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
-    d_take_turn();
+    d_pdl_prologue();
     FOR_ROWS(r, d_rows(p.x)) {
         const char * x = d_row(p.x, r);
         __half * y = (__half *) d_row(p.y, r);
@@ -12522,7 +12522,7 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
 //   needs   ne0 a multiple of 4; rows of x and y aligned to 16 bytes
 template <int N>
 static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_regs(const gcuda_half_rows_args p) {
-    d_take_turn();
+    d_pdl_prologue();
     FOR_ROWS(r, d_rows(p.x)) {
         const float4 * x = (const float4 *) d_row(p.x, r);
         uint2 * y = (uint2 *) d_row(p.y, r);
@@ -12558,13 +12558,13 @@ gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_str
                         : fits && n <= 8192  ? k_half_rows_regs<4>
                         : fits && n <= 16384 ? k_half_rows_regs<8>
                                              : k_half_rows;
-    return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
+    return launch_pdl(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
 // Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1, as it mostly is.
 //   floor   scales read; rows with another scale read and written
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
-    d_take_turn();
+    d_pdl_prologue();
     FOR_HELD_ROWS(r, d_rows(p.y), 32) {
         const float scale = p.scale[r];
         float * y = (float *) d_row(p.y, r);
@@ -12573,7 +12573,7 @@ static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_
 }
 
 gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcuda_stream stream) {
-    return launch_in_turn(k_half_rows_back, (n_rows(args->y) + 7) / 8, dim3(256), stream, *args);
+    return launch_pdl(k_half_rows_back, (n_rows(args->y) + 7) / 8, dim3(256), stream, *args);
 }
 
 // ---- operand pointers of a batched cuBLAS product ----
@@ -13324,7 +13324,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_blocks_per_sm(NT)
     uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
     char * ring = (char *) (table + d_tile_format<A>::n_entries);
     constexpr int slot_bytes = d_tile_stage<A>::bytes(NT);
-    d_take_turn();
+    d_pdl_prologue();
     const d_tile_part & part = d_tile_part_of(p);
     const uint32_t block = blockIdx.x - (uint32_t) part.first_block, n_lists = (uint32_t) (p.job.n_lists != nullptr ? *p.job.n_lists : p.n_lists);
     const d_tile_units units(n_lists * (uint32_t) part.m_tiles * (uint32_t) p.steps, (uint32_t) part.n_blocks);
@@ -13481,7 +13481,7 @@ static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64
 //   shared  that of d_block_reduce
 //   floor   b read, packed columns written (2 bytes per element, TF32: 4)
 static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
-    d_take_turn();
+    d_pdl_prologue();
     d_tile_columns_all(p, blockIdx.x, gridDim.x);
 }
 
@@ -13559,7 +13559,7 @@ template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t
 
 template <typename A>
 static gcuda_status launch_tile(d_tile_job & p, int64_t n_blocks, size_t n_bytes, size_t max_shared, gcuda_stream stream) {
-    return launch_overlapped(p.tn <= 16   ? k_mul_mat_tile<A, 16>
+    return launch_pdl_early_weights(p.tn <= 16   ? k_mul_mat_tile<A, 16>
                              : p.tn <= 32 ? k_mul_mat_tile<A, 32>
                              : p.tn <= 64 ? k_mul_mat_tile<A, 64>
                                           : k_mul_mat_tile<A, 128>,
@@ -13703,7 +13703,7 @@ static bool tile_takes(const gcuda_mul_mat_job & job) {
 static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
     return mul_mat_tile(p, args + 1, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_units_of(args, n_args), false,
         (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
-            return launch_in_turn(k_mul_mat_tile_columns, d_tile_pack_units(c), dim3(256), stream, c);
+            return launch_pdl(k_mul_mat_tile_columns, d_tile_pack_units(c), dim3(256), stream, c);
         });
 }
 
@@ -13739,7 +13739,7 @@ static gcuda_status launch_tiles(const gcuda_mul_mat_job & job, gcuda_stream str
 static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
     const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
-    d_take_turn();
+    d_pdl_prologue();
     if ((int) blockIdx.x < n_sort) {
         d_id_sort(p, l, shared, (int) blockIdx.x, n_sort);
     } else {
@@ -13750,7 +13750,7 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
 static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, int tn, const d_tile_columns & c, gcuda_stream stream) {
     size_t n_bytes;
     const int n_sort = id_sort_plan(l, tn, &n_bytes);
-    return launch_overlapped(k_mul_mat_id_prepare, n_sort + d_tile_pack_units(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
+    return launch_pdl_early_weights(k_mul_mat_id_prepare, n_sort + d_tile_pack_units(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
 }
 
 // Columns per tile: twice the mean number per expert, so that most experts take one tile.
@@ -13867,7 +13867,7 @@ gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_job * job, gcuda_stream st
 // =====================================================================================================
 // >>k-mul-mat-vec   matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 // =====================================================================================================
-// Weights are read once and the arithmetic hides behind that. A step is 2048 elements of a row. A warp keeps one step of the
+// Weights are read once and the arithmetic overlaps with these reads. A step is 2048 elements of a row. A warp keeps one step of the
 // activations in registers, as int8 with a scale per 16 elements, and walks rows. Those 2048 elements of each row come through
 // a cp.async pipeline in shared memory. Warps of a block split long rows along k (split-K); their partial sums are reduced in
 // shared memory in a fixed order.
@@ -16000,7 +16000,7 @@ static __global__ void __launch_bounds__(MMA_RESERVED_THREADS, 8)
 static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
     const gcuda_mul_mat_id_args args, const d_id_lists l, const d_mma_job p, const d_mma_columns f, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
-    d_take_turn();
+    d_pdl_prologue();
     if ((int) blockIdx.x < n_sort) {
         d_id_sort(args, l, shared, (int) blockIdx.x, n_sort);
         return;
@@ -16175,8 +16175,8 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     }
     vec_usual(p);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
-    return p.is_dependent ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
-                       : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
+    return p.is_dependent ? launch_pdl_dependent(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+                       : launch_pdl_early_weights(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
 // One column of aligned rows has its own kernels, with copies of the tables where lookups dominate.
@@ -16351,7 +16351,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
     p.is_early = reads_weights_dependent();
-    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
+    const gcuda_status st = launch_pdl_early_weights(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
         dim3(MMA_RESERVED_THREADS), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
@@ -16360,8 +16360,8 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     constexpr bool is_aligned = is_any || !F::is_memory_bound;
     const dim3 block((unsigned) (32 * n_warps));
     const auto kernel = is_any || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned, TILES> : k_mul_mat_mma<A, is_any, TILES>;
-    return d_mma_shape<A, TILES>::is_early ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
-                       : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
+    return d_mma_shape<A, TILES>::is_early ? launch_pdl_dependent(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+                       : launch_pdl_early_weights(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
 // Contiguous rows of half a step: processed in pairs they leave no lane idle and are aligned to 16 bytes in every format. The
@@ -16436,7 +16436,7 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
             return GCUDA_STATUS_SUCCESS;
         });
         const gcuda_status st =
-            launch_overlapped(k_mul_mat_vec_columns, n * n_matrices * p.steps * 2, dim3(256), 0, 0, stream, p, form, xq, xs);
+            launch_pdl_early_weights(k_mul_mat_vec_columns, n * n_matrices * p.steps * 2, dim3(256), 0, 0, stream, p, form, xq, xs);
         if (st != GCUDA_STATUS_SUCCESS) {
             return st;
         }
@@ -16606,14 +16606,14 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
     size_t n_sort_bytes;
     const int n_sort = id_sort_plan(l, MMA_COLUMNS, &n_sort_bytes);
     const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.units;
-    const gcuda_status st = launch_overlapped(
+    const gcuda_status st = launch_pdl_early_weights(
         k_mul_mat_id_mma_prepare, n_sort + (n_units + 1) / 2, dim3(256), n_sort_bytes, 0, stream, args, l, p, f, n_sort);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
     constexpr bool is_aligned = d_mma_has_any<A> || (!F::is_memory_bound && F::lists_at == 4);
     const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
-    return launch_overlapped(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
+    return launch_pdl_early_weights(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
         args.max_shared, stream, p);
 }
 
@@ -17202,7 +17202,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     }
     p.is_small = p.n_items <= INT32_MAX && n_elements(p.job.b) / (p.job.k > 0 ? p.job.k : 1) <= INT32_MAX;
     p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // not with ids: experts are unknown before the PDL wait
-    return launch_overlapped(k_mul_mat_vec_float<W, P>, p.n_items, dim3((unsigned) (32 * n_warps)),
+    return launch_pdl_early_weights(k_mul_mat_vec_float<W, P>, p.n_items, dim3((unsigned) (32 * n_warps)),
         (size_t) (p.turns * turn_bytes + n_warps * W::warp_bytes), max_shared, stream, p);
 }
 
@@ -18607,7 +18607,7 @@ static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ?
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_job::cluster);
     d_cluster_sync();
-    d_take_turn();
+    d_pdl_prologue();
     if (thread < 128) {
         d_wg_give_registers<TN == WG_FEW>();
         if (thread == 0) {
@@ -18640,7 +18640,7 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
     d_wg_ring<A, shape> ring;
     d_wg_set_ring(ring, shared, barriers, thread, d_wg_id_job::cluster);
     __syncthreads();
-    d_take_turn();
+    d_pdl_prologue();
     if (thread < 128) {
         d_wg_give_registers<true>();
         if (thread == 0) {
@@ -18682,7 +18682,7 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
         d_mbarrier_fence_init();
     }
     d_cluster_sync();
-    d_take_turn();
+    d_pdl_prologue();
     if (thread < 128) {
         d_wg_give_registers<false>();
         if (thread == 0) { d_wg_gemm_fetch<T, TN>(p, a, b, stages, full, empty, rank); }
@@ -18752,7 +18752,7 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
 //   floor   x read once, 2 bytes per element written
 //   needs   N > 0: F32, columns aligned to 16 bytes, ne0 a multiple of 4
 template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_wg_columns(const d_wg_columns_job p) {
-    d_take_turn();
+    d_pdl_prologue();
     alignas(16) __shared__ uint32_t words[8][128];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     for (int c = (int) blockIdx.x; c < (int) p.n_padded; c += (int) gridDim.x) {
@@ -18794,7 +18794,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
 //   shared  4 KiB
 //   floor   x read once, 4 bytes per element written
 static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_columns_job p) {
-    d_take_turn();
+    d_pdl_prologue();
     alignas(16) __shared__ uint32_t words[8][128];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     for (int c = (int) blockIdx.x; c < (int) p.n_padded; c += (int) gridDim.x) {
@@ -18824,7 +18824,7 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
 //   floor   parts read once, y written once
 //   needs   parts aligned to 16 bytes
 static __global__ void __launch_bounds__(256) k_wg_reduce(const d_wg_job p, const float * parts) {
-    d_take_turn();
+    d_pdl_prologue();
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
     FOR_ELEMENTS(i, n) {
         const int64_t c = i / (m / wide), row = i % (m / wide) * wide;
@@ -18856,7 +18856,7 @@ static inline __device__ const char * d_wg_epilogue_at(const gcuda_array & x, in
 //   floor   parts and residual read once, y written once
 //   needs   strides of operands are 0 where their size is 1 (wg_broadcast)
 static __global__ void __launch_bounds__(256) k_wg_epilogue(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
-    d_take_turn();
+    d_pdl_prologue();
     const int64_t m = p.m, n = (m + 3) / 4 * p.n;
     const bool is_wide = m % 4 == 0;
     FOR_ELEMENTS(i, n) {
@@ -18954,7 +18954,7 @@ bool gcuda_has_warp_groups(void) {
 
 template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_job & p, gcuda_stream stream) {
     if constexpr (sizeof(T) == 4) {
-        return launch_in_turn(k_wg_columns_tf32, p.n_padded, dim3(256), stream, p);
+        return launch_pdl(k_wg_columns_tf32, p.n_padded, dim3(256), stream, p);
     } else {
         const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3] | 4 * (size_t) p.x.ne[0];
         const int64_t k = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && bits % 16 == 0 ? p.k_padded : INT64_MAX;
@@ -18962,13 +18962,13 @@ template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_j
                             : k <= 8192  ? k_wg_columns<T, 4>
                             : k <= 16384 ? k_wg_columns<T, 8>
                                          : k_wg_columns<T, 0>;
-        return launch_in_turn(kernel, p.n_padded, dim3(256), stream, p);
+        return launch_pdl(kernel, p.n_padded, dim3(256), stream, p);
     }
 }
 
 template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, size_t max_shared, gcuda_stream stream) {
     const int64_t n_clusters = wg_clusters(TN), n = p.n_items < n_clusters ? p.n_items : n_clusters;
-    return launch_overlapped(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
+    return launch_pdl_early_weights(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
 }
 
 template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn, size_t max_shared, gcuda_stream stream) {
@@ -18993,8 +18993,8 @@ static gcuda_status wg_finish(
     const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
     p.y = (float *) args.y.data;
     p.y_stride = (int64_t) (args.y.nb[1] / 4);
-    return epilogue != nullptr ? launch_in_turn(k_wg_epilogue, n_blocks, dim3(256), stream, p, wg_broadcast(*epilogue), parts)
-                               : launch_in_turn(k_wg_reduce, n_blocks, dim3(256), stream, p, parts);
+    return epilogue != nullptr ? launch_pdl(k_wg_epilogue, n_blocks, dim3(256), stream, p, wg_broadcast(*epilogue), parts)
+                               : launch_pdl(k_wg_reduce, n_blocks, dim3(256), stream, p, parts);
 }
 
 // ---- the launcher's side of products with both sides from memory ----
@@ -19047,7 +19047,7 @@ static bool wg_maps_of(const gcuda_mul_mat_args & p, uint32_t b_rows, d_tensor_m
 // Split-K reduction for batched products. A thread has one element and adds its parts in order.
 //   floor   parts read once, y written once
 static __global__ void __launch_bounds__(256) k_wg_gemm_reduce(const gcuda_array y, const float * parts, int n_parts) {
-    d_take_turn();
+    d_pdl_prologue();
     const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
     FOR_ELEMENTS(i, n) {
         float v = parts[i];
@@ -19061,7 +19061,7 @@ template <typename T, int TN> static gcuda_status launch_wg_gemm(
     const int64_t n_clusters = wg_clusters(TN), n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
     d_tensor_map a, b;
     return wg_maps_of(args, TN / 2, &a, &b)
-               ? launch_overlapped(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
+               ? launch_pdl_early_weights(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
                      p, a, b)
                : device_lacks();
 }
@@ -19098,7 +19098,7 @@ static gcuda_status mul_mat_wg_gemm(
         return st;
     }
     if (args.y.ne[2] * args.y.ne[3] > 1) {
-        return launch_in_turn(k_wg_gemm_reduce, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
+        return launch_pdl(k_wg_gemm_reduce, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
     }
     return wg_finish(p.wg, args, epilogue, (const float *) scratch, stream);
 }
@@ -19273,7 +19273,7 @@ const mul_mat_path gcuda_path_wgmma = { wg_takes_job, wg_scratch_bytes, launch_w
 //   floor   ids read, order written
 static __global__ void __launch_bounds__(256) k_wg_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l) {
     DYNAMIC_SHARED(int32_t, shared);
-    d_take_turn();
+    d_pdl_prologue();
     d_id_sort(p, l, shared, (int) blockIdx.x, (int) gridDim.x);
 }
 
@@ -19308,7 +19308,7 @@ static inline __device__ void d_wg_id_column(
 //   floor   b read once per pair, 2 bytes per element written
 static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
     alignas(16) __shared__ uint32_t words[8][128];
-    d_take_turn();
+    d_pdl_prologue();
     const int warp = (int) threadIdx.x / 32, n_eights = *p.lists.n_tiles * (WG_FEW / 8);
     const uint32_t used = (uint32_t) p.y.ne[1];
     for (int i = (int) blockIdx.x; i < n_eights; i += (int) gridDim.x) {
@@ -19362,8 +19362,8 @@ static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_p
     c.y = p.y;
     c.lists = l;
     c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
-    const gcuda_status st = launch_overlapped(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, p, l);
-    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, plan.max_tiles * (WG_FEW / 8), dim3(256), stream, c) : st;
+    const gcuda_status st = launch_pdl_early_weights(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, p, l);
+    return st == GCUDA_STATUS_SUCCESS ? launch_pdl(k_wg_id_columns, plan.max_tiles * (WG_FEW / 8), dim3(256), stream, c) : st;
 }
 
 static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_plan & plan, const d_id_lists & l) {
@@ -19402,7 +19402,7 @@ static gcuda_status launch_wg_id(const gcuda_mul_mat_id_args & args, gcuda_strea
     const int64_t most = plan.max_tiles * p.m_tiles, n = 2 * (int64_t) n_multiprocessors();
     return with_weight_format(args.as.type, [&](auto a) {
         typedef d_wg_id_shape<decltype(a)> shape;
-        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args.max_shared,
+        return launch_pdl_early_weights(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args.max_shared,
             stream, p);
     });
 }
@@ -20138,7 +20138,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
     __shared__ float weight[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t dk = p.q.ne[0], dv = p.v.ne[0], n_kv = p.k.ne[1];
-    d_take_turn();
+    d_pdl_prologue();
     for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_groups * a.n_blocks; item += gridDim.x) {
         const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head0 = item / a.n_blocks % a.n_groups * a.group,
                       s = item / a.n_blocks / a.n_groups;
@@ -20304,7 +20304,7 @@ struct d_attn_mma {
 static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTANT gcuda_array mask, uint2 * classes, int64_t n_tokens,
     int n_words, int n_class_blocks) {
     __shared__ uint32_t seen[8], full[8];
-    d_take_turn();
+    d_pdl_prologue();
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t n_planes = mask.ne[2] * mask.ne[3], n_kv = mask.ne[0];
     const bool is_wide = mask.type == GCUDA_TYPE_F16 && n_kv % 8 == 0 && (uintptr_t) mask.data % 16 == 0;
@@ -21100,7 +21100,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
     bool has_waited = !a.is_after_classes; // else all grids before k_attn_classes have ended: q can be read before the wait
-    if (has_waited) { d_take_turn(); }
+    if (has_waited) { d_pdl_prologue(); }
     const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
@@ -21110,7 +21110,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         const bool has_q = !has_waited;
         if (!has_waited) {
             d_attn_put_q(a, b, shared, exponents, 8 * RT);
-            d_take_turn();
+            d_pdl_prologue();
             has_waited = true;
         }
         d_attn_places places = {};
@@ -21418,7 +21418,7 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    d_take_turn();
+    d_pdl_prologue();
     const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
@@ -21801,7 +21801,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
     bool has_waited = !a.is_after_classes; // as in k_attn_split
-    if (has_waited) { d_take_turn(); }
+    if (has_waited) { d_pdl_prologue(); }
     const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
@@ -21811,7 +21811,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         const bool has_q = !has_waited;
         if (!has_waited) {
             d_attn_put_long_q(a, b, shared, of_rows.exponent, rows);
-            d_take_turn();
+            d_pdl_prologue();
             has_waited = true;
         }
         const bool has_packed_k = HAS_CODES && e.raw_k.n_pieces > 0, has_packed_v = HAS_CODES && e.raw_v.n_pieces > 0;
@@ -22551,7 +22551,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
         }
         d_mbarrier_fence_init();
     }
-    d_take_turn();
+    d_pdl_prologue();
     __syncthreads();
     if ((int) threadIdx.x >= 128 * S::consumers) {
         d_give_registers<S::helper_registers>();
@@ -22634,7 +22634,7 @@ static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(
 static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTANT d_attn_halves a) {
     __shared__ uint32_t most[ATTN_TILE]; // bits of the largest element of a row, where it matters: they are ordered as numbers are, NaN last
     const int thread = (int) threadIdx.x;
-    d_take_turn();
+    d_pdl_prologue();
     for (int item = (int) blockIdx.x; item < a.side[0].n_items + a.side[1].n_items; item += (int) gridDim.x) {
         const bool is_v = item >= a.side[0].n_items;
         const d_attn_halves_side & x = a.side[is_v];
@@ -22716,7 +22716,7 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, per_warp = (a.n_kv + 256 * n_warps - 1) / (256 * n_warps) * 256;
     const int begin = warp * per_warp, end = begin + per_warp < a.n_kv ? begin + per_warp : a.n_kv;
     const size_t size = a.mask.nb[0];
-    d_take_turn();
+    d_pdl_prologue();
     for (int item = (int) blockIdx.x; item < a.n_rows; item += (int) gridDim.x) {
         const int plane = item / a.n_tokens, token = item - plane * a.n_tokens;
         const char * row = d_at(a.mask, 0, token, plane % a.mask.ne[2], plane / a.mask.ne[2]);
@@ -22763,7 +22763,7 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
 //   floor   these rows read and written once
 static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
     const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
-    d_take_turn();
+    d_pdl_prologue();
     for (int64_t item = (int64_t) blockIdx.x * 8 + threadIdx.x / 32; item < (int64_t) a.n_tokens * n_heads * a.n_listed; item += (int64_t) gridDim.x * 8) {
         const int place = (int) (item % a.n_listed), unit = (int) (item / a.n_listed), token = unit / n_heads, head = unit % n_heads;
         const int j = a.lists[(int64_t) token * a.n_listed + place];
@@ -22791,7 +22791,7 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
-    d_take_turn();
+    d_pdl_prologue();
     const int lane = (int) threadIdx.x % 32, column = (int) threadIdx.x % LANES, part = (int) threadIdx.x / LANES;
     const int n_chunks = (a.dv + chunk - 1) / chunk, n_splits = (int) a.n_splits.n, n_rows = a.n_tokens * a.n_heads * a.n_seqs;
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
@@ -23413,8 +23413,8 @@ template <typename... P, typename... A> static gcuda_status attn_launch_with(voi
     const dim3 block((unsigned) (32 * x.w.n_warps));
     // WGMMA: blocks go on to the next item, whose k and v arrive meanwhile
     const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
-    return x.class_bytes > 0 || x.has_halves() ? launch_behind(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
-                                               : launch_overlapped(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
+    return x.class_bytes > 0 || x.has_halves() ? launch_pdl_dependent(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
+                                               : launch_pdl_early_weights(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
 }
 static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
 
@@ -23483,7 +23483,7 @@ static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const
     const bool has_blocks = gcuda_is_quantized(p.k.type) || gcuda_is_quantized(p.v.type);
     const auto kernel = has_blocks ? k_flash_attn<true> : k_flash_attn<false>;
     const int64_t n = p.q.ne[3] * a.n_groups * a.n_blocks;
-    return x.has_halves() ? launch_behind(kernel, n, dim3(256), 0, 0, stream, p, a) : launch(kernel, n, 256, stream, p, a);
+    return x.has_halves() ? launch_pdl_dependent(kernel, n, dim3(256), 0, 0, stream, p, a) : launch(kernel, n, 256, stream, p, a);
 }
 
 // The path, and the sum of its splits.
@@ -23491,9 +23491,9 @@ static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
-        return launch_behind(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
+        return launch_pdl_dependent(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
     }
-    return launch_behind(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
+    return launch_pdl_dependent(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
 
 // ---- with k and v converted, some heads at a time ----
@@ -23549,7 +23549,7 @@ static gcuda_status attn_launch_halves(const gcuda_flash_attn_ext_args & p, cons
     }
     const bool is_first = head0 == 0 && seq0 == 0 && x.class_bytes == 0;
     const int64_t n_items = (int64_t) c.side[0].n_items + c.side[1].n_items;
-    return is_first ? launch_overlapped(k_attn_halves, n_items, dim3(256), 0, 0, stream, c) : launch_behind(k_attn_halves, n_items, dim3(256), 0, 0, stream, c);
+    return is_first ? launch_pdl_early_weights(k_attn_halves, n_items, dim3(256), 0, 0, stream, c) : launch_pdl_dependent(k_attn_halves, n_items, dim3(256), 0, 0, stream, c);
 }
 
 static gcuda_status attn_launch_some(const gcuda_flash_attn_ext_args & p, const attn_plan & whole, int64_t head0, int64_t n_heads, int64_t seq0, gcuda_stream stream) {
@@ -23597,10 +23597,10 @@ static gcuda_status attn_launch_gathered(const gcuda_flash_attn_ext_args & p, gc
         for (int64_t token = 0; token < p.q.ne[1] && st == GCUDA_STATUS_SUCCESS; token += x.n_tokens) {
             const int64_t left = p.q.ne[1] - token;
             const gcuda_flash_attn_ext_args t = attn_of_tokens(pinned, x, s, token, left < x.n_tokens ? left : x.n_tokens);
-            st = launch_overlapped(k_attn_list, x.g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, x.g);
+            st = launch_pdl_early_weights(k_attn_list, x.g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, x.g);
             if (st != GCUDA_STATUS_SUCCESS) { return st; }
             const int64_t n_copies = x.g.n_tokens * (p.k.ne[2] + (x.g.v_to != nullptr ? p.v.ne[2] : 0)) * x.g.n_listed;
-            st = launch_behind(k_attn_gather, (n_copies + 7) / 8, dim3(256), 0, 0, stream, x.g);
+            st = launch_pdl_dependent(k_attn_gather, (n_copies + 7) / 8, dim3(256), 0, 0, stream, x.g);
             st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_flash_attn_ext(&t, stream) : st;
         }
     }
@@ -23616,13 +23616,13 @@ static gcuda_status attn_launch_count(const gcuda_flash_attn_ext_args & p, gcuda
     g.n_kv_max = p.n_kv_max;
     g.n_tokens = (int) p.q.ne[1];
     g.n_rows = (int) (p.q.ne[1] * p.mask.ne[2] * p.mask.ne[3]);
-    return launch_overlapped(k_attn_list, g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, g);
+    return launch_pdl_early_weights(k_attn_list, g.n_rows, dim3(ATTN_LIST_THREADS), 0, 0, stream, g);
 }
 
 static gcuda_status attn_launch_classes(const attn_plan & x, uint2 * classes, gcuda_stream stream) {
     const gcuda_array & mask = x.a.p.mask;
     const int64_t n = mask.ne[2] * mask.ne[3] * x.a.n_class_blocks * x.a.n_words;
-    return launch_overlapped(k_attn_classes, n, dim3(256), 0, 0, stream, mask, classes, (int64_t) x.a.n_tokens, x.a.n_words, x.a.n_class_blocks);
+    return launch_pdl_early_weights(k_attn_classes, n, dim3(256), 0, 0, stream, mask, classes, (int64_t) x.a.n_tokens, x.a.n_words, x.a.n_class_blocks);
 }
 
 size_t gcuda_flash_attn_ext_mask_classes_bytes(const gcuda_flash_attn_ext_args * args) {

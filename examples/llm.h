@@ -2948,7 +2948,7 @@ struct llmi_build {
     bool exact, is_long; // is_long: rope factors for long contexts
 };
 
-// The node comes now, after those that are there already: what a backend computes in one launch has to be adjacent.
+// Adds the node to the graph now. Nodes that a backend computes in one launch have to be adjacent.
 static struct gcuda_tensor * llmi_now(struct llmi_build * b, struct gcuda_tensor * t) {
     (void) gcuda_build_forward_expand(b->graph, t);
     return t;

@@ -102,12 +102,7 @@ def convert(folder, out, kind):
     write_keys(w, folder, kind)
     write_vocab(w, folder)
     write_tensors(w, folder, kind)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    os.replace(out + ".part", out)
-    return out
+    return models.finish(w, out)
 
 
 def main():

@@ -94,12 +94,7 @@ def convert(name, out):
         w.add_tensor(f"conv.{i}.bias", bias.astype(np.float32))
         if slope is not None:
             w.add_tensor(f"conv.{i}.slope", slope.astype(np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    os.replace(out + ".part", out)
-    return out
+    return models.finish(w, out)
 
 
 def main():

@@ -111,11 +111,16 @@ def f32_copy(path):
     for t in reader.tensors:
         data = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
         writer.add_tensor(t.name, data.reshape(tuple(int(n) for n in reversed(t.shape))))
+    return finish(writer, out)
+
+
+def finish(writer, out):
+    """Writes what a GGUFWriter of the file out + ".part" holds; the file appears whole or not at all."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.rename(out + ".part", out)
+    os.replace(out + ".part", out)
     return out
 
 
