@@ -215,6 +215,7 @@ $(SIM)/%.o: tests/hw/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 
 $(SIM)/test-experts.o: tests/hw/test-warp-groups.c
+$(SIM)/test-llm.o: examples/llm.h
 $(SIM)/test-ops.o: SIM_C += -DTEST_CAPTURE
 # with the implementation inside, which takes longer to optimise than they run; not test-plan, which judges times
 $(patsubst %,$(SIM)/test-%.o,cancel cublas memory nvtx switches upload): SIM_C += -O0

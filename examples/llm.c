@@ -89,7 +89,7 @@ static const struct option_row {
     { "--repeat", NULL, "N", INT, AT(repetitions), "bench: how often (3)" },
     { "--best", NULL, "N", INT, AT(n_best), "embed: lines to show (5)" },
     { "--json", NULL, NULL, FLAG, AT(json), "bench: results as JSON" },
-    { "--profile", NULL, NULL, FLAG, AT(profile), "bench: what a token costs the host, and what each operation costs a GPU" },
+    { "--profile", NULL, NULL, FLAG, AT(profile), "bench without --json: what a token costs the host, and each operation a GPU" },
     { "--special", NULL, NULL, FLAG, AT(special), "tokenize: names of control tokens are those tokens" },
     { "--quiet", "-q", NULL, FLAG, AT(quiet), "no progress, no numbers after an answer" },
     { "--help", "-h", NULL, FLAG, AT(help), "this text" },

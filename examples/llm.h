@@ -178,7 +178,8 @@ struct llm_session_params {
     enum gcuda_type kv_type; // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
     bool kv_is_set;    // false: F16
     int32_t n_best;    // > 0: only so many of the largest logits leave the device, for llm_sample; llm_logits has none. For results as with
-                       // all of them: the sampler's top_k (1 if greedy) + repeat_last. 0: all
+                       // all of them: the sampler's top_k (1 if greedy) + repeat_last. 0: all. Of equal largest logits 1 takes the last,
+                       // other values the first
     bool exact;        // products with unrounded activations (GCUDA_PREC_F32): slower, for comparisons
     llm_progress progress; // of prompts longer than a chunk, and asked about every 10 ms on the CPU; NULL: none
     void * progress_user;
@@ -3418,7 +3419,7 @@ static gcuda_status llmi_session_arrays(struct llm_session * s) {
     LLMI_TRY(llmi_made(s->chunk_outputs = LLMI_NEW(s->arena, int32_t, q->n_chunk)));
     if (s->sched == NULL) { LLMI_TRY(llmi_session_inputs(s)); }
     LLMI_TRY(llmi_session_host(s, logits, n_outputs * (size_t) q->n_best));
-    for (int i = 0; i < 2 && s->staging == NULL; ++i) {
+    for (int i = 0; i < (p->window > 0 ? 2 : 1) && s->staging == NULL; ++i) {
         LLMI_TRY(llmi_made(s->masks[i] = LLMI_NEW(s->arena, uint16_t, llmi_mask_bytes(s, i * s->build.window_cache) / 2)));
     }
     LLMI_TRY(llmi_made(s->output_seqs = LLMI_NEW(s->arena, int32_t, n_outputs)));

@@ -62,7 +62,7 @@ static gcuda_status picture_new(struct picture * p, int width, int height) {
 static int ppm_number(FILE * f) {
     int c = fgetc(f), n = -1;
     while (c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '#') {
-        while (c == '#' && c != EOF) {
+        while (c == '#') {
             do { c = fgetc(f); } while (c != '\n' && c != EOF);
         }
         c = fgetc(f);
@@ -162,7 +162,11 @@ static gcuda_status find_layers(struct net * n) {
         const bool is_last = i == n->n_convs - 1;
         TRY(find_tensor(n, "weight", i, 0, &l->weight));
         const int64_t * ne = l->weight->ne;
-        if (ne[0] != 3 || ne[1] != 3 || ne[2] != n_in || (is_last && ne[3] != N_COLOURS * n->scale * n->scale)) {
+        const int64_t n_last = N_COLOURS * n->scale * n->scale;
+        if (is_last && ne[3] != n_last) {
+            return fail(GCUDA_STATUS_INVALID_DATA, "conv.%d.weight has %lld channels out, want %lld", i, (long long) ne[3], (long long) n_last);
+        }
+        if (ne[0] != 3 || ne[1] != 3 || ne[2] != n_in) {
             return fail(GCUDA_STATUS_INVALID_DATA, "conv.%d.weight is [%lld, %lld, %lld, %lld]: want 3 x 3 and %lld channels in", i,
                 (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], (long long) n_in);
         }
@@ -276,7 +280,7 @@ static gcuda_status tiles_choose(struct tiles * t, struct net * n, const struct 
     return t->x != NULL && t->y != NULL ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_ALLOC_FAILED, "no memory for a tile");
 }
 
-// Copies n bytes, each less 128 as a signed one, or back: the same change of the highest bit.
+// Copies pixels, each byte less 128 as a signed one, or back: the same change of the highest bit.
 static void copy_pixels(unsigned char * to, const unsigned char * from, int n_pixels) {
     for (size_t i = 0; i < (size_t) n_pixels * N_COLOURS; ++i) { to[i] = from[i] ^ 0x80u; }
 }

@@ -1696,7 +1696,7 @@ static void decoder_end(struct decoder_model * g) {
     free(g->build.v_cache);
 }
 
-// Inputs that stay for every run: examples/llm.h sets them before each, because the memory of an input is used again after its last reader.
+// Inputs that stay for every run. The allocator places them here, unlike in examples/llm.h: without OUTPUT their memory would be reused.
 static void decoder_keep(const struct llmi_build * g) {
     struct gcuda_tensor * const all[] = { g->in.tokens, g->in.positions, g->in.cells[0], g->in.outputs, g->in.mask[0] };
     for (int i = 0; i < COUNT(all); ++i) { gcuda_set_output(all[i]); }

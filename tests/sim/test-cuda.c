@@ -1101,13 +1101,10 @@ TEST(launchers_of_products_round_results) {
 
 // Of experts: any way, slots one by one, and lists of them as bytes.
 static gcuda_status launch_short_id(struct gcuda_mul_mat_id_args * p, int way) {
-    const bool is_quantized = gcuda_is_quantized(p->as.type);
     const size_t size = way == 0 ? experts_scratch(GCUDA_MUL_MAT_PLAIN, p) : way == 2 ? experts_scratch(GCUDA_MUL_MAT_INT8, p) : 0;
     CHECK(cudaMalloc(&p->scratch, size + 16) == cudaSuccess);
-    const gcuda_status st = way == 0       ? launch_experts(GCUDA_MUL_MAT_PLAIN, p, NULL, NULL)
-                            : way == 2     ? launch_experts(GCUDA_MUL_MAT_INT8, p, NULL, NULL)
-                            : is_quantized ? launch_experts(GCUDA_MUL_MAT_VEC, p, NULL, NULL)
-                                           : launch_experts(GCUDA_MUL_MAT_VEC, p, NULL, NULL);
+    const enum gcuda_mul_mat_path path = way == 0 ? GCUDA_MUL_MAT_PLAIN : way == 2 ? GCUDA_MUL_MAT_INT8 : GCUDA_MUL_MAT_VEC;
+    const gcuda_status st = launch_experts(path, p, NULL, NULL);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(p->scratch) == cudaSuccess);
     return st;
 }

@@ -2424,7 +2424,7 @@ static gcuda_status launch_id_fused(const struct gcuda_mul_mat_id_args * args, c
 // The product of a slot alone: what its launcher without hooks leaves.
 static void id_plain(const struct id_hooks * h, int as, int y) {
     const struct gcuda_mul_mat_id_args args = id_args_of(h, as, y);
-    CHECK_OK(gcuda_is_quantized(args.as.type) ? launch_experts(GCUDA_MUL_MAT_VEC, &args, NULL, NULL) : launch_experts(GCUDA_MUL_MAT_VEC, &args, NULL, NULL));
+    CHECK_OK(launch_experts(GCUDA_MUL_MAT_VEC, &args, NULL, NULL));
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
 }
 

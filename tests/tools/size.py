@@ -41,7 +41,7 @@ def section(path, pattern):
 
 
 def family(name):
-    """k_NAME of a kernel's section .text._Z...LENGTHk_NAME..., the part up to its second underscore: k_mul_mat_vec is of k_mul."""
+    """k_NAME of a kernel's section .text._Z...LENGTHk_NAME..., k_ and up to two words: k_mul_mat_vec is of k_mul_mat."""
     found = re.search(r"\d(k_[a-z0-9]+(?:_[a-z0-9]+)?)", name)
     return found[1] if found else "other"
 
