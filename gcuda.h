@@ -4537,7 +4537,7 @@ struct gcuda_norm_mul_args {
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
 // Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_rounded set.
-//   0               F32, always
+//   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 as n_parts says
 //   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a multiple of 32
 //                   elements that has this space (from 768 elements on); all arrays at multiples of 16 bytes
 //   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and sum at multiples of

@@ -538,6 +538,15 @@ template <typename OP, typename T> static inline __device__ T d_warp_reduce(T v)
     }
     return v;
 }
+// Inclusive prefix sum over the lanes of a warp.
+static inline __device__ int d_warp_inclusive(int v) {
+    const int lane = (int) threadIdx.x % 32;
+    NO_UNROLL for (int k = 1; k < 32; k *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, v, k);
+        v += lane >= k ? other : 0;
+    }
+    return v;
+}
 
 // Block reduction with the result in every thread. The order depends on the block size alone. All threads take part; the
 // block is a multiple of 32 threads, at most 1024. Shared: 32 T.
@@ -1551,16 +1560,6 @@ template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_
     T v[4];
 };
 
-// Element i of a quantized row.
-template <typename FORMAT> static inline __device__ float d_element(const char * row, int64_t i) {
-    d_group g;
-    const int j = (int) (i % 32);
-    FORMAT::decode((const typename FORMAT::block *) row + i / FORMAT::n, (int) (i % FORMAT::n) / 32, g);
-    uint32_t word = 0; // avoids a dynamic index into registers
-    UNROLL for (int k = 0; k < 8; ++k) { word = j / 4 == k ? g.q[k] : word; }
-    return d_value<FORMAT>((int) (int8_t) (word >> 8 * (j % 4)) - FORMAT::zero, j < 16 ? g.scale[0] : g.scale[1],
-        j < 16 ? g.min[0] : g.min[1]);
-}
 
 // ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec): int8, walked in steps of VEC_STEP elements ----
 #define VEC_STEP 2048
@@ -6273,7 +6272,7 @@ bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
     const bool is_row = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
     if (args->n_parts > 1 && (!is_row || (args->form != 0 && args->form % 2 == 0))) { return false; }
     if (args->form % 2 == 0) {
-        return args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && can_hold(n) && is_norm_mul_wide(*args));
+        return can_hold(n) && (args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && is_norm_mul_wide(*args)));
     }
     return is_norm_mul_row(*args) && can_hold(n) && n % 32 == 0 && vec_steps(n) * VEC_STEP_BYTES <= 4 * n;
 }
@@ -6281,7 +6280,7 @@ bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
 gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
     const gcuda_norm_mul_args & p = *args;
     const bool is_wg = p.form != 0 && p.form % 2 == 0, is_row = is_norm_mul_row(p) && !is_wg;
-    if (!can_hold(p.x.ne[0]) || !gcuda_norm_mul_takes_form(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    if (!gcuda_norm_mul_takes_form(args)) { return GCUDA_STATUS_UNSUPPORTED; }
     const int64_t n = is_wg ? d_wg_padded(n_rows(p.y), p.form) : n_rows(p.y);
     return with_held<float>(p.x.ne[0], is_norm_mul_wide(p), [&](auto h) {
         typedef decltype(h) H;
@@ -13719,7 +13718,7 @@ static size_t tile_scratch_bytes(const gcuda_mul_mat_job & job) {
     return job.epilogue != nullptr ? add_bytes(n, (size_t) n_elements(q.y) * sizeof(float)) : n;
 }
 
-static gcuda_status launch_tiles(const gcuda_mul_mat_job & job, gcuda_stream stream) {
+static gcuda_status launch_tile_job(const gcuda_mul_mat_job & job, gcuda_stream stream) {
     d_job p = job_of(*job.args);
     if ((uintptr_t) job.scratch % 16 != 0) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -13822,7 +13821,7 @@ static gcuda_status launch_plain_job(const gcuda_mul_mat_job & job, gcuda_stream
 
 // ---- all paths ----
 static const mul_mat_path mul_mat_plain_path = { plain_takes, plain_scratch_bytes, launch_plain_job, mul_mat_no_layout };
-static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, launch_tiles, mul_mat_no_layout };
+static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, launch_tile_job, mul_mat_no_layout };
 
 // NULL: a job that no path takes.
 static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
@@ -17558,22 +17557,12 @@ static inline __device__ void d_tma_load_4d(uint32_t to, const d_tensor_map & ma
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
                  : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w));
 }
-static inline __device__ void d_tma_load_5d(uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, int v, uint32_t bar) {
-    D_PTX(asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
-                 "[%7];" ::"r"(to),
-                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(bar)
-                 : "memory"), sim_tma_load_box(to, &map, bar, 0, x, y, z, w, v));
-}
 static inline __device__ void d_tma_load_4d_multicast(
     uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar, uint16_t blocks) {
     D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
                  "%4, %5}], [%6], %7;" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "h"(blocks)
                  : "memory"), sim_tma_load_box(to, &map, bar, blocks, x, y, z, w));
-}
-// Prefetches the tensor map, which a kernel is about to use.
-static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
-    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
 }
 
 // Stores from shared memory, whose writers have called d_fence_async. d_tma_commit ends a group of stores of the calling thread.
@@ -17591,11 +17580,6 @@ static inline __device__ void d_tma_store_3d(const d_tensor_map & map, int x, in
     D_PTX(asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y), "r"(z),
                  "r"(from)
                  : "memory"), sim_tma_store_box(&map, from, x, y, z));
-}
-static inline __device__ void d_tma_store_4d(const d_tensor_map & map, int x, int y, int z, int w, uint32_t from) {
-    D_PTX(asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map), "r"(x), "r"(y),
-                 "r"(z), "r"(w), "r"(from)
-                 : "memory"), sim_tma_store_box(&map, from, x, y, z, w));
 }
 static inline __device__ void d_tma_commit() { D_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), sim_tma_commit()); }
 template <int N> static inline __device__ void d_tma_wait_read() { D_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"), sim_tma_wait(N, true)); }
@@ -20443,11 +20427,7 @@ template <bool CALLS> struct d_attn_walk_of {
         rank = 0;
         NO_UNROLL for (int w0 = 0; n > 0; w0 += 32) {
             if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word<CALLS>(a, b, w0 + lane) : none; }
-            int upto = __popc(own.x); // and all lanes before
-            for (int k = 1; k < 32; k *= 2) {
-                const int v = __shfl_up_sync(0xffffffffu, upto, k);
-                upto += lane >= k ? v : 0;
-            }
+            const int upto = d_warp_inclusive(__popc(own.x));
             const uint32_t beyond = __ballot_sync(0xffffffffu, rank + upto > first);
             if (beyond != 0) {
                 const int at = __ffs((int) beyond) - 1;
@@ -22055,7 +22035,6 @@ struct d_attn_wg_walk {
     }
     // Goes before the first tile of a split; returns their number.
     inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
-        const int lane = (int) threadIdx.x % 32;
         int total = 0;
         NO_UNROLL for (int word = 0; word < a.n_words; word += 32) {
             load(a, b, word);
@@ -22066,11 +22045,7 @@ struct d_attn_wg_walk {
         const int n = d_attn_walk::first_of(total, a, split + 1) - skipped;
         if (a.n_words > 32) { load(a, b, 0); }
         NO_UNROLL while (n > 0 && skipped > 0) {
-            int upto = __popc(own.x); // and all lanes before
-            NO_UNROLL for (int k = 1; k < 32; k *= 2) {
-                const int v = __shfl_up_sync(0xffffffffu, upto, k);
-                upto += lane >= k ? v : 0;
-            }
+            const int upto = d_warp_inclusive(__popc(own.x));
             const int here = __shfl_sync(0xffffffffu, upto, 31);
             NO_UNROLL for (int k = upto - __popc(own.x); k < skipped && own.x != 0; ++k) { own.x &= own.x - 1; }
             skipped = skipped > here ? skipped - here : 0;
@@ -22737,12 +22712,7 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
         NO_UNROLL for (int j0 = begin; a.lists != nullptr && j0 < end; j0 += 256) {
             const int j = j0 + 8 * lane;
             uint32_t bits = d_attn_seen_octet(a.mask, row, j, end, is_wide);
-            const int own = __popc(bits);
-            int upto = own; // and all lanes before
-            for (int k = 1; k < 32; k *= 2) {
-                const int v = __shfl_up_sync(0xffffffffu, upto, k);
-                upto += lane >= k ? v : 0;
-            }
+            const int own = __popc(bits), upto = d_warp_inclusive(own);
             for (int to = at + upto - own; bits != 0 && to < a.n_kv_max; bits &= bits - 1, ++to) {
                 const int from = j + __ffs((int) bits) - 1;
                 list[to] = from;
@@ -23045,7 +23015,7 @@ static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_que
     return attn_try_elements(p, e, w, 1, 16, 1);
 }
 
-#define ATTN_WG_POSITIONS (1 << 28) // of d_attn_wg_ring::codes
+#define ATTN_WG_POSITIONS (1 << 28) // d_attn_wg_shared holds position * 4 + flags in an int
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
 // Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
 static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
@@ -23107,7 +23077,8 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
         // without code for 9.0a a kernel has no static shared memory
         return asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
     });
-    return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes, p.max_shared);
+    const size_t n_static = attributes.sharedSizeBytes; // more than SHARED_STATIC
+    return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes + (n_static > SHARED_STATIC ? n_static - SHARED_STATIC : 0), p.max_shared);
 }
 
 // What a launch needs to know. Scratch: classes of the mask, partial results, bits of rows that F16 cannot hold, k and v as F16.
