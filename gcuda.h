@@ -162,7 +162,7 @@ ADDING AN OPERATION
     equals a unary kind times 1.
 
     A new path of matrix products on CUDA:
-      - its name in enum gcuda_mul_mat_path
+      - its name in enum gcuda_mul_mat_path and in enum gcudai_cuda_mm_path; for gcuda_cuda_params.product in gcudai_cuda_product_named
       - in gcuda_kernels.cu a struct mul_mat_path (takes, scratch_bytes, launch, layout) and its place in mul_mat_path_of, which the
         compiler asks for
       - when it pays: rows of gcudai_cuda_mm_rules
@@ -214,7 +214,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-exec     nodes on a device: whether it supports them, and their launches
     >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
     >>impl-cuda-look     what a plan remembers of a graph's tensors
-    >>impl-cuda-fusion   patterns of nodes that one launch computes
+    >>impl-cuda-fusion   patterns of nodes that one launch computes; the order in which a plan runs nodes
     >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
@@ -4175,13 +4175,16 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
 // Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
-// consecutive nodes with the same second operand, such as queries, keys and values, or gate and up.
+// nodes with the same second operand, such as queries, keys and values, or gate and up. A plan runs them one after another where no node
+// between them prevents it.
 //
 //   pattern              nodes and conditions
-//   rms_norm + mul       with an add before or after. A result that only products read, all in one layout, is written prequantized
+//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that only products read, all in one layout, is written prequantized
 //   scale + soft_max
 //   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
-//                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two
+//                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two; with set_rows of values. Each
+//                        of the three may begin with a bias and rms_norm + mul, and end with a Hadamard transform
+//   hadamard             a mul_mat with GCUDA_HINT_SRC0_IS_HADAMARD of 64, 128, 256 or 512
 //   ssm_conv             of F32, with a bias of its channels and SiLU
 //   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
 //   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
@@ -17492,12 +17495,12 @@ gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint 
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: hint %d does not exist", (int) hint);
     }
     const int64_t * ne = node->src[0]->ne;
-    const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 0 && (ne[0] & (ne[0] - 1)) == 0;
+    const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 1 && (ne[0] & (ne[0] - 1)) == 0;
     if (hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix",
             (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3]);
     }
-    node->op_params[1] = (int32_t) hint;
+    gcudai_set_param_i32(node, 1, (int32_t) hint);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -29310,7 +29313,7 @@ static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda
 // Operands of one type, both packed with rows at multiples of 16 bytes.
 static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     gcudai_cuda_join_all_columns(&p);
-    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(cu->kernels.has_wgmma ? GCUDAI_CUDA_MM_WGMMA : GCUDAI_CUDA_MM_PLAIN, &p, NULL);
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
     if (!cu->kernels.has_wgmma) { job.path = GCUDA_MUL_MAT_GEMM; }
     return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
 }
@@ -29417,10 +29420,8 @@ static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct g
     p.b = gcudai_transposed(args->b);
     p.y = args->y;
     p.prec = cu->is_full_precision ? GCUDA_PREC_F32 : args->prec;
-    const bool fits = p.a.ne[0] > 0 && p.a.ne[0] <= INT32_MAX && p.a.ne[1] <= INT32_MAX && p.b.ne[1] <= INT32_MAX &&
-                      p.b.ne[2] <= INT32_MAX && gcudai_cublas_takes(&p.y, GCUDA_TYPE_F32);
     const bool is_float = gcudai_is_float(p.a.type) && p.a.type == p.b.type;
-    if (cu->cublas.handle == NULL || !fits || !is_float || !gcudai_cublas_matrix_of(&p.a, &unused) ||
+    if (!gcudai_cuda_mm_may_cublas(&p, cu->cublas.handle != NULL) || !is_float || !gcudai_cublas_matrix_of(&p.a, &unused) ||
         !gcudai_cublas_matrix_of(&p.b, &unused)) {
         return gcuda_launch_out_prod(args, cu->stream);
     }
@@ -30903,7 +30904,13 @@ static gcuda_status gcudai_cuda_run_product(
     }
     const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16; // which a forked stream may lack
     if (y->op == GCUDA_OP_MUL_MAT && gcuda_hadamard_takes(&args->mul_mat)) { return gcuda_launch_hadamard(&args->mul_mat, cu->stream); }
-    if (!choice->is_made || (wants_cublas && cu->cublas.handle == NULL)) { *choice = gcudai_cuda_mm_choose_node(cu, y->op, args); }
+    struct gcudai_cuda_mm_choice without_cublas;
+    if (!choice->is_made) {
+        *choice = gcudai_cuda_mm_choose_node(cu, y->op, args);
+    } else if (wants_cublas && cu->cublas.handle == NULL) { // the step keeps its choice
+        without_cublas = gcudai_cuda_mm_choose_node(cu, y->op, args);
+        choice = &without_cublas;
+    }
     return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_multiply(cu, choice, args->mul_mat) : gcudai_cuda_multiply_id(cu, choice, &args->mul_mat_id);
 }
 
@@ -31817,7 +31824,7 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-fusion   patterns of nodes that one launch computes
+// >>impl-cuda-fusion   patterns of nodes that one launch computes; the order in which a plan runs nodes
 // =====================================================================================================
 // A pattern looks at the nodes from one on, leaving out those that nothing runs for, and says how many of them it takes.
 // What holds for all: a result that is not written is read once, by the group; it is nobody's output, and no view, so that
@@ -31891,7 +31898,7 @@ static bool gcudai_cuda_is_inner_at(const struct gcudai_cuda_look * look, int at
     return at < look->n_nodes && s->n_uses == 1 && (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) == 0;
 }
 
-// The window's node i is read by the next node alone, and has memory of its own.
+// One node alone reads the window's node i, once, and node i is no view.
 static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
     return gcudai_cuda_is_inner_at(w->look, w->at[i]) && w->node[i]->view_src == NULL;
 }
@@ -32260,7 +32267,8 @@ static bool gcudai_cuda_inputs_values(const struct gcudai_cuda_heads * h, const 
 static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
     const struct gcuda_tensor * x = r->x;
     const bool is_packed = gcuda_is_contiguous(x) && gcuda_is_contiguous(y) && gcuda_nbytes(x) == gcuda_nbytes(y);
-    const bool is_in_place = h == r && x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
+    const bool has_own_rows = h == r && h->node[GCUDAI_CUDA_HEADS_SET] == NULL; // set_rows writes rows that other blocks read
+    const bool is_in_place = has_own_rows && x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
     bool is_so = is_in_place || !gcudai_cuda_overlap(x, y);
     for (int i = 0; i < GCUDAI_CUDA_HEADS_STAGES && is_so; ++i) {
         const struct gcuda_tensor * t = r->node[i];
@@ -36631,7 +36639,7 @@ static struct gcuda_tensor * gcudai_selftest_tiles(struct gcuda_context * ctx) {
     struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 40, 1), GCUDA_TYPE_Q8_0);
     return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 40, 1));
 }
-static struct gcuda_tensor * gcudai_selftest_warp_groups(struct gcuda_context * ctx) {
+static struct gcuda_tensor * gcudai_selftest_wgmma(struct gcuda_context * ctx) {
     struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 32, 1), GCUDA_TYPE_BF16);
     return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 64, 1));
 }
@@ -36713,7 +36721,7 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
     { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_MM_VEC },
     { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_MM_TILE },
     { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_GEMM },
-    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_MM_WGMMA },
+    { "products with wgmma", gcudai_selftest_wgmma, 1 + GCUDAI_CUDA_MM_WGMMA },
     { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
     { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
     { "experts", gcudai_selftest_experts, 0 }, { "experts of a token", gcudai_selftest_token, 0 },

@@ -911,6 +911,8 @@ static void build_rope_set_not(struct build * b) {
     const int v = b->variant;
     const int64_t head = 16, heads = 4, tokens = 8;
     struct gcuda_tensor * k = gcuda_new_tensor_4d(b->ctx, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, head, heads, tokens, v == 1 ? 2 : 1);
+    struct gcuda_tensor * own = v == 10 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F32, head * heads, tokens) : NULL; // keys of the cache, into it
+    if (own != NULL) { k = gcuda_reshape_3d(b->ctx, own, head, heads, tokens); }
     struct gcuda_tensor * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, v == 2 ? 4 * tokens : tokens);
     int sections[4] = { 2, 2, 2, 2 };
     struct gcuda_tensor * r = v == 2 ? gcuda_rope_multi(b->ctx, k, pos, NULL, 16, sections, GCUDA_ROPE_TYPE_MROPE, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f)
@@ -920,7 +922,7 @@ static void build_rope_set_not(struct build * b) {
     const int64_t n0 = v == 5 ? head : head * heads, n1 = gcuda_nelements(r) / n0 / (v == 6 ? 2 : 1);
     struct gcuda_tensor * rows = v == 6 ? gcuda_view_2d(b->ctx, r, n0, n1, r->nb[2], 4 * r->nb[2]) : gcuda_reshape_2d(b->ctx, r, n0, n1);
     if (v == 7) { gcuda_set_output(rows); }
-    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, n0, 40);
+    struct gcuda_tensor * cache = own != NULL ? own : gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, n0, 40);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, n1);
     out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
     if (v == 8) { out(b, gcuda_scale(b->ctx, r, 2.0f)); }
@@ -928,7 +930,7 @@ static void build_rope_set_not(struct build * b) {
 }
 
 TEST(rope_and_set_rows_stay_apart) {
-    for (int v = 0; v <= 9; ++v) { stops(build_rope_set_not, v, ""); }
+    for (int v = 0; v <= 10; ++v) { stops(build_rope_set_not, v, ""); }
     clean();
 }
 
