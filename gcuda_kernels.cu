@@ -10460,6 +10460,252 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
     }
 }
 
+// One chunked scan of a block of threads, see above: 16 channels per pair of warps. load_states, begin, then chunk by chunk `advance`.
+template <int NT, scan_span SPAN> struct d_scan_chunks { // NT: accumulators per warp
+    static const bool HAS_Y = SPAN != SCAN_STATES;
+    static const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT;
+    const gcuda_ssm_scan_args & p;
+    int tid, lane, warp, n_warps, g, t, side, n_slices;
+    int for_decays; // first warp that computes decays: one without a share of C . B if possible
+    float * tokens; // two stages of B and C
+    float * dots, * weights, * decays; // decays: K(s, t) in row t
+    float * partial, * scalars;
+    // of this block
+    int64_t h, q, c0, end_token;
+    float a, next_dt, kept; // kept: decay over all chunks so far
+    const char * from_b, * from_c, * own_x;
+    int64_t row_x, step_x;
+    float st[NT][4], next_x[8], x[8], y[2][4], mine[4];
+    d_split_tf32<4> u[2];
+    // of this chunk
+    const float * sb, * sc, * delta, * keep;
+    float first; // decay of its first token
+
+    inline __device__ d_scan_chunks(const gcuda_ssm_scan_args & args, float * shared) : p(args) {
+        tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
+        side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4;
+        for_decays = n_warps > n_slices ? n_slices : 0;
+        tokens = shared;
+        dots = tokens + 4 * SCAN_CHUNK * PITCH, weights = dots + n_slices * 256;
+        decays = weights + SCAN_CHUNK * CHUNK_PITCH;
+        float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH;
+        partial = partials + warp / 2 * 256;
+        scalars = partials + n_warps / 2 * 256;
+    }
+    inline __device__ void set_block(int64_t head, int64_t first_channel, int64_t end) {
+        q = head / p.x.ne[1], h = head - q * p.x.ne[1], c0 = first_channel, end_token = end;
+        const int64_t group = h / (p.x.ne[1] / p.b.ne[1]);
+        a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0)), next_dt = 0.0f, kept = 1.0f;
+        from_b = d_at(p.b, 0, group, 0, q), from_c = d_at(p.c, 0, group, 0, q);
+        own_x = d_at(p.x, c0 + g, h, 0, q);
+        row_x = 8 * (int64_t) p.x.nb[0], step_x = 4 * (int64_t) p.x.nb[2];
+    }
+    inline __device__ void load_states(int64_t id, bool is_ok) {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
+                const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
+                st[i][2 * r] = v.x;
+                st[i][2 * r + 1] = v.y;
+            }
+        }
+    }
+    inline __device__ void store_states(float * end) const {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
+        }
+    }
+    inline __device__ void fetch_b_and_c(int64_t t0, int stage) const {
+        for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
+            const int at = i / (N / 4), k = i % (N / 4) * 4;
+            const int64_t from = t0 + at < end_token ? t0 + at : 0;
+            float * to = tokens + 2 * SCAN_CHUNK * PITCH * stage + at * PITCH + k;
+            d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < end_token ? 16 : 0);
+            if (HAS_Y) {
+                const char * c = from_c + from * (int64_t) p.c.nb[2] + 4 * k;
+                d_copy_16((char *) (to + SCAN_CHUNK * PITCH), c, t0 + at < end_token ? 16 : 0);
+            }
+        }
+        d_copies_commit();
+    }
+    inline __device__ void fetch_x(int64_t t0) { // of tokens t, t + 4, t + 8, t + 12
+        const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
+        if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // tested once, so that the loads stay together
+            UNROLL for (int m = 0; m < 8; ++m) {
+                next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+            }
+        } else {
+            UNROLL for (int m = 0; m < 8; ++m) {
+                next_x[m] = t0 + t + m / 2 * 4 < end_token ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+            }
+        }
+    }
+    // delta of the last warp's first lanes.
+    inline __device__ void fetch_dt(int64_t t0) {
+        next_dt = lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
+    }
+    // delta and decay of each token; the state does not change past the last token.
+    inline __device__ void find_scalars(int64_t t0, int stage) const {
+        float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
+        const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
+        if (lane < SCAN_CHUNK) {
+            to[0] = d;
+            to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
+        }
+    }
+    inline __device__ void begin(int64_t t0) {
+        __syncthreads(); // the previous block's data has been read
+        fetch_b_and_c(t0, 0);
+        fetch_x(t0);
+        if (warp == n_warps - 1) {
+            fetch_dt(t0);
+            find_scalars(t0, 0);
+            fetch_dt(t0 + SCAN_CHUNK);
+        }
+    }
+    inline __device__ void set_stage(int stage) {
+        sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, sc = sb + SCAN_CHUNK * PITCH;
+        delta = scalars + 2 * SCAN_CHUNK * stage, keep = delta + SCAN_CHUNK;
+        UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
+    }
+    // C . B over this warp's share of the states.
+    inline __device__ void find_dots() {
+        for (int k = warp; k < 2 * NT; k += n_slices) {
+            d_split_tf32<4> c;
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float2 v = *(const float2 *) (sc + (g + 8 * r) * PITCH + 8 * k + 2 * t);
+                c.set(r, v.x);
+                c.set(r + 2, v.y);
+            }
+            UNROLL for (int j = 0; j < 2; ++j) { d_mma_split(y[j], c, pair_of(sb + (8 * j + g) * PITCH + 8 * k + 2 * t)); }
+        }
+        UNROLL for (int j = 0; j < 2; ++j) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                *(float2 *) (dots + warp * 256 + (g + 8 * r) * 16 + 8 * j + 2 * t) = make_float2(y[j][2 * r], y[j][2 * r + 1]);
+                y[j][2 * r] = y[j][2 * r + 1] = 0.0f;
+            }
+        }
+    }
+    static inline __device__ d_split_tf32<2> pair_of(const float * from) { // two adjacent ones
+        const float2 v = *(const float2 *) from;
+        d_split_tf32<2> w;
+        w.set(0, v.x);
+        w.set(1, v.y);
+        return w;
+    }
+    // Half a warp per row of decays: the product over tokens s + 1 to the row's token.
+    inline __device__ void find_decays() const {
+        const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // for states only the last row counts
+        for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
+            const int s = lane % 16;
+            float decay = s < to ? keep[s + 1] : 1.0f;
+            UNROLL for (int d = 1; d < 16; d *= 2) {
+                const float later = __shfl_down_sync(0xffffffffu, decay, d, 16);
+                decay *= s + d < 16 ? later : 1.0f;
+            }
+            decays[to * CHUNK_PITCH + s] = decay;
+        }
+    }
+    // The part of y that comes from the state, and half of it to the pair's other warp: each finishes eight tokens.
+    inline __device__ void outputs_of_states() {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            d_split_tf32<4> v;
+            UNROLL for (int r = 0; r < 2; ++r) {
+                v.set(r, st[i][2 * r]);
+                v.set(r + 2, st[i][2 * r + 1]);
+            }
+            UNROLL for (int j = 0; j < 2; ++j) { d_mma_split(y[j], v, pair_of(sc + (8 * j + g) * PITCH + side * HALF + 8 * i + 2 * t)); }
+        }
+        UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
+        *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
+                                                                        : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
+    }
+    // K(s, t) (C_t . B_s)
+    inline __device__ void find_weights() const {
+        for (int e = tid; e < 256; e += (int) blockDim.x) {
+            const int to = e / 16, s = e % 16;
+            float w = 0.0f;
+            for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
+            weights[to * CHUNK_PITCH + s] = s <= to ? w * decays[to * CHUNK_PITCH + s] : 0.0f;
+        }
+    }
+    // S' of the formula; x becomes delta x.
+    inline __device__ void next_states() {
+        const float all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
+        kept *= all;
+        UNROLL for (int m = 0; m < 8; ++m) {
+            x[m] *= delta[t + m / 2 * 4];
+            u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
+        }
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
+            UNROLL for (int k = 0; k < 2; ++k) {
+                const float * from = sb + (8 * k + t) * PITCH + side * HALF + 8 * i + g;
+                d_split_tf32<2> w;
+                w.set(0, from[0]);
+                w.set(1, from[4 * PITCH]);
+                d_mma_split(st[i], u[k], w);
+            }
+        }
+    }
+    // y of tokens `token` and token + 1: from the state, and from the chunk's own tokens.
+    inline __device__ void finish_outputs(int token) {
+        const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
+        const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
+        mine[0] = (mine[0] + v.x) * even;
+        mine[1] = (mine[1] + v.y) * odd;
+        mine[2] = (mine[2] + v.z) * even;
+        mine[3] = (mine[3] + v.w) * odd;
+        bool is_finite = true;
+        UNROLL for (int m = 0; m < 8; ++m) { is_finite = is_finite && fabsf(x[m]) < INFINITY; }
+        if (!__all_sync(0xffffffffu, is_finite)) {
+            d_scan_own_tokens(mine, x, weights, token);
+            return;
+        }
+        UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+        UNROLL for (int k = 0; k < 2; ++k) {
+            d_split_tf32<2> w;
+            w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
+            w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
+            d_mma_split(mine, u[k], w);
+        }
+    }
+    inline __device__ void store_outputs(int64_t token) const {
+        float * to = (float *) d_at(p.y, c0 + g, h, token, q);
+        const int64_t per_seq = p.x.ne[0] * p.x.ne[1];
+        UNROLL for (int i = 0; i < 4; ++i) {
+            if (token + i % 2 < end_token) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
+        }
+    }
+    // The chunk from token t0, which is in `stage`; the next one is fetched meanwhile.
+    inline __device__ void advance(int64_t t0, int stage) {
+        const bool has_next = t0 + SCAN_CHUNK < end_token;
+        set_stage(stage);
+        d_copies_wait<0>();
+        __syncthreads();
+        if (has_next) {
+            fetch_b_and_c(t0 + SCAN_CHUNK, 1 - stage);
+            fetch_x(t0 + SCAN_CHUNK);
+        }
+        UNROLL for (int i = 0; i < 8; ++i) { y[i / 4][i % 4] = 0.0f; }
+        if (HAS_Y && warp < n_slices) { find_dots(); }
+        if (warp >= for_decays) { find_decays(); }
+        if (warp == n_warps - 1 && has_next) {
+            find_scalars(t0 + SCAN_CHUNK, 1 - stage);
+            fetch_dt(t0 + 2 * SCAN_CHUNK);
+        }
+        if (HAS_Y) { outputs_of_states(); }
+        __syncthreads();
+        if (HAS_Y) { find_weights(); }
+        first = keep[0];
+        next_states();
+        if (!HAS_Y) { return; }
+        __syncthreads(); // weights are complete
+        finish_outputs(8 * side + 2 * t);
+        store_outputs(t0 + 8 * side + 2 * t);
+    }
+};
+
 // Chunked selective scan, see above. A block has `pairs` warp pairs of 16 channels of a head, for one segment. In SCAN_SEGMENTS p.s
 // holds the initial states, segment by segment.
 //   shared  chunk_bytes: two stages of B and C, C . B, weights, decays, partial y; up to 45 KiB
@@ -10469,217 +10715,32 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
 template <int NT, scan_span SPAN>
 static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST : SEGMENT_PAIRS), SPAN == SCAN_WHOLE ? 1 : 2)
     k_ssm_scan_chunk(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
-    const bool HAS_Y = SPAN != SCAN_STATES;
-    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators per warp
+    const bool IS_WHOLE = SPAN == SCAN_WHOLE;
     DYNAMIC_SHARED(float, shared);
-    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
-    float * const tokens = shared; // two stages of B and C
-    float * const dots = tokens + 4 * SCAN_CHUNK * PITCH, * const weights = dots + n_slices * 256;
-    float * const decays = weights + SCAN_CHUNK * CHUNK_PITCH; // K(s, t) in row t
-    float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH, * const partial = partials + warp / 2 * 256;
-    float * const scalars = partials + pairs * 256;
-    const int for_decays = n_warps > n_slices ? n_slices : 0; // first warp that computes decays: one without a share of C . B if possible
+    d_scan_chunks<NT, SPAN> scan(p, shared);
+    const int pairs = scan.n_warps / 2;
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
-    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
+    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = IS_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
     if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
-        const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
-        const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
-        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first segment, which may be short, runs last
-        const int64_t begin = SPAN == SCAN_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
+        const int64_t head_at = block / per_head, span = IS_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
+        const int64_t segment = IS_WHOLE ? 0 : n_spans - 1 - span; // the first segment, which may be short, runs last
+        const int64_t begin = IS_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
         const int64_t behind = segments.first + segment * segments.tokens;
-        const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
-        const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p.ids.data, q);
-        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // with segments k_ssm_scan_join checks ids
-        const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
-        const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
-        const char * own_x = d_at(p.x, c0 + g, h, 0, q);
-        const int64_t row_x = 8 * (int64_t) p.x.nb[0], step_x = 4 * (int64_t) p.x.nb[2];
-        float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f, kept = 1.0f;
-        if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
-            *p.bad_index = 1;
-        }
-        const auto load_states = [&]() {
-            UNROLL for (int i = 0; i < NT; ++i) {
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
-                    const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
-                    st[i][2 * r] = v.x;
-                    st[i][2 * r + 1] = v.y;
-                }
-            }
-        };
-        if (SPAN == SCAN_WHOLE) { load_states(); }
-        auto fetch = [&](int64_t t0, int stage) {
-            for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
-                const int at = i / (N / 4), k = i % (N / 4) * 4;
-                const int64_t from = t0 + at < end_token ? t0 + at : 0;
-                float * to = tokens + 2 * SCAN_CHUNK * PITCH * stage + at * PITCH + k;
-                d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < end_token ? 16 : 0);
-                if (HAS_Y) {
-                    const char * c = from_c + from * (int64_t) p.c.nb[2] + 4 * k;
-                    d_copy_16((char *) (to + SCAN_CHUNK * PITCH), c, t0 + at < end_token ? 16 : 0);
-                }
-            }
-            d_copies_commit();
-            const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
-            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // tested once, so that the loads stay together
-                UNROLL for (int m = 0; m < 8; ++m) { // tokens t, t + 4, t + 8, t + 12
-                    next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
-                }
-            } else {
-                UNROLL for (int m = 0; m < 8; ++m) {
-                    next_x[m] = t0 + t + m / 2 * 4 < end_token ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
-                }
-            }
-        };
-        const auto fetch_dt = [&](int64_t t0) { // for the last warp's first lanes
-            return lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
-        };
-        const auto find_scalars = [&](int64_t t0, int stage) { // the state does not change past the last token
-            float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
-            const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
-            if (lane < SCAN_CHUNK) {
-                to[0] = d;
-                to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
-            }
-        };
-        __syncthreads(); // the previous block's data has been read
-        fetch(begin, 0);
-        if (warp == n_warps - 1) {
-            next_dt = fetch_dt(begin);
-            find_scalars(begin, 0);
-            next_dt = fetch_dt(begin + SCAN_CHUNK);
-        }
+        scan.set_block(head, ((block - head_at * per_head) * pairs + scan.warp / 2) * 16, IS_WHOLE || behind > n_tokens ? n_tokens : behind);
+        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + scan.q : d_scan_state(p.ids.data, scan.q);
+        const bool is_ok = !IS_WHOLE || (id >= 0 && id < p.s.ne[3]); // with segments k_ssm_scan_join checks ids
+        const bool is_first = scan.c0 == 0 && scan.tid == 0; // the thread that reports for this head
+        if (!is_ok && scan.h == 0 && is_first && p.bad_index != nullptr) { *p.bad_index = 1; }
+        if (IS_WHOLE) { scan.load_states(id, is_ok); }
+        scan.begin(begin);
         if (SPAN == SCAN_SEGMENTS) { d_pdl_wait(); } // tokens were written earlier
-        if (SPAN != SCAN_WHOLE) { load_states(); }
-        for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
-            const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
-            const float * sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, * sc = sb + SCAN_CHUNK * PITCH;
-            const float * delta = scalars + 2 * SCAN_CHUNK * stage, * keep = delta + SCAN_CHUNK;
-            UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
-            d_copies_wait<0>();
-            __syncthreads();
-            if (t0 + SCAN_CHUNK < end_token) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
-            float y[2][4] = {}, mine[4];
-            if (HAS_Y && warp < n_slices) { // C . B over a share of the states
-                for (int k = warp; k < 2 * NT; k += n_slices) {
-                    d_split_tf32<4> u;
-                    UNROLL for (int r = 0; r < 2; ++r) {
-                        const float2 v = *(const float2 *) (sc + (g + 8 * r) * PITCH + 8 * k + 2 * t);
-                        u.set(r, v.x);
-                        u.set(r + 2, v.y);
-                    }
-                    UNROLL for (int j = 0; j < 2; ++j) {
-                        const float2 v = *(const float2 *) (sb + (8 * j + g) * PITCH + 8 * k + 2 * t);
-                        d_split_tf32<2> w;
-                        w.set(0, v.x);
-                        w.set(1, v.y);
-                        d_mma_split(y[j], u, w);
-                    }
-                }
-                UNROLL for (int j = 0; j < 2; ++j) {
-                    UNROLL for (int r = 0; r < 2; ++r) {
-                        *(float2 *) (dots + warp * 256 + (g + 8 * r) * 16 + 8 * j + 2 * t) = make_float2(y[j][2 * r], y[j][2 * r + 1]);
-                        y[j][2 * r] = y[j][2 * r + 1] = 0.0f;
-                    }
-                }
-            }
-            if (warp >= for_decays) { // half a warp per row of decays: product over tokens s + 1 to the row's token
-                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // for states only the last row counts
-                for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
-                    const int s = lane % 16;
-                    float decay = s < to ? keep[s + 1] : 1.0f;
-                    UNROLL for (int d = 1; d < 16; d *= 2) {
-                        const float later = __shfl_down_sync(0xffffffffu, decay, d, 16);
-                        decay *= s + d < 16 ? later : 1.0f;
-                    }
-                    decays[to * CHUNK_PITCH + s] = decay;
-                }
-            }
-            if (warp == n_warps - 1 && t0 + SCAN_CHUNK < end_token) {
-                find_scalars(t0 + SCAN_CHUNK, 1 - stage);
-                next_dt = fetch_dt(t0 + 2 * SCAN_CHUNK);
-            }
-            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // part of y from the state
-                d_split_tf32<4> u;
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    u.set(r, st[i][2 * r]);
-                    u.set(r + 2, st[i][2 * r + 1]);
-                }
-                UNROLL for (int j = 0; j < 2; ++j) {
-                    const float2 v = *(const float2 *) (sc + (8 * j + g) * PITCH + side * HALF + 8 * i + 2 * t);
-                    d_split_tf32<2> w;
-                    w.set(0, v.x);
-                    w.set(1, v.y);
-                    d_mma_split(y[j], u, w);
-                }
-            }
-            // The two warps of a pair exchange their parts of y: each finishes eight tokens.
-            if (HAS_Y) {
-                UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
-                *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
-                                                                                : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
-            }
-            __syncthreads();
-            for (int e = tid; e < 256 && HAS_Y; e += (int) blockDim.x) {
-                const int to = e / 16, s = e % 16;
-                float w = 0.0f;
-                for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
-                weights[to * CHUNK_PITCH + s] = s <= to ? w * decays[to * CHUNK_PITCH + s] : 0.0f;
-            }
-            const float first = keep[0], all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
-            kept *= all;
-            d_split_tf32<4> u[2];
-            UNROLL for (int m = 0; m < 8; ++m) {
-                x[m] *= delta[t + m / 2 * 4];
-                u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
-            }
-            UNROLL for (int i = 0; i < NT; ++i) {
-                UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
-                UNROLL for (int k = 0; k < 2; ++k) {
-                    const float * from = sb + (8 * k + t) * PITCH + side * HALF + 8 * i + g;
-                    d_split_tf32<2> w;
-                    w.set(0, from[0]);
-                    w.set(1, from[4 * PITCH]);
-                    d_mma_split(st[i], u[k], w);
-                }
-            }
-            if (!HAS_Y) { continue; }
-            __syncthreads(); // weights are complete
-            const int token = 8 * side + 2 * t;
-            const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
-            const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
-            mine[0] = (mine[0] + v.x) * even;
-            mine[1] = (mine[1] + v.y) * odd;
-            mine[2] = (mine[2] + v.z) * even;
-            mine[3] = (mine[3] + v.w) * odd;
-            bool is_finite = true;
-            UNROLL for (int m = 0; m < 8; ++m) { is_finite = is_finite && fabsf(x[m]) < INFINITY; }
-            if (__all_sync(0xffffffffu, is_finite)) {
-                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
-                UNROLL for (int k = 0; k < 2; ++k) {
-                    d_split_tf32<2> w;
-                    w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
-                    w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
-                    d_mma_split(mine, u[k], w);
-                }
-            } else {
-                d_scan_own_tokens(mine, x, weights, token);
-            }
-            float * to = (float *) d_at(p.y, c0 + g, h, t0 + token, q);
-            UNROLL for (int i = 0; i < 4; ++i) {
-                if (t0 + token + i % 2 < end_token) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
-            }
-        }
-        if (!HAS_Y && c0 == 0 && tid == 0) { segments.decays[segment * n_heads + head] = kept; }
-        float * end = HAS_Y ? (float *) p.last.data : segments.states + segment * per_seq * p.x.ne[3] * N;
-        end += (q * per_seq + h * p.x.ne[0] + c0) * N;
-        UNROLL for (int i = 0; i < NT && (SPAN != SCAN_SEGMENTS || segment == segments.n - 1); ++i) {
-            UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
-        }
+        if (!IS_WHOLE) { scan.load_states(id, is_ok); }
+        for (int64_t t0 = begin; t0 < scan.end_token; t0 += SCAN_CHUNK) { scan.advance(t0, (int) ((t0 - begin) / SCAN_CHUNK % 2)); }
+        if (!scan.HAS_Y && is_first) { segments.decays[segment * n_heads + head] = scan.kept; }
+        if (SPAN == SCAN_SEGMENTS && segment != segments.n - 1) { continue; }
+        float * end = scan.HAS_Y ? (float *) p.last.data : segments.states + segment * per_seq * p.x.ne[3] * scan.N;
+        scan.store_states(end + (scan.q * per_seq + scan.h * p.x.ne[0] + scan.c0) * scan.N);
     }
 }
 
