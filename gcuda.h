@@ -190,7 +190,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
-    >>impl-math      overflow-checked sizes; half and bfloat16 conversion
+    >>impl-base      checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
+    >>impl-math      half and bfloat16 conversion
     >>impl-quants    block formats: dequantize, quantize rows, check them
     >>impl-types     type table
     >>impl-tensor    contexts, tensors, views
@@ -7593,7 +7594,7 @@ static void gcudai_free(void * ptr) {
 }
 
 // =====================================================================================================
-// >>impl-math   overflow-checked sizes; half and bfloat16 conversion
+// >>impl-base   checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
 // =====================================================================================================
 
 static bool gcudai_mul_size(size_t a, size_t b, size_t * out) {
@@ -7644,6 +7645,139 @@ static void * gcudai_calloc(size_t n, size_t size) {
     }
     return ptr;
 }
+
+// Grows an array to at least n items. Its contents stay, new items are zero. `array` is the address of a pointer of any type.
+static gcuda_status gcudai_array_reserve(void * array, size_t * cap, size_t n, size_t item_size) {
+    void * old = NULL;
+    if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
+    const size_t more = GCUDAI_MAX(n, GCUDAI_MAX(2 * *cap, (size_t) 16));
+    void * items = gcudai_calloc(more, item_size);
+    if (items == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    memcpy(&old, array, sizeof(old));
+    if (old != NULL) { memcpy(items, old, *cap * item_size); }
+    gcudai_free(old);
+    memcpy(array, &items, sizeof(items));
+    *cap = more;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Grows an array to at least n items, and zeroes its first n.
+static gcuda_status gcudai_array_zeroed(void * array, size_t * cap, size_t n, size_t item_size) {
+    void * items = NULL;
+    GCUDAI_TRY(gcudai_array_reserve(array, cap, n, item_size));
+    memcpy(&items, array, sizeof(items));
+    if (items != NULL) { memset(items, 0, n * item_size); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- hash and maps of tensors, by address ----
+
+#define GCUDAI_HASH_FACTOR 0x9e3779b97f4a7c15u // odd, about 2^64 divided by the golden ratio: spreads consecutive numbers
+
+// The hash of a sequence that is extended by v.
+static uint64_t gcudai_hash(uint64_t hash, uint64_t v) {
+    hash = (hash ^ v) * GCUDAI_HASH_FACTOR;
+    return hash ^ (hash >> 32);
+}
+
+#define GCUDAI_NONE SIZE_MAX // no index, no slot
+
+// Slot of t, or the free one that it would get; GCUDAI_NONE if all are taken by others. cap: a power of two, or 0.
+static size_t gcudai_key_slot(struct gcuda_tensor * const * keys, size_t cap, const struct gcuda_tensor * t) {
+    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * GCUDAI_HASH_FACTOR >> 20);
+    for (size_t n = 0; n < cap; ++n, ++i) {
+        i &= cap - 1;
+        if (keys[i] == NULL || keys[i] == t) { return i; }
+    }
+    return GCUDAI_NONE;
+}
+
+// From tensors to their numbers, in order of insertion.
+struct gcudai_tensor_map {
+    const struct gcuda_tensor ** keys; // open addressing
+    int32_t * values; // in the allocation of keys
+    size_t n, cap;    // at most half full
+};
+
+static void gcudai_map_free(struct gcudai_tensor_map * m) {
+    gcudai_free((void *) m->keys);
+    GCUDAI_ZERO(*m);
+}
+
+static void gcudai_map_clear(struct gcudai_tensor_map * m) {
+    m->n = 0;
+    if (m->cap > 0) { memset((void *) m->keys, 0, m->cap * sizeof(*m->keys)); }
+}
+
+static size_t gcudai_map_slot(const struct gcudai_tensor_map * m, const struct gcuda_tensor * t) {
+    return gcudai_key_slot((struct gcuda_tensor * const *) (const void *) m->keys, m->cap, t);
+}
+
+// Number of t, or GCUDAI_NONE.
+static size_t gcudai_map_get(const struct gcudai_tensor_map * m, const struct gcuda_tensor * t) {
+    const size_t slot = t != NULL ? gcudai_map_slot(m, t) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE && m->keys[slot] == t ? (size_t) m->values[slot] : GCUDAI_NONE;
+}
+
+// Makes room for n tensors in total.
+static gcuda_status gcudai_map_reserve(struct gcudai_tensor_map * m, size_t n) {
+    struct gcudai_tensor_map bigger;
+    if (n <= m->cap / 2) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_ZERO(bigger);
+    bigger.n = m->n;
+    bigger.cap = GCUDAI_MAX(m->cap, (size_t) 64);
+    while (bigger.cap < 2 * n) { bigger.cap *= 2; }
+    bigger.keys = (const struct gcuda_tensor **) gcudai_calloc(bigger.cap, sizeof(*bigger.keys) + sizeof(*bigger.values));
+    if (bigger.keys == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    bigger.values = (int32_t *) (void *) (bigger.keys + bigger.cap);
+    for (size_t i = 0; i < m->cap; ++i) {
+        if (m->keys[i] == NULL) { continue; }
+        const size_t slot = gcudai_map_slot(&bigger, m->keys[i]);
+        bigger.keys[slot] = m->keys[i];
+        bigger.values[slot] = m->values[i];
+    }
+    gcudai_map_free(m);
+    *m = bigger;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Number of the tensor, which is the number of tensors before it; *index == the old n when it is new.
+static gcuda_status gcudai_map_add(struct gcudai_tensor_map * m, const struct gcuda_tensor * t, size_t * index) {
+    GCUDAI_TRY(gcudai_map_reserve(m, m->n + 1));
+    const size_t slot = gcudai_map_slot(m, t);
+    if (m->keys[slot] == NULL) {
+        m->keys[slot] = t;
+        m->values[slot] = (int32_t) m->n++;
+    }
+    *index = (size_t) m->values[slot];
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- saved errors ----
+
+// A failure that is reported later, after calls that may replace this thread's message.
+struct gcudai_error {
+    gcuda_status status;
+    char message[GCUDAI_MESSAGE_BYTES]; // undefined after SUCCESS
+};
+
+static void gcudai_error_save(struct gcudai_error * e, gcuda_status status) {
+    e->status = status;
+    if (status != GCUDA_STATUS_SUCCESS) { memcpy(e->message, gcudai_message, sizeof(e->message)); }
+}
+
+// Keeps the first failure of several calls.
+static void gcudai_error_save_first(struct gcudai_error * e, gcuda_status status) {
+    if (e->status == GCUDA_STATUS_SUCCESS) { gcudai_error_save(e, status); }
+}
+
+static gcuda_status gcudai_error_report(const struct gcudai_error * e) {
+    return e->status == GCUDA_STATUS_SUCCESS ? GCUDA_STATUS_SUCCESS : gcuda_set_last_error(e->status, e->message);
+}
+
+// =====================================================================================================
+// >>impl-math   half and bfloat16 conversion
+// =====================================================================================================
 
 static uint32_t gcudai_f32_bits(float x) {
     uint32_t bits;
@@ -21226,29 +21360,20 @@ struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx) {
     return gcuda_new_graph_custom(ctx, GCUDA_DEFAULT_GRAPH_SIZE, false);
 }
 
-#define GCUDAI_NO_SLOT SIZE_MAX
-
-// Slot where the tensor is or would be; GCUDAI_NO_SLOT when the set is full and does not hold it.
+// Slot where the tensor is or would be; GCUDAI_NONE when the set is full and does not hold it.
 static size_t gcudai_graph_slot(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
-    const size_t mask = g->hash_size - 1;
-    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & mask;
-    for (size_t n = 0; n < g->hash_size; ++n, i = (i + 1) & mask) {
-        if (g->hash_keys[i] == NULL || g->hash_keys[i] == t) {
-            return i;
-        }
-    }
-    return GCUDAI_NO_SLOT;
+    return gcudai_key_slot(g->hash_keys, g->hash_size, t);
 }
 
-// Slot of a tensor that the graph has visited, else GCUDAI_NO_SLOT.
+// Slot of a tensor that the graph has visited, else GCUDAI_NONE.
 static size_t gcudai_graph_find(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
-    const size_t i = t != NULL && g->hash_keys != NULL ? gcudai_graph_slot(g, t) : GCUDAI_NO_SLOT;
-    return i != GCUDAI_NO_SLOT && g->hash_keys[i] == t ? i : GCUDAI_NO_SLOT;
+    const size_t i = t != NULL && g->hash_keys != NULL ? gcudai_graph_slot(g, t) : GCUDAI_NONE;
+    return i != GCUDAI_NONE && g->hash_keys[i] == t ? i : GCUDAI_NONE;
 }
 
 int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor) {
     const size_t i = gcudai_graph_find(graph, tensor);
-    return i != GCUDAI_NO_SLOT ? graph->use_counts[i] : 0;
+    return i != GCUDAI_NONE ? graph->use_counts[i] : 0;
 }
 
 static bool gcudai_is_leaf(const struct gcuda_tensor * t) {
@@ -21283,13 +21408,13 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
 // as a use of the owner. The owner is listed already, or is not part of this graph.
 static void gcudai_graph_use_owner(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
     const bool is_plain_view = t->view_src != NULL && t->op == GCUDA_OP_NONE;
-    const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NO_SLOT;
-    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NONE;
+    if (slot != GCUDAI_NONE) { g->use_counts[slot]++; }
 }
 
 static void gcudai_graph_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
     const size_t slot = gcudai_graph_find(g, t);
-    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    if (slot != GCUDAI_NONE) { g->use_counts[slot]++; }
     if (t != NULL) { gcudai_graph_use_owner(g, t); }
 }
 
@@ -21297,8 +21422,8 @@ static void gcudai_graph_count_use(struct gcuda_cgraph * g, const struct gcuda_t
 static gcuda_status gcudai_graph_discover(
     struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
     const size_t slot = gcudai_graph_slot(g, t);
-    *is_new = slot != GCUDAI_NO_SLOT && g->hash_keys[slot] == NULL;
-    if (slot == GCUDAI_NO_SLOT || (*is_new && v->n == 2 * g->size)) {
+    *is_new = slot != GCUDAI_NONE && g->hash_keys[slot] == NULL;
+    if (slot == GCUDAI_NONE || (*is_new && v->n == 2 * g->size)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes,
             g->n_leafs, g->size);
     }
@@ -21399,7 +21524,7 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
             graph->n_nodes);
     }
     const size_t slot = gcudai_graph_slot(graph, tensor);
-    if (slot == GCUDAI_NO_SLOT) {
+    if (slot == GCUDAI_NONE) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
     }
     graph->hash_keys[slot] = tensor;
@@ -21514,7 +21639,7 @@ gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * ds
     gcudai_graph_index(dst);
     for (size_t i = 0; src->grads != NULL && dst->grads != NULL && i < src->hash_size; ++i) {
         const size_t slot = gcudai_graph_find(dst, src->hash_keys[i]);
-        if (slot != GCUDAI_NO_SLOT) {
+        if (slot != GCUDAI_NONE) {
             dst->grads[slot] = src->grads[i];
             dst->grad_accs[slot] = src->grad_accs[i];
         }
@@ -21662,7 +21787,7 @@ struct gcudai_backward {
 
 static bool gcudai_grad_wanted(const struct gcudai_backward * b, const struct gcuda_tensor * t) {
     const size_t slot = gcudai_graph_find(b->graph, t);
-    return slot != GCUDAI_NO_SLOT && b->wanted[slot];
+    return slot != GCUDAI_NONE && b->wanted[slot];
 }
 
 static bool gcudai_grad_wants(const struct gcudai_backward * b, int k) {
@@ -21694,7 +21819,7 @@ static struct gcuda_tensor * gcudai_summed(
 static void gcudai_grad_add_to(struct gcudai_backward * b, struct gcuda_tensor * src, struct gcuda_tensor * t) {
     struct gcuda_cgraph * g = b->graph;
     const size_t slot = gcudai_graph_find(g, src);
-    if (slot == GCUDAI_NO_SLOT || !b->wanted[slot] || t == NULL) {
+    if (slot == GCUDAI_NONE || !b->wanted[slot] || t == NULL) {
         return;
     }
     if (g->grads[slot] == NULL) {
@@ -22378,13 +22503,13 @@ gcuda_status gcuda_build_backward_expand(
 }
 
 struct gcuda_tensor * gcuda_graph_get_grad(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node) {
-    const size_t slot = graph && graph->grads ? gcudai_graph_find(graph, node) : GCUDAI_NO_SLOT;
-    return slot != GCUDAI_NO_SLOT ? graph->grads[slot] : NULL;
+    const size_t slot = graph && graph->grads ? gcudai_graph_find(graph, node) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE ? graph->grads[slot] : NULL;
 }
 
 struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node) {
-    const size_t slot = graph && graph->grad_accs ? gcudai_graph_find(graph, node) : GCUDAI_NO_SLOT;
-    return slot != GCUDAI_NO_SLOT ? graph->grad_accs[slot] : NULL;
+    const size_t slot = graph && graph->grad_accs ? gcudai_graph_find(graph, node) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE ? graph->grad_accs[slot] : NULL;
 }
 
 gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
@@ -22456,84 +22581,6 @@ gcuda_status gcuda_graph_clip_grads(
 // >>impl-alloc   allocators
 // =====================================================================================================
 
-// ---- a map from tensors to small indices, in order of insertion ----
-
-struct gcudai_map {
-    const struct gcuda_tensor ** keys; // open addressing, a power of two
-    size_t * values;
-    size_t n, cap; // at most half full
-};
-
-static void gcudai_map_free(struct gcudai_map * m) {
-    gcudai_free(m->keys);
-    gcudai_free(m->values);
-    GCUDAI_ZERO(*m);
-}
-
-static void gcudai_map_clear(struct gcudai_map * m) {
-    m->n = 0;
-    if (m->cap > 0) {
-        memset(m->keys, 0, m->cap * sizeof(*m->keys));
-    }
-}
-
-static size_t gcudai_map_slot(const struct gcudai_map * m, const struct gcuda_tensor * t) {
-    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & (m->cap - 1);
-    while (m->keys[i] != NULL && m->keys[i] != t) {
-        i = (i + 1) & (m->cap - 1);
-    }
-    return i;
-}
-
-#define GCUDAI_NONE SIZE_MAX
-
-static size_t gcudai_map_get(const struct gcudai_map * m, const struct gcuda_tensor * t) {
-    const size_t slot = m->cap > 0 && t != NULL ? gcudai_map_slot(m, t) : GCUDAI_NONE;
-    return slot != GCUDAI_NONE && m->keys[slot] == t ? m->values[slot] : GCUDAI_NONE;
-}
-
-// Room for n tensors in all.
-static gcuda_status gcudai_map_reserve(struct gcudai_map * m, size_t n) {
-    struct gcudai_map bigger;
-    if (n <= m->cap / 2) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    GCUDAI_ZERO(bigger);
-    bigger.cap = m->cap ? m->cap : 64;
-    while (bigger.cap < 2 * n) {
-        bigger.cap *= 2;
-    }
-    bigger.keys = (const struct gcuda_tensor **) gcudai_calloc(bigger.cap, sizeof(*bigger.keys));
-    bigger.values = (size_t *) gcudai_calloc(bigger.cap, sizeof(*bigger.values));
-    if (bigger.keys == NULL || bigger.values == NULL) {
-        gcudai_map_free(&bigger);
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    for (size_t i = 0; i < m->cap; ++i) {
-        if (m->keys[i] != NULL) {
-            const size_t slot = gcudai_map_slot(&bigger, m->keys[i]);
-            bigger.keys[slot] = m->keys[i];
-            bigger.values[slot] = m->values[i];
-        }
-    }
-    bigger.n = m->n;
-    gcudai_map_free(m);
-    *m = bigger;
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Index of the tensor, which is the number of tensors before it; *index == the old n when it is new.
-static gcuda_status gcudai_map_add(struct gcudai_map * m, const struct gcuda_tensor * t, size_t * index) {
-    GCUDAI_TRY(gcudai_map_reserve(m, m->n + 1));
-    const size_t slot = gcudai_map_slot(m, t);
-    if (m->keys[slot] == NULL) {
-        m->keys[slot] = t;
-        m->values[slot] = m->n++;
-    }
-    *index = m->values[slot];
-    return GCUDA_STATUS_SUCCESS;
-}
-
 // ---- linear allocator ----
 
 struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer) {
@@ -22576,27 +22623,9 @@ struct gcudai_dyn {
     size_t alignment, max_size;
 };
 
-static gcuda_status gcudai_dyn_room(struct gcudai_dyn * d) {
-    if (d->n < d->cap) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    const size_t cap = d->cap ? d->cap * 2 : 64;
-    struct gcudai_free_block * blocks = (struct gcudai_free_block *) gcudai_calloc(cap, sizeof(*blocks));
-    if (blocks == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    if (d->n > 0) {
-        memcpy(blocks, d->blocks, d->n * sizeof(*blocks));
-    }
-    gcudai_free(d->blocks);
-    d->blocks = blocks;
-    d->cap = cap;
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
     d->n = 0;
-    GCUDAI_TRY(gcudai_dyn_room(d));
+    GCUDAI_TRY(gcudai_array_reserve(&d->blocks, &d->cap, 1, sizeof(*d->blocks)));
     d->n = 1;
     d->blocks[0].offset = 0;
     d->blocks[0].size = SIZE_MAX / 2;
@@ -22664,7 +22693,7 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
         d->blocks[i].size += size;
         return GCUDA_STATUS_SUCCESS;
     }
-    GCUDAI_TRY(gcudai_dyn_room(d));
+    GCUDAI_TRY(gcudai_array_reserve(&d->blocks, &d->cap, d->n + 1, sizeof(*d->blocks)));
     memmove(&d->blocks[i + 1], &d->blocks[i], (d->n - i) * sizeof(*d->blocks));
     d->blocks[i].offset = offset;
     d->blocks[i].size = size;
@@ -22708,7 +22737,7 @@ struct gcuda_gallocr {
     int * owner; // first entry with the same type: it holds the buffer
     gcuda_backend_buffer_t * buffers;
     struct gcudai_dyn * dyns;
-    struct gcudai_map map;
+    struct gcudai_tensor_map map;
     struct gcudai_life * lives; // by index in map
     size_t n_lives;
     struct gcudai_node_places * nodes; // the plan
@@ -22893,26 +22922,21 @@ static gcuda_status gcudai_gallocr_index(gcuda_gallocr_t g, const struct gcuda_c
     return GCUDA_STATUS_SUCCESS;
 }
 
-static uint64_t gcudai_mix(uint64_t h, uint64_t v) {
-    h = (h ^ v) * 0x9e3779b97f4a7c15u;
-    return h ^ (h >> 29);
-}
-
-static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, const struct gcuda_tensor * t) {
+static uint64_t gcudai_mix_tensor(const struct gcudai_tensor_map * map, uint64_t h, const struct gcuda_tensor * t) {
     if (t == NULL) {
-        return gcudai_mix(h, 0);
+        return gcudai_hash(h, 0);
     }
     struct gcudai_node_kind kind;
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT, &kind);
-    h = gcudai_mix(h, gcudai_map_get(map, t) + 1);
-    h = gcudai_mix(h, kind.is_view ? gcudai_map_get(map, t->view_src) + 1 : 0);
-    return gcudai_mix(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
+    h = gcudai_hash(h, gcudai_map_get(map, t) + 1);
+    h = gcudai_hash(h, kind.is_view ? gcudai_map_get(map, t->view_src) + 1 : 0);
+    return gcudai_hash(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
 }
 
 // Hash of everything besides sizes that a plan depends on: operations, edges, flags, tensors with memory, and sources that have the
 // result's layout (those may be overwritten in place).
-static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const struct gcuda_cgraph * graph) {
-    uint64_t h = gcudai_mix((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
+static uint64_t gcudai_gallocr_structure(const struct gcudai_tensor_map * map, const struct gcuda_cgraph * graph) {
+    uint64_t h = gcudai_hash((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
     for (int i = 0; i < graph->n_leafs; ++i) {
         h = gcudai_mix_tensor(map, h, graph->leafs[i]);
     }
@@ -22921,7 +22945,7 @@ static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const st
         h = gcudai_mix_tensor(map, h, t);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             h = gcudai_mix_tensor(map, h, t->src[k]);
-            h = gcudai_mix(h, t->src[k] != NULL && gcudai_same_layout(t, t->src[k]));
+            h = gcudai_hash(h, t->src[k] != NULL && gcudai_same_layout(t, t->src[k]));
         }
     }
     return h;
@@ -22987,15 +23011,7 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
     }
     const struct gcudai_held held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
     if (!g->keeps_branches) { return gcudai_dyn_free(&g->dyns[held.buffer_id], held.offset, held.size); }
-    if (g->n_held == g->cap_held) {
-        const size_t cap = g->cap_held ? 2 * g->cap_held : 64;
-        struct gcudai_held * more = (struct gcudai_held *) gcudai_calloc(cap, sizeof(*more));
-        if (more == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-        if (g->n_held > 0) { memcpy(more, g->held, g->n_held * sizeof(*more)); }
-        gcudai_free(g->held);
-        g->held = more;
-        g->cap_held = cap;
-    }
+    GCUDAI_TRY(gcudai_array_reserve(&g->held, &g->cap_held, g->n_held + 1, sizeof(*g->held)));
     g->held[g->n_held++] = held;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -23192,22 +23208,6 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Zeroed array of at least n elements, kept when it is large enough.
-static gcuda_status gcudai_grow(void ** array, size_t * cap, size_t n, size_t size) {
-    if (n > *cap) {
-        void * more = gcudai_calloc(n, size);
-        if (more == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
-        gcudai_free(*array);
-        *array = more;
-        *cap = n;
-    } else if (*array != NULL) { // always, when n > 0; gcc 14 cannot know
-        memset(*array, 0, n * size);
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids, int n) {
     for (int i = 0; ids != NULL && i < n; ++i) {
         if (ids[i] < 0 || ids[i] >= g->n_bufs) {
@@ -23221,7 +23221,6 @@ static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids,
 // Measures: lifetimes, then offsets, then the plan from them.
 static gcuda_status gcudai_gallocr_plan(
     gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids, const int * leaf_ids) {
-    void * array = NULL;
     g->has_plan = false;
     g->n_held = 0;
     g->region = 1;
@@ -23233,15 +23232,9 @@ static gcuda_status gcudai_gallocr_plan(
     }
     GCUDAI_TRY(gcudai_gallocr_check_leafs(graph));
     GCUDAI_TRY(gcudai_gallocr_index(g, graph));
-    array = g->lives;
-    GCUDAI_TRY(gcudai_grow(&array, &g->n_lives, g->map.n, sizeof(*g->lives)));
-    g->lives = (struct gcudai_life *) array;
-    array = g->nodes;
-    GCUDAI_TRY(gcudai_grow(&array, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
-    g->nodes = (struct gcudai_node_places *) array;
-    array = g->leafs;
-    GCUDAI_TRY(gcudai_grow(&array, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
-    g->leafs = (struct gcudai_place *) array;
+    GCUDAI_TRY(gcudai_array_zeroed(&g->lives, &g->n_lives, g->map.n, sizeof(*g->lives)));
+    GCUDAI_TRY(gcudai_array_zeroed(&g->nodes, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
+    GCUDAI_TRY(gcudai_array_zeroed(&g->leafs, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
     for (int i = 0; i < g->n_bufs; ++i) {
         GCUDAI_TRY(gcudai_dyn_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
     }
@@ -23408,8 +23401,8 @@ static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
 
 // Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
 static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    char message[GCUDAI_MESSAGE_BYTES];
-    gcuda_status bad = GCUDA_STATUS_SUCCESS;
+    struct gcudai_error bad;
+    bad.status = GCUDA_STATUS_SUCCESS;
     GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
     for (int i = 0; i < graph->n_nodes; ++i) {
         struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
@@ -23421,13 +23414,10 @@ static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_c
             if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
             if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
             if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
-            if (st != GCUDA_STATUS_SUCCESS && bad == GCUDA_STATUS_SUCCESS) {
-                bad = st;
-                memcpy(message, gcudai_message, sizeof(message));
-            }
+            gcudai_error_save_first(&bad, st);
         }
     }
-    return bad == GCUDA_STATUS_SUCCESS ? bad : gcuda_set_last_error(bad, message);
+    return gcudai_error_report(&bad);
 }
 
 // Node by node if a checking allocator placed a tensor of the graph.
@@ -23511,19 +23501,7 @@ struct gcudai_buffer_list {
 
 static gcuda_status gcudai_buffer_list_add(
     struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, size_t size) {
-    if (list->n == list->cap) {
-        const size_t cap = list->cap ? list->cap * 2 : 4;
-        gcuda_backend_buffer_t * items = (gcuda_backend_buffer_t *) gcudai_calloc(cap, sizeof(*items));
-        if (items == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
-        if (list->n > 0) {
-            memcpy(items, list->items, list->n * sizeof(*items));
-        }
-        gcudai_free(list->items);
-        list->items = items;
-        list->cap = cap;
-    }
+    GCUDAI_TRY(gcudai_array_reserve(&list->items, &list->cap, list->n + 1, sizeof(*list->items)));
     list->items[list->n] = gcuda_backend_buft_alloc_buffer(buft, size);
     if (list->items[list->n] == NULL) {
         return GCUDA_STATUS_ALLOC_FAILED;
@@ -24085,12 +24063,10 @@ gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct g
 }
 
 gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    char message[GCUDAI_MESSAGE_BYTES];
-    const gcuda_status st = gcuda_backend_graph_compute_async(backend, graph);
-    if (st == GCUDA_STATUS_SUCCESS) { return gcuda_backend_synchronize(backend); }
-    memcpy(message, gcudai_message, sizeof(message));
-    (void) gcuda_backend_synchronize(backend); // part of it may run
-    return gcuda_set_last_error(st, message);  // what went wrong first says more
+    struct gcudai_error first;
+    gcudai_error_save(&first, gcuda_backend_graph_compute_async(backend, graph));
+    const gcuda_status st = gcuda_backend_synchronize(backend); // also after a failure: part of the graph may run
+    return first.status != GCUDA_STATUS_SUCCESS ? gcudai_error_report(&first) : st;
 }
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
@@ -24143,7 +24119,7 @@ bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor
 
 struct gcudai_copying {
     struct gcuda_backend_graph_copied out;
-    struct gcudai_map map;          // originals
+    struct gcudai_tensor_map map;          // originals
     struct gcuda_tensor ** copies;  // by index in map
     const struct gcuda_tensor ** originals;
     size_t cap_copies, cap_originals;
@@ -24165,7 +24141,6 @@ static gcuda_status gcudai_copying_enter(struct gcudai_copying * c, const struct
 }
 
 static gcuda_status gcudai_copying_collect(struct gcudai_copying * c, const struct gcuda_cgraph * graph) {
-    void * array = NULL;
     for (int i = 0; i < graph->n_leafs; ++i) {
         GCUDAI_TRY(gcudai_copying_enter(c, graph->leafs[i]));
     }
@@ -24175,11 +24150,8 @@ static gcuda_status gcudai_copying_collect(struct gcudai_copying * c, const stru
         }
         GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]));
     }
-    GCUDAI_TRY(gcudai_grow(&array, &c->cap_copies, c->map.n, sizeof(*c->copies)));
-    c->copies = (struct gcuda_tensor **) array;
-    array = NULL;
-    GCUDAI_TRY(gcudai_grow(&array, &c->cap_originals, c->map.n, sizeof(*c->originals)));
-    c->originals = (const struct gcuda_tensor **) array;
+    GCUDAI_TRY(gcudai_array_reserve(&c->copies, &c->cap_copies, c->map.n, sizeof(*c->copies)));
+    GCUDAI_TRY(gcudai_array_reserve(&c->originals, &c->cap_originals, c->map.n, sizeof(*c->originals)));
     for (size_t i = 0; i < c->map.cap; ++i) {
         if (c->map.keys[i] != NULL) {
             c->originals[c->map.values[i]] = c->map.keys[i];
@@ -26991,25 +26963,6 @@ struct gcudai_cuda_pool {
     uint64_t generation;
 };
 
-// Grows an array that holds n items for one more.
-static gcuda_status gcudai_cuda_more(void * array, size_t * cap, size_t n, size_t item_size) {
-    void * items = NULL; // array is the address of a pointer of any type
-    if (n < *cap) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    const size_t more = *cap ? 2 * *cap : 16;
-    void * copy = gcudai_calloc(more, item_size);
-    if (copy == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    memcpy(&items, array, sizeof(items));
-    if (n > 0) { memcpy(copy, items, n * item_size); }
-    gcudai_free(items);
-    memcpy(array, &copy, sizeof(copy));
-    *cap = more;
-    return GCUDA_STATUS_SUCCESS;
-}
-
 // ---- ranges ----
 
 static size_t gcudai_cuda_range_end(const struct gcudai_cuda_range * r) {
@@ -27065,7 +27018,7 @@ static gcuda_status gcudai_cuda_range_map_now(
 
 static gcuda_status gcudai_cuda_range_map(
     struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r, size_t size, const char * what) {
-    GCUDAI_TRY(gcudai_cuda_more(&r->chunks, &r->cap_chunks, r->n_chunks, sizeof(*r->chunks)));
+    GCUDAI_TRY(gcudai_array_reserve(&r->chunks, &r->cap_chunks, r->n_chunks + 1, sizeof(*r->chunks)));
     GCUDAI_TRY(gcudai_cuda_book(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what));
     const gcuda_status st = gcudai_cuda_range_map_now(pool, r, size, what);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -27115,7 +27068,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
 
 // Takes size bytes at the front of hole i, or after the last segment.
 static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
-    GCUDAI_TRY(gcudai_cuda_more(&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)));
+    GCUDAI_TRY(gcudai_array_reserve(&r->segments, &r->cap_segments, r->n_segments + 1, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
     const size_t at = i < r->n_segments ? s->at : gcudai_cuda_range_end(r);
     if (i < r->n_segments && s->size == size) {
@@ -27150,7 +27103,7 @@ static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
 
 // A new range with room for size bytes.
 static gcuda_status gcudai_cuda_pool_reserve(struct gcudai_cuda_pool * pool, size_t size, const char * what) {
-    GCUDAI_TRY(gcudai_cuda_more(&pool->ranges, &pool->cap_ranges, pool->n_ranges, sizeof(*pool->ranges)));
+    GCUDAI_TRY(gcudai_array_reserve(&pool->ranges, &pool->cap_ranges, pool->n_ranges + 1, sizeof(*pool->ranges)));
     const size_t reserved = GCUDAI_MAX(gcudai_pad(size, pool->granularity), pool->reserve);
     gcudai_cu_ptr base = 0;
     const int err = gcudai_cuda_driver.cuMemAddressReserve(&base, reserved, 0, 0, 0);
@@ -27197,7 +27150,7 @@ static struct gcudai_cuda_block * gcudai_cuda_pool_best(struct gcudai_cuda_pool 
 
 static gcuda_status gcudai_cuda_pool_grow_block(
     struct gcudai_cuda_pool * pool, size_t size, const char * what, void ** ptr) {
-    GCUDAI_TRY(gcudai_cuda_more(&pool->blocks, &pool->cap_blocks, pool->n_blocks, sizeof(*pool->blocks)));
+    GCUDAI_TRY(gcudai_array_reserve(&pool->blocks, &pool->cap_blocks, pool->n_blocks + 1, sizeof(*pool->blocks)));
     struct gcudai_cuda_block * b = &pool->blocks[pool->n_blocks];
     GCUDAI_TRY(gcudai_cuda_take(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
     b->is_used = true;
@@ -29973,9 +29926,9 @@ static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
 static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
-    char message[GCUDAI_MESSAGE_BYTES];
+    struct gcudai_error failure;
     bool has_sides = false;
-    memcpy(message, gcudai_message, sizeof(message));
+    gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // its message is what matters
     for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
@@ -29988,7 +29941,7 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
         }
     }
     if (has_sides) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream)); }
-    memcpy(gcudai_message, message, sizeof(message));
+    (void) gcudai_error_report(&failure);
 }
 
 // What a device that faulted says only when it is asked: the main stream does not know of it.
@@ -31523,27 +31476,15 @@ struct gcudai_cuda_seen {
     struct gcudai_cuda_mm_choice choice; // of a product that runs on one device; made with the plan
 };
 
-struct gcudai_cuda_index { // of tensors, by address
-    const struct gcuda_tensor ** keys;
-    int32_t * at;
-    size_t mask;
-};
-
 // The tensors of a graph: its nodes in their order, then whatever else they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
     uint64_t hash;  // of all shapes, and of that
-    struct gcudai_cuda_index index; // of a slice; else without keys
+    struct gcudai_tensor_map index; // of a slice; else without keys
     uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
-
-static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
-    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & x->mask;
-    while (x->keys[i] != NULL && x->keys[i] != t) { i = (i + 1) & x->mask; }
-    return i;
-}
 
 static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
     size_t mixed = (size_t) (uintptr_t) t->extra;
@@ -31580,35 +31521,34 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
     uint64_t words[sizeof(fixed) / sizeof(uint64_t)];
     memcpy(words, &fixed, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
-        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
-        hash ^= hash >> 32;
+        hash = gcudai_hash(hash, words[i]);
     }
     return hash;
 }
 
 static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     gcudai_free(look->seen);
-    gcudai_free((void *) look->index.keys);
+    gcudai_map_free(&look->index);
     GCUDAI_ZERO(*look);
 }
 
 // Numbers the nodes, then the other sources as they come.
-static int gcudai_cuda_index_fill(struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
+static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
     int n = graph->n_nodes;
     for (int i = 0; i < graph->n_nodes; ++i) {
-        const size_t slot = gcudai_cuda_index_slot(x, graph->nodes[i]);
+        const size_t slot = gcudai_map_slot(x, graph->nodes[i]);
         if (x->keys[slot] == NULL) {
             x->keys[slot] = graph->nodes[i];
-            x->at[slot] = i;
+            x->values[slot] = i;
         }
     }
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = graph->nodes[i]->src[k];
-            const size_t slot = src != NULL ? gcudai_cuda_index_slot(x, src) : 0;
+            const size_t slot = src != NULL ? gcudai_map_slot(x, src) : 0;
             if (src != NULL && x->keys[slot] == NULL) {
                 x->keys[slot] = src;
-                x->at[slot] = n++;
+                x->values[slot] = n++;
             }
         }
     }
@@ -31628,16 +31568,16 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
 }
 
 // The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
-static void gcudai_cuda_used_nodes(const struct gcudai_cuda_index * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
+static void gcudai_cuda_used_nodes(const struct gcudai_tensor_map * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
-        const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
-        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < n_nodes;
-        used[k] = is_node ? x->at[slot] : -1;
+        const size_t slot = read[k] != NULL ? gcudai_map_slot(x, read[k]) : 0;
+        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->values[slot] < n_nodes;
+        used[k] = is_node ? x->values[slot] : -1;
     }
 }
 
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_tensor * t) {
     int32_t used[2];
     gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
     for (int k = 0; k < 2; ++k) {
@@ -31651,7 +31591,7 @@ static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
 }
 
 // Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
-static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -31659,27 +31599,27 @@ static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const st
             const struct gcuda_tensor * src = graph->nodes[i]->src[k];
             if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
             if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
-            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? (hash + (uint64_t) used[j] + 1) * 0x9e3779b97f4a7c15u : hash; }
+            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? gcudai_hash(hash, (uint64_t) used[j] + 1) : hash; }
         }
     }
     return hash;
 }
 
 static void gcudai_cuda_look_fill(
-    struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
-    for (size_t slot = 0; slot <= x->mask; ++slot) {
-        if (x->keys[slot] != NULL) { look->seen[x->at[slot]].tensor = x->keys[slot]; }
+    struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
+    for (size_t slot = 0; slot < x->cap; ++slot) {
+        if (x->keys[slot] != NULL) { look->seen[x->values[slot]].tensor = x->keys[slot]; }
     }
     for (int i = 0; i < look->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
         s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NO_SLOT;
-        s->n_counted = s->counted_at != GCUDAI_NO_SLOT ? graph->use_counts[s->counted_at] : 0;
+        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
+        s->n_counted = s->counted_at != GCUDAI_NONE ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
-            s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
+            s->shape.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
             if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
     }
@@ -31692,17 +31632,14 @@ static void gcudai_cuda_look_fill(
 }
 
 static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
-    struct gcudai_cuda_index x;
-    size_t n = (size_t) graph->n_nodes, cap = 64;
+    struct gcudai_tensor_map x;
+    size_t n = (size_t) graph->n_nodes;
     GCUDAI_ZERO(*look);
+    GCUDAI_ZERO(x);
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) { n += graph->nodes[i]->src[k] != NULL; }
     }
-    while (cap < 2 * n) { cap *= 2; }
-    x.mask = cap - 1;
-    x.keys = (const struct gcuda_tensor **) gcudai_calloc(cap, sizeof(*x.keys) + sizeof(*x.at));
-    if (x.keys == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    x.at = (int32_t *) (void *) (x.keys + cap);
+    GCUDAI_TRY(gcudai_map_reserve(&x, n));
     look->n_nodes = graph->n_nodes;
     look->n_seen = gcudai_cuda_index_fill(&x, graph);
     look->no_fusion = graph->no_fusion;
@@ -31712,7 +31649,7 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
         look->index = x;
     } else {
-        gcudai_free((void *) x.keys);
+        gcudai_map_free(&x);
     }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
@@ -33494,7 +33431,7 @@ struct gcudai_cuda_region {
 };
 
 static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct gcuda_tensor * t, bool is_written) {
-    if (gcudai_cuda_more(&r->uses, &r->cap_uses, r->n_uses, sizeof(*r->uses)) != GCUDA_STATUS_SUCCESS) { return false; }
+    if (gcudai_array_reserve(&r->uses, &r->cap_uses, r->n_uses + 1, sizeof(*r->uses)) != GCUDA_STATUS_SUCCESS) { return false; }
     struct gcudai_cuda_use * use = &r->uses[r->n_uses++];
     use->low = (uintptr_t) t->data;
     use->high = use->low + gcuda_nbytes(t);
@@ -33650,7 +33587,7 @@ static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struc
     }
     struct gcudai_cuda_plans * p = &cu->plans;
     for (; p->n_events < (size_t) plan->n_events; p->n_events++) {
-        GCUDAI_TRY(gcudai_cuda_more(&p->events, &p->cap_events, p->n_events, sizeof(*p->events)));
+        GCUDAI_TRY(gcudai_array_reserve(&p->events, &p->cap_events, p->n_events + 1, sizeof(*p->events)));
         GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&p->events[p->n_events], cudaEventDisableTiming), cu->device->index, "making an event");
     }
     return GCUDA_STATUS_SUCCESS;
@@ -34065,7 +34002,7 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->next_order = plan->order + look->n_nodes;
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
     plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
-    if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
+    plan->n_bytes += look->index.cap * (sizeof(*look->index.keys) + sizeof(*look->index.values));
     gcudai_cuda_plan_choose(cu, &plan->look, true);
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -36042,6 +35979,7 @@ struct gcudai_cuda_profile {
     double start_us; // of the last graph, since begin
     struct gcuda_cuda_profile_record * records;
     size_t n, cap, n_pending; // records; the last n_pending have no times yet
+    size_t cap_events;
 };
 
 static bool gcudai_cuda_profile_is_busy(const struct gcudai_cuda * cu) {
@@ -36109,28 +36047,11 @@ static gcuda_status gcudai_cuda_profile_resolve(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_profile_reserve_events(struct gcudai_cuda * cu, int n_nodes) {
     struct gcudai_cuda_profile * p = cu->profile;
     if (p->n_events >= 2 * n_nodes) { return GCUDA_STATUS_SUCCESS; }
-    cudaEvent_t * events = (cudaEvent_t *) gcudai_calloc((size_t) n_nodes, 2 * sizeof(*events));
-    if (events == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    if (p->n_events > 0) { memcpy(events, p->events, (size_t) p->n_events * sizeof(*events)); }
-    gcudai_free(p->events);
-    p->events = events;
+    GCUDAI_TRY(gcudai_array_reserve(&p->events, &p->cap_events, 2 * (size_t) n_nodes, sizeof(*p->events)));
     for (; p->n_events < 2 * n_nodes; p->n_events++) {
         GCUDAI_TRY(gcudai_cuda_result(
-            cu, cudaEventCreateWithFlags(&events[p->n_events], cudaEventDefault), "cudaEventCreateWithFlags", "profile"));
+            cu, cudaEventCreateWithFlags(&p->events[p->n_events], cudaEventDefault), "cudaEventCreateWithFlags", "profile"));
     }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-static gcuda_status gcudai_cuda_profile_reserve_records(struct gcudai_cuda_profile * p, size_t n) {
-    if (p->cap - p->n >= n) { return GCUDA_STATUS_SUCCESS; }
-    const size_t cap = GCUDAI_MAX(2 * p->cap, p->n + n);
-    struct gcuda_cuda_profile_record * records =
-        (struct gcuda_cuda_profile_record *) gcudai_calloc(cap, sizeof(*records));
-    if (records == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    if (p->n > 0) { memcpy(records, p->records, p->n * sizeof(*records)); }
-    gcudai_free(p->records);
-    p->records = records;
-    p->cap = cap;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36143,7 +36064,7 @@ static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const str
     for (int i = 0; i < graph->n_nodes; ++i) { n += !gcudai_is_skipped(graph->nodes[i]); }
     GCUDAI_TRY(gcudai_cuda_profile_resolve(cu));
     GCUDAI_TRY(gcudai_cuda_profile_reserve_events(cu, n));
-    GCUDAI_TRY(gcudai_cuda_profile_reserve_records(p, (size_t) n));
+    GCUDAI_TRY(gcudai_array_reserve(&p->records, &p->cap, p->n + (size_t) n, sizeof(*p->records)));
     GCUDAI_TRY(gcudai_cuda_result(
         cu, cudaEventRecord(p->starts[1 - p->which], cu->stream), "cudaEventRecord", "start of a profiled graph"));
     p->which = 1 - p->which;
@@ -37381,12 +37302,12 @@ struct gcuda_backend_sched {
     gcuda_gallocr_t galloc;
     gcuda_backend_sched_eval_callback callback;
     void * callback_data;
-    struct gcudai_map said; // the caller's assignments: tensor to backend
+    struct gcudai_tensor_map said; // the caller's assignments: tensor to backend
     int32_t * said_backends;
     size_t cap_said;
     // the last graph
     struct gcuda_context * arena; // the scheduler's descriptors
-    struct gcudai_map map;
+    struct gcudai_tensor_map map;
     struct gcudai_sched_item * items;
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
@@ -37410,24 +37331,8 @@ struct gcuda_backend_sched {
     char * kept_bytes;
     int n_kept;
     int last_run; // the run whose copies the patches name
-    gcuda_status bad_data; // an index out of range, found during the run
-    char bad_data_message[GCUDAI_MESSAGE_BYTES];
+    struct gcudai_error bad_data; // an index out of range, found during the run
 };
-
-// Grows an array to at least n elements and keeps its contents. `pointer` is the address of a pointer of any type.
-static gcuda_status gcudai_room(void * pointer, size_t * cap, size_t n, size_t size) {
-    void * old = NULL;
-    if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
-    const size_t more = GCUDAI_MAX(n, GCUDAI_MAX(2 * *cap, (size_t) 16));
-    void * array = gcudai_calloc(more, size);
-    if (array == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    memcpy(&old, pointer, sizeof(old));
-    if (old != NULL) { memcpy(array, old, *cap * size); }
-    gcudai_free(old);
-    memcpy(pointer, &array, sizeof(array));
-    *cap = more;
-    return GCUDA_STATUS_SUCCESS;
-}
 
 // ---- making and ending ----
 
@@ -37603,7 +37508,7 @@ static bool gcudai_sched_has_memory(gcuda_backend_sched_t s, const struct gcuda_
 
 static gcuda_status gcudai_sched_enter_one(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t root, int32_t * index) {
     size_t i = 0;
-    GCUDAI_TRY(gcudai_room(&s->items, &s->cap_items, (size_t) s->n_items + 1, sizeof(*s->items)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->items, &s->cap_items, (size_t) s->n_items + 1, sizeof(*s->items)));
     GCUDAI_TRY(gcudai_map_add(&s->map, t, &i));
     *index = (int32_t) i;
     if ((int) i < s->n_items) { return GCUDA_STATUS_SUCCESS; }
@@ -37631,9 +37536,9 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     s->n_nodes = graph->n_nodes;
     s->n_leafs = graph->n_leafs;
     GCUDAI_TRY(gcudai_map_reserve(&s->map, n + (size_t) graph->n_leafs));
-    GCUDAI_TRY(gcudai_room(&s->nodes, &s->cap_nodes, n, sizeof(*s->nodes)));
-    GCUDAI_TRY(gcudai_room(&s->sources, &s->cap_sources, n * GCUDA_MAX_SRC, sizeof(*s->sources)));
-    GCUDAI_TRY(gcudai_room(&s->leafs, &s->cap_leaf_items, (size_t) graph->n_leafs, sizeof(*s->leafs)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->nodes, &s->cap_nodes, n, sizeof(*s->nodes)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->sources, &s->cap_sources, n * GCUDA_MAX_SRC, sizeof(*s->sources)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->leafs, &s->cap_leaf_items, (size_t) graph->n_leafs, sizeof(*s->leafs)));
     for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_sched_enter(s, graph->leafs[i], &s->leafs[i])); }
     for (int i = 0; i < graph->n_nodes; ++i) {
         GCUDAI_TRY(gcudai_check_tensor(graph->nodes[i]));
@@ -38015,7 +37920,7 @@ static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b)
 
 static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, int b, int32_t * index) {
     struct gcudai_sched_item * item = &s->items[i];
-    GCUDAI_TRY(gcudai_room(&s->copies, &s->cap_copies, (size_t) s->n_copied + 1, sizeof(*s->copies)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->copies, &s->cap_copies, (size_t) s->n_copied + 1, sizeof(*s->copies)));
     struct gcudai_sched_copy * c = &s->copies[s->n_copied];
     c->item = i;
     c->backend = b;
@@ -38032,7 +37937,7 @@ static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, in
 }
 
 static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int at) {
-    GCUDAI_TRY(gcudai_room(&s->splits, &s->cap_splits, (size_t) s->n_splits + 1, sizeof(*s->splits)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->splits, &s->cap_splits, (size_t) s->n_splits + 1, sizeof(*s->splits)));
     struct gcudai_sched_split * split = &s->splits[s->n_splits++];
     split->backend = b;
     split->first = split->end = at;
@@ -38073,7 +37978,7 @@ static gcuda_status gcudai_sched_turn_sources(gcuda_backend_sched_t s, int i, in
             s->copies[c].ids = -1;
         }
         s->splits[s->n_splits - 1].end_copy = s->n_copied;
-        GCUDAI_TRY(gcudai_room(&s->patches, &s->cap_patches, (size_t) s->n_patches + 1, sizeof(*s->patches)));
+        GCUDAI_TRY(gcudai_array_reserve(&s->patches, &s->cap_patches, (size_t) s->n_patches + 1, sizeof(*s->patches)));
         struct gcudai_sched_patch * p = &s->patches[s->n_patches++];
         p->node = s->items[s->nodes[i]].t;
         p->k = k;
@@ -38102,7 +38007,7 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
             split->end = g->n_nodes;
             return GCUDA_STATUS_SUCCESS;
         }
-        GCUDAI_TRY(gcudai_room(&s->foreign, &s->cap_foreign, (size_t) s->n_foreign + 1, sizeof(*s->foreign)));
+        GCUDAI_TRY(gcudai_array_reserve(&s->foreign, &s->cap_foreign, (size_t) s->n_foreign + 1, sizeof(*s->foreign)));
         s->foreign[s->n_foreign++] = node;
         if (split != NULL) { split->end_foreign = s->n_foreign; }
         return GCUDA_STATUS_SUCCESS;
@@ -38126,7 +38031,7 @@ static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda
             const size_t item = gcudai_map_get(&s->map, is_owner ? src->view_src : src);
             if (item == GCUDAI_NONE) { continue; }
             if (g != NULL) { gcudai_graph_count_use(g, s->items[item].t); }
-            hash = (hash + (uint64_t) item + 1) * 0x9e3779b97f4a7c15u;
+            hash = gcudai_hash(hash, (uint64_t) item + 1);
         }
     }
     return hash;
@@ -38173,8 +38078,8 @@ static void gcudai_sched_link(gcuda_backend_sched_t s) {
 
 static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_nodes + 1;
-    GCUDAI_TRY(gcudai_room(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
-    GCUDAI_TRY(gcudai_room(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
     s->alloc_nodes[s->n_alloc_nodes] = t;
     s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // OUTSIDE: the allocator skips it
     return GCUDA_STATUS_SUCCESS;
@@ -38182,8 +38087,8 @@ static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcud
 
 static gcuda_status gcudai_sched_alloc_leaf(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_leafs + 1;
-    GCUDAI_TRY(gcudai_room(&s->alloc_leafs, &s->cap_alloc_leafs, n, sizeof(*s->alloc_leafs)));
-    GCUDAI_TRY(gcudai_room(&s->leaf_ids, &s->cap_leaf_ids, n, sizeof(*s->leaf_ids)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->alloc_leafs, &s->cap_alloc_leafs, n, sizeof(*s->alloc_leafs)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->leaf_ids, &s->cap_leaf_ids, n, sizeof(*s->leaf_ids)));
     s->alloc_leafs[s->n_alloc_leafs] = t;
     s->leaf_ids[s->n_alloc_leafs++] = b >= 0 ? b : 0;
     return GCUDA_STATUS_SUCCESS;
@@ -38304,7 +38209,7 @@ static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgra
     GCUDAI_TRY(gcudai_sched_check_contents(s, graph));
     GCUDAI_TRY(gcudai_sched_describe(s));
     const size_t n_can = (size_t) s->n_items * (size_t) s->n_backends;
-    GCUDAI_TRY(gcudai_room(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
     if (n_can > 0) { memset(s->can, 0, n_can); }
     gcudai_sched_group(s);
     GCUDAI_TRY(gcudai_sched_assign(s));
@@ -38327,7 +38232,7 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
     const size_t n = (size_t) s->n_alloc_nodes + (size_t) s->n_alloc_leafs;
     s->n_old_nodes = s->n_old_leafs = -1;
     GCUDAI_TRY(gcudai_sched_sync(s)); // memory may be about to move
-    GCUDAI_TRY(gcudai_room(&s->old_ids, &s->cap_old_ids, n, sizeof(*s->old_ids)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->old_ids, &s->cap_old_ids, n, sizeof(*s->old_ids)));
     GCUDAI_TRY(gcuda_gallocr_reserve_n(s->galloc, &g, s->node_ids, s->leaf_ids));
     s->n_old_nodes = s->n_alloc_nodes;
     s->n_old_leafs = s->n_alloc_leafs;
@@ -38490,17 +38395,14 @@ gcuda_status gcuda_backend_sched_reserve_size(
 // Keeps the first INVALID_DATA (an index out of range) for the end of the run and lets it continue.
 static gcuda_status gcudai_sched_keep_bad_data(gcuda_backend_sched_t s, gcuda_status st) {
     if (st != GCUDA_STATUS_INVALID_DATA) { return st; }
-    if (s->bad_data == GCUDA_STATUS_SUCCESS) {
-        s->bad_data = st;
-        memcpy(s->bad_data_message, gcudai_message, sizeof(s->bad_data_message));
-    }
+    gcudai_error_save_first(&s->bad_data, st);
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_sched_take_bad_data(gcuda_backend_sched_t s) {
-    const gcuda_status st = s->bad_data;
-    s->bad_data = GCUDA_STATUS_SUCCESS;
-    return st == GCUDA_STATUS_SUCCESS ? st : gcuda_set_last_error(st, s->bad_data_message);
+    const gcuda_status st = gcudai_error_report(&s->bad_data);
+    s->bad_data.status = GCUDA_STATUS_SUCCESS;
+    return st;
 }
 
 static void gcudai_sched_is_over(struct gcudai_sched_backend * b) {
@@ -38548,19 +38450,15 @@ static gcuda_status gcudai_sched_wait_run(gcuda_backend_sched_t s, int a, int b,
 
 // Waits for all backends, also after a failure of one.
 static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
-    char first[GCUDAI_MESSAGE_BYTES];
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    struct gcudai_error first;
+    first.status = GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < s->n_backends; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
-        const gcuda_status one = gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(b->backend));
-        if (one == GCUDA_STATUS_SUCCESS) {
-            gcudai_sched_is_over(b);
-        } else if (st == GCUDA_STATUS_SUCCESS) {
-            st = one;
-            memcpy(first, gcudai_message, sizeof(first));
-        }
+        const gcuda_status st = gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(b->backend));
+        if (st == GCUDA_STATUS_SUCCESS) { gcudai_sched_is_over(b); }
+        gcudai_error_save_first(&first, st);
     }
-    if (st != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(st, first); }
+    GCUDAI_TRY(gcudai_error_report(&first));
     s->run = 0; // nothing is in flight: single runs always use the first copies
     return GCUDA_STATUS_SUCCESS;
 }
@@ -38578,7 +38476,7 @@ enum { // flags that affect a node's backend or the lifetime of its memory
 static int32_t gcudai_sched_usage_of(const struct gcuda_tensor * t) { return t->buffer != NULL ? (int32_t) t->buffer->usage : -1; }
 
 static gcuda_status gcudai_sched_remember(gcuda_backend_sched_t s) {
-    GCUDAI_TRY(gcudai_room(&s->keys, &s->cap_keys, (size_t) s->n_items, sizeof(*s->keys)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->keys, &s->cap_keys, (size_t) s->n_items, sizeof(*s->keys)));
     for (int i = 0; i < s->n_items; ++i) {
         struct gcudai_sched_key * key = &s->keys[i];
         const struct gcuda_tensor * t = s->items[i].original;
@@ -38640,7 +38538,7 @@ static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct 
         const gcuda_status st = buffer->iface.cpy_tensor(buffer, src, dst);
         if (st != GCUDA_STATUS_UNSUPPORTED) { return st; }
     }
-    GCUDAI_TRY(gcudai_room(&s->stage, &s->cap_stage, size, 1));
+    GCUDAI_TRY(gcudai_array_reserve(&s->stage, &s->cap_stage, size, 1));
     GCUDAI_TRY(gcuda_backend_tensor_get(src, s->stage, 0, size));
     return gcuda_backend_tensor_set(dst, s->stage, 0, size);
 }
@@ -38763,7 +38661,7 @@ static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const str
     const size_t size = gcuda_nbytes(ids);
     const int of = gcudai_sched_backend_of(s, c->ids);
     if (of >= 0) { GCUDAI_TRY(gcudai_sched_host_wait(s, of)); }
-    GCUDAI_TRY(gcudai_room(&s->stage, &s->cap_stage, size + (size_t) n, 1));
+    GCUDAI_TRY(gcudai_array_reserve(&s->stage, &s->cap_stage, size + (size_t) n, 1));
     GCUDAI_TRY(gcuda_backend_tensor_get(ids, s->stage, 0, size));
     *used = (uint8_t *) s->stage + size;
     memset(*used, 0, (size_t) n);
@@ -38860,16 +38758,16 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_sched_run_split(s, &s->splits[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_sched_end_run(s) : st;
     if (st == GCUDA_STATUS_SUCCESS) { return gcudai_sched_take_bad_data(s); }
-    char text[GCUDAI_MESSAGE_BYTES]; // the failure's message; the waits below may replace it
-    memcpy(text, gcudai_message, sizeof(text));
+    struct gcudai_error failure; // the waits below may replace its message
+    gcudai_error_save(&failure, st);
     for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not run
         if (s->backends[i].uploader != NULL) {
             while (gcuda_cuda_upload_wait(s->backends[i].uploader, 0) != GCUDA_STATUS_SUCCESS) {}
         }
     }
     (void) gcudai_sched_sync(s);
-    s->bad_data = GCUDA_STATUS_SUCCESS;
-    return gcuda_set_last_error(st, text);
+    s->bad_data.status = GCUDA_STATUS_SUCCESS;
+    return gcudai_error_report(&failure);
 }
 
 // ---- changes of the allocated graph ----
@@ -39057,14 +38955,13 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
 }
 
 gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
-    char text[GCUDAI_MESSAGE_BYTES];
-    const gcuda_status st = gcuda_backend_sched_graph_compute_async(s, graph);
-    memcpy(text, gcudai_message, sizeof(text));
+    struct gcudai_error first;
+    gcudai_error_save(&first, gcuda_backend_sched_graph_compute_async(s, graph));
     gcuda_status end = s ? gcuda_backend_sched_synchronize(s) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; s != NULL && s->galloc->checks && i < s->n_items && end == GCUDA_STATUS_SUCCESS; ++i) {
         end = gcudai_check_end(s->items[i].t);
     }
-    return st != GCUDA_STATUS_SUCCESS ? gcuda_set_last_error(st, text) : end;
+    return first.status != GCUDA_STATUS_SUCCESS ? gcudai_error_report(&first) : end;
 }
 
 // ---- questions and wishes ----
@@ -39078,7 +38975,7 @@ gcuda_status gcuda_backend_sched_set_tensor_backend(
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends", gcuda_backend_name(backend));
     }
-    GCUDAI_TRY(gcudai_room(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
     GCUDAI_TRY(gcudai_map_add(&s->said, tensor, &at));
     s->said_backends[at] = b;
     return GCUDA_STATUS_SUCCESS;
@@ -39319,7 +39216,7 @@ static size_t gcudai_gguf_sort(const struct gcuda_gguf_context * g, uint32_t * o
 }
 
 static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const char * label) {
-    GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
                             : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
@@ -39327,7 +39224,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
 }
 
 static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, const char * label) {
-    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
                                  : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
@@ -39478,7 +39375,7 @@ static gcuda_status gcudai_gguf_take_strings(struct gcudai_gguf_reader * r, stru
     for (uint64_t i = 0; i < kv->n; ++i) {
         size_t n = 0;
         GCUDAI_TRY(gcudai_gguf_take_length(r, GCUDAI_GGUF_MAX_STRING, "a string", &n));
-        GCUDAI_TRY(gcudai_room(&kv->text, &cap, used + n + 1, 1));
+        GCUDAI_TRY(gcudai_array_reserve(&kv->text, &cap, used + n + 1, 1));
         GCUDAI_TRY(gcudai_gguf_take(r, kv->text + used, n, "a string"));
         kv->text[used + n] = '\0';
         used += n + 1;
@@ -39541,7 +39438,7 @@ static gcuda_status gcudai_gguf_take_pair(struct gcudai_gguf_reader * r, struct 
 }
 
 static gcuda_status gcudai_gguf_take_pairs(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r, uint64_t n) {
-    GCUDAI_TRY(gcudai_room(&g->kv, &g->cap_kv, (size_t) n, sizeof(*g->kv)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->kv, &g->cap_kv, (size_t) n, sizeof(*g->kv)));
     while (g->n_kv < n) { // counted before it is read, so that it is freed
         GCUDAI_TRY(gcudai_gguf_take_pair(r, &g->kv[g->n_kv++]));
     }
@@ -39608,7 +39505,7 @@ static gcuda_status gcudai_gguf_check_offset(
 
 static gcuda_status gcudai_gguf_take_tensors(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r, uint64_t n) {
     uint64_t end = 0;
-    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, (size_t) n, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, (size_t) n, sizeof(*g->tensors)));
     for (; g->n_tensors < n; g->n_tensors++) {
         struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
         GCUDAI_TRY(gcudai_gguf_take_tensor(r, t));
@@ -39733,7 +39630,7 @@ struct gcuda_gguf_context * gcuda_gguf_init_empty(void) {
 // A context with one part, whose source the caller says.
 static struct gcuda_gguf_context * gcudai_gguf_new(const char * label) {
     struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
-    if (g != NULL && gcudai_room(&g->parts, &g->cap_parts, 1, sizeof(*g->parts)) == GCUDA_STATUS_SUCCESS) {
+    if (g != NULL && gcudai_array_reserve(&g->parts, &g->cap_parts, 1, sizeof(*g->parts)) == GCUDA_STATUS_SUCCESS) {
         g->parts[0].label = gcudai_gguf_copy_text(label);
         g->parts[0].max_chunk = SIZE_MAX;
         g->n_parts = 1;
@@ -39788,8 +39685,8 @@ static gcuda_status gcudai_gguf_join(struct gcuda_gguf_context * g, struct gcuda
         return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d",
             p->label, (long long) its_no, (long long) its_count, no, count);
     }
-    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
-    GCUDAI_TRY(gcudai_room(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
     for (size_t i = 0; i < other->n_tensors; ++i) {
         other->tensors[i].part = (int32_t) g->n_parts;
         g->tensors[g->n_tensors++] = other->tensors[i];
@@ -40645,7 +40542,7 @@ static gcuda_status gcudai_gguf_stage(
     const char * memory = gcudai_gguf_memory_of(l->g, info);
     *data = memory != NULL ? memory + offset : NULL;
     if (memory != NULL) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_room(&l->stage, &l->cap_stage, GCUDAI_MAX(size, 2 * GCUDAI_GGUF_STAGE), 1));
+    GCUDAI_TRY(gcudai_array_reserve(&l->stage, &l->cap_stage, GCUDAI_MAX(size, 2 * GCUDAI_GGUF_STAGE), 1));
     char * to = l->stage + (size <= GCUDAI_GGUF_STAGE ? (size_t) l->which_stage * GCUDAI_GGUF_STAGE : 0);
     l->which_stage = 1 - l->which_stage;
     *data = to;
@@ -40806,9 +40703,9 @@ static gcuda_status gcudai_gguf_put(struct gcuda_gguf_context * g, struct gcudai
         g->kv[id] = *kv;
         return GCUDA_STATUS_SUCCESS;
     }
-    gcuda_status st = g->n_kv < INT32_MAX ? gcudai_room(&g->kv, &g->cap_kv, g->n_kv + 1, sizeof(*g->kv))
+    gcuda_status st = g->n_kv < INT32_MAX ? gcudai_array_reserve(&g->kv, &g->cap_kv, g->n_kv + 1, sizeof(*g->kv))
                                           : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: more than 2^31 pairs");
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv + 1, sizeof(*g->kv_order)); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_array_reserve(&g->kv_order, &g->cap_kv_order, g->n_kv + 1, sizeof(*g->kv_order)); }
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_gguf_kv_free(kv);
         return st;
@@ -40985,8 +40882,8 @@ gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct g
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: '%s' is not contiguous", tensor->name);
     }
     GCUDAI_TRY(gcudai_gguf_check_total(g, size));
-    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
-    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors + 1, sizeof(*g->tensor_order)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensor_order, &g->cap_tensor_order, g->n_tensors + 1, sizeof(*g->tensor_order)));
     struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
     GCUDAI_ZERO(*t);
     t->source = (struct gcuda_tensor *) gcudai_alloc(sizeof(*t->source));
