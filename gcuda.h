@@ -191,17 +191,21 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
     >>impl-base      checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
+    >>impl-isa       which instruction set the CPU kernels use
     >>impl-math      half and bfloat16 conversion
-    >>impl-quants    block formats: dequantize, quantize rows, check them
+    >>impl-quants    block formats: dequantize and quantize one row
+    >>impl-quantize  quantizing rows on several threads; checking blocks
     >>impl-types     type table
     >>impl-tensor    contexts, tensors, views
+    >>impl-task      what the CPU function of an operation is given: its items, scratch, abort, bad indices
     >>impl-simd      vectorised CPU kernels
     >>impl-ops       shared checks; then one >>op:NAME block each: constructor, check, args, CPU
-    >>impl-registry  the tables made from GCUDA_OPS; nothing else lists operations
+    >>impl-registry  names and kinds of operations
     >>impl-graph     graphs
     >>impl-autodiff  derivatives
     >>impl-alloc     allocators
     >>impl-backend   buffers, devices, backends, registry
+    >>impl-compute   computing a graph, with memory checks if wanted; copying a graph, comparing two backends
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
     >>impl-cuda-driver   functions of the driver, looked up when devices are found
@@ -222,6 +226,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest whether this build works on a device
+    >>impl-no-cuda   the public functions of a build without CUDA: no devices
+    >>impl-devices   the list of backends: the built-in ones, then those registered; shutdown
     >>impl-sched     scheduler: items, assignment, splits, placing, runs
     >>impl-gguf      GGUF: reading, getters, loading, writing
 */
@@ -6553,17 +6559,17 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #ifndef GCUDA_IMPLEMENTATION_DONE
 #define GCUDA_IMPLEMENTATION_DONE
 
-#if defined(GCUDA_CUDA) && !defined(GCUDA_NO_CUDA)
-#define GCUDAI_CUDA 1
-#else
-#define GCUDAI_CUDA 0
-#endif
-
 // =====================================================================================================
 // >>impl-platform   compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
 // =====================================================================================================
 // The only section that knows operating systems and compilers. Tested: Linux with gcc and clang, mingw-w64 under wine.
 // MSVC and macOS branches are written from their documentation and untested.
+
+#if defined(GCUDA_CUDA) && !defined(GCUDA_NO_CUDA)
+#define GCUDAI_CUDA 1
+#else
+#define GCUDAI_CUDA 0
+#endif
 
 #if defined(__GNUC__) || defined(__clang__)
 #define GCUDAI_GNU_LIKE 1
@@ -7419,21 +7425,10 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #endif
 }
 
-// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
-// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
-static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
-    int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
-    if (f == 0) {
-        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
-        gcudai_atomic_store_i32(&gcudai_g.cpu_features, f);
-    }
-    return (f & features) == features;
-}
-
-// May AVX2, FMA and F16C be used? AVX2 and the sets after it come with all three.
-static GCUDAI_UNUSED bool gcudai_isa_has_avx2(void) { return gcuda_cpu_get_isa() >= GCUDA_CPU_ISA_AVX2; }
-
 int gcuda_version(void) { return GCUDA_VERSION; }
+
+int64_t gcuda_time_us(void) { return gcudai_time_us(); }
+int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 
 const char * gcuda_status_to_string(gcuda_status status) {
     switch (status) {
@@ -7776,6 +7771,79 @@ static gcuda_status gcudai_error_report(const struct gcudai_error * e) {
 }
 
 // =====================================================================================================
+// >>impl-isa   which instruction set the CPU kernels use
+// =====================================================================================================
+
+// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
+// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
+static bool gcudai_cpu_has(int features) {
+    int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
+    if (f == 0) {
+        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
+        gcudai_atomic_store_i32(&gcudai_g.cpu_features, f);
+    }
+    return (f & features) == features;
+}
+
+// Whether this build has kernels for the set, and this machine runs them.
+static bool gcudai_cpu_has_isa(enum gcuda_cpu_isa isa) {
+    switch (isa) {
+        case GCUDA_CPU_ISA_SCALAR: return true;
+#if GCUDAI_HAVE_X86_SIMD
+        case GCUDA_CPU_ISA_AVX2: return gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C);
+        case GCUDA_CPU_ISA_AVX512: return gcudai_cpu_has_isa(GCUDA_CPU_ISA_AVX2) && gcudai_cpu_has(GCUDAI_CPU_AVX512);
+        case GCUDA_CPU_ISA_AVX512_VNNI: return gcudai_cpu_has_isa(GCUDA_CPU_ISA_AVX512) && gcudai_cpu_has(GCUDAI_CPU_VNNI);
+#endif
+#if GCUDAI_HAVE_NEON
+        case GCUDA_CPU_ISA_NEON: return true;
+#endif
+#if GCUDAI_HAVE_NEON && GCUDAI_HAVE_DOTPROD
+        case GCUDA_CPU_ISA_DOTPROD: return gcudai_cpu_has(GCUDAI_CPU_DOTPROD);
+#endif
+        default: return false;
+    }
+}
+
+static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
+    static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
+    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDA_CPU_ISA_COUNT ? 1 : -1];
+    (void) sizeof(all_have_names);
+    return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
+}
+
+// What GCUDA_CPU_ISA asks for, if this machine has it; else the best there is.
+static enum gcuda_cpu_isa gcudai_cpu_isa_default(void) {
+    const char * wanted = gcudai_env("GCUDA_CPU_ISA");
+    int best = GCUDA_CPU_ISA_COUNT - 1;
+    for (int isa = GCUDA_CPU_ISA_SCALAR; wanted != NULL && isa < GCUDA_CPU_ISA_COUNT; ++isa) {
+        if (strcmp(wanted, gcudai_cpu_isa_name((enum gcuda_cpu_isa) isa)) == 0) { best = isa; }
+    }
+    while (!gcudai_cpu_has_isa((enum gcuda_cpu_isa) best)) { --best; }
+    return (enum gcuda_cpu_isa) best;
+}
+
+enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
+    int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
+    if (isa == GCUDA_CPU_ISA_AUTO) {
+        isa = (int32_t) gcudai_cpu_isa_default();
+        gcudai_atomic_store_i32(&gcudai_g.cpu_isa, isa);
+    }
+    return (enum gcuda_cpu_isa) isa;
+}
+
+gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
+    if (isa != GCUDA_CPU_ISA_AUTO && !gcudai_cpu_has_isa(isa)) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine",
+                           gcudai_cpu_isa_name(isa));
+    }
+    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// May AVX2, FMA and F16C be used? AVX2 and the sets after it come with all three.
+static GCUDAI_UNUSED bool gcudai_isa_has_avx2(void) { return gcuda_cpu_get_isa() >= GCUDA_CPU_ISA_AVX2; }
+
+// =====================================================================================================
 // >>impl-math   half and bfloat16 conversion
 // =====================================================================================================
 
@@ -7892,7 +7960,7 @@ void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) {
 }
 
 // =====================================================================================================
-// >>impl-quants   block formats: dequantize, quantize rows, check them
+// >>impl-quants   block formats: dequantize and quantize one row
 // =====================================================================================================
 #include <float.h>
 
@@ -8301,7 +8369,10 @@ static void gcudai_quantize_weighted_q5_1(const float * x, void * y, int64_t n, 
     }
 }
 
-// ---- many rows -------------------------------------------------------------------------------------
+// =====================================================================================================
+// >>impl-quantize   quantizing rows on several threads; checking blocks
+// =====================================================================================================
+
 typedef void (*gcudai_weighted_t)(const float * x, void * y, int64_t n, const float * importance);
 
 static gcudai_weighted_t gcudai_weighted_quantizer(enum gcuda_type type) {
@@ -9330,7 +9401,7 @@ float * gcuda_get_data_f32(const struct gcuda_tensor * tensor) {
 
 static bool gcudai_in_host_memory(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    return t->data != NULL && (buffer == NULL || gcuda_backend_buffer_is_host(buffer));
+    return t->data != NULL && (buffer == NULL || (buffer->buft->iface.is_host != NULL && buffer->buft->iface.is_host(buffer->buft)));
 }
 
 // Address of an element of a plain type in host memory, or NULL with a message.
@@ -9509,21 +9580,65 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
     return gcudai_set_all(tensor, (double) value, "set_i32");
 }
 
-struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
-        return NULL;
+
+// =====================================================================================================
+// >>impl-task   what the CPU function of an operation is given besides its arguments: its items, scratch, abort, bad indices
+// =====================================================================================================
+
+#define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
+
+// One computation of a graph, shared by its threads.
+struct gcudai_run {
+    gcudai_mutex lock; // guards the four below
+    const struct gcuda_tensor * bad_node;
+    int64_t bad_position, bad_value, bad_limit;
+    const struct gcuda_tensor * node; // being computed
+    gcuda_abort_callback should_stop; // NULL: never
+    void * stop_data;
+    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
+    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
+    gcudai_atomic_i32 is_stopped; // the callback has said so
+};
+
+struct gcudai_task {
+    int64_t i0, i1; // items to do
+    int phase;
+    char * shared; // 64-byte aligned, uninitialised
+    char * local;
+    int thread; // 0: the caller's
+    struct gcudai_run * run;
+};
+
+// Asks the callback, one thread at a time; who comes meanwhile goes on.
+static bool gcudai_run_poll(void * user) {
+    struct gcudai_run * run = (struct gcudai_run *) user;
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
+        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
+        gcudai_atomic_store_i32(&run->is_asking, 0);
     }
-    if (tensor->buffer != NULL) {
-        return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
+    return gcudai_atomic_load_i32(&run->is_stopped) != 0;
+}
+
+// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
+// whether the graph is aborted. True: the item returns, and its results are not read.
+static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
+    *spent += cost;
+    if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
+    *spent = 0.0;
+    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+}
+
+// Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
+static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
+    struct gcudai_run * run = t->run;
+    gcudai_mutex_lock(&run->lock);
+    if (run->bad_node == NULL || (run->bad_node == run->node && position < run->bad_position)) {
+        run->bad_node = run->node;
+        run->bad_position = position;
+        run->bad_value = value;
+        run->bad_limit = limit;
     }
-    if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
-    if (gcuda_is_contiguously_allocated(tensor)) {
-        memset(tensor->data, 0, gcuda_nbytes(tensor));
-    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
-        return NULL;
-    }
-    return tensor;
+    gcudai_mutex_unlock(&run->lock);
 }
 
 // =====================================================================================================
@@ -11795,69 +11910,28 @@ static const struct gcudai_simd gcudai_simd_dotprod = {
 #endif
 #endif
 
-// NULL: not on this machine, or not in this build
+// NULL: this build or this machine does not have the set.
 static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
+    if (!gcudai_cpu_has_isa(isa)) { return NULL; }
+    switch (isa) {
 #if GCUDAI_HAVE_X86_SIMD
-    const bool avx2 = gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C);
-    if (isa == GCUDA_CPU_ISA_AVX2 && avx2) { return &gcudai_simd_avx2; }
-    if (isa == GCUDA_CPU_ISA_AVX512 && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512)) { return &gcudai_simd_avx512; }
-    if (isa == GCUDA_CPU_ISA_AVX512_VNNI && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI)) {
-        return &gcudai_simd_vnni;
-    }
+        case GCUDA_CPU_ISA_AVX2: return &gcudai_simd_avx2;
+        case GCUDA_CPU_ISA_AVX512: return &gcudai_simd_avx512;
+        case GCUDA_CPU_ISA_AVX512_VNNI: return &gcudai_simd_vnni;
 #endif
 #if GCUDAI_HAVE_NEON
-    if (isa == GCUDA_CPU_ISA_NEON) { return &gcudai_simd_neon; }
+        case GCUDA_CPU_ISA_NEON: return &gcudai_simd_neon;
 #endif
 #if GCUDAI_HAVE_NEON && GCUDAI_HAVE_DOTPROD
-    if (isa == GCUDA_CPU_ISA_DOTPROD && gcudai_cpu_has(GCUDAI_CPU_DOTPROD)) { return &gcudai_simd_dotprod; }
+        case GCUDA_CPU_ISA_DOTPROD: return &gcudai_simd_dotprod;
 #endif
-    return isa == GCUDA_CPU_ISA_SCALAR ? &gcudai_simd_scalar : NULL;
-}
-
-static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
-    static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
-    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDA_CPU_ISA_COUNT ? 1 : -1];
-    (void) sizeof(all_have_names);
-    return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
-}
-
-// What GCUDA_CPU_ISA asks for, if this machine has it; else the best there is.
-static enum gcuda_cpu_isa gcudai_cpu_isa_default(void) {
-    const char * wanted = gcudai_env("GCUDA_CPU_ISA");
-    int best = GCUDA_CPU_ISA_COUNT - 1;
-    for (int isa = GCUDA_CPU_ISA_SCALAR; wanted != NULL && isa < GCUDA_CPU_ISA_COUNT; ++isa) {
-        if (strcmp(wanted, gcudai_cpu_isa_name((enum gcuda_cpu_isa) isa)) == 0) { best = isa; }
+        default: return &gcudai_simd_scalar;
     }
-    while (gcudai_simd_of((enum gcuda_cpu_isa) best) == NULL) { --best; }
-    return (enum gcuda_cpu_isa) best;
-}
-
-enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
-    int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
-    if (isa == GCUDA_CPU_ISA_AUTO) {
-        isa = (int32_t) gcudai_cpu_isa_default();
-        gcudai_atomic_store_i32(&gcudai_g.cpu_isa, isa);
-    }
-    return (enum gcuda_cpu_isa) isa;
-}
-
-gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
-    if (isa != GCUDA_CPU_ISA_AUTO && gcudai_simd_of(isa) == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine",
-                           gcudai_cpu_isa_name(isa));
-    }
-    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
-    return GCUDA_STATUS_SUCCESS;
 }
 
 static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
-
-// For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
-// whether the graph is aborted. True: the item returns, and its results are not read.
-struct gcudai_task;
-GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
@@ -12190,20 +12264,6 @@ struct gcudai_work {
     double item_cost[GCUDAI_MAX_PHASES];  // elementary steps of an item, roughly; below about 5 ms
     size_t shared_bytes, local_bytes;     // scratch for all threads across phases, and for each thread
 };
-
-struct gcudai_run; // one computation of a graph: abort flag, first bad index
-struct gcudai_task {
-    int64_t i0, i1; // items to do
-    int phase;
-    char * shared; // 64-byte aligned, uninitialised
-    char * local;
-    int thread; // 0: the caller's
-    struct gcudai_run * run;
-};
-
-// Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
-GCUDAI_UNUSED static void gcudai_bad_index(
-    const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit);
 
 // The registry row of an operation, as the rest of the library sees it.
 struct gcudai_op_info {
@@ -21183,9 +21243,7 @@ static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gc
 
 // ---------------- end of ops-c ----------------
 
-// =====================================================================================================
-// >>impl-registry   the tables made from GCUDA_OPS; nothing else lists operations
-// =====================================================================================================
+// ---- the rows: the table made from GCUDA_OPS ----
 
 static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
     { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can,
@@ -21200,6 +21258,10 @@ static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
 static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op) {
     return (int) op >= 0 && (int) op < GCUDA_OP_COUNT ? &gcudai_ops[op] : NULL;
 }
+
+// =====================================================================================================
+// >>impl-registry   names and kinds of operations
+// =====================================================================================================
 
 const char * gcuda_op_name(enum gcuda_op op) {
     const struct gcudai_op_info * info = gcudai_op_row(op);
@@ -23337,100 +23399,6 @@ static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
     return i != GCUDAI_NONE ? &g->lives[i] : NULL;
 }
 
-static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
-    unsigned char bytes[512];
-    const size_t size = gcuda_nbytes(t);
-    *is_untouched = size > 0;
-    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
-        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
-        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
-        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Sources that are not read: the destination of a copy, and tensors that give only a shape.
-static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
-    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
-    switch (node->op) {
-        case GCUDA_OP_CPY:
-        case GCUDA_OP_SET_ROWS: return k > 0 && owner == node->view_src;
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_3D:
-        case GCUDA_OP_FILL: return k == 0;
-        default: return false;
-    }
-}
-
-// INVALID_DATA if a source of the node has not been written.
-static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const struct gcuda_tensor * src = node->src[k];
-        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
-        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
-        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
-        if (is_untouched) {
-            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
-                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
-                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
-        }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
-static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
-    struct gcudai_life * own = gcudai_check_life(node);
-    if (own != NULL) { own->is_filled = false; }
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
-        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
-        const gcuda_gallocr_t g = owner->buffer->checker;
-        const size_t at = gcudai_map_get(&g->map, node);
-        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Fills a tensor whose last reader was a copy between backends.
-static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
-    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
-    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
-}
-
-// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
-static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    struct gcudai_error bad;
-    bad.status = GCUDA_STATUS_SUCCESS;
-    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
-        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
-        one.no_fusion = true;
-        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
-        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
-            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
-            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
-            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
-            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
-            gcudai_error_save_first(&bad, st);
-        }
-    }
-    return gcudai_error_report(&bad);
-}
-
-// Node by node if a checking allocator placed a tensor of the graph.
-static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    bool is_checked = false;
-    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
-        const struct gcuda_tensor * t = graph->nodes[i];
-        is_checked = gcudai_check_life(t) != NULL;
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
-    }
-    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
-}
-
 static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
     if (t == NULL) {
         return GCUDA_STATUS_SUCCESS;
@@ -24028,6 +23996,23 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     return st;
 }
 
+struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
+    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
+        return NULL;
+    }
+    if (tensor->buffer != NULL) {
+        return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
+    }
+    if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
+    if (gcuda_is_contiguously_allocated(tensor)) {
+        memset(tensor->data, 0, gcuda_nbytes(tensor));
+    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
+        return NULL;
+    }
+    return tensor;
+}
+
 // ---- backends ----
 
 const uint8_t * gcuda_backend_guid(gcuda_backend_t backend) { return backend ? backend->guid : NULL; }
@@ -24054,19 +24039,6 @@ size_t gcuda_backend_get_max_size(gcuda_backend_t backend) {
 }
 gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
     return backend && backend->iface.synchronize ? backend->iface.synchronize(backend) : GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    if (backend == NULL || graph == NULL) { return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph"); }
-    if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
-    return backend->iface.graph_compute(backend, graph);
-}
-
-gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    struct gcudai_error first;
-    gcudai_error_save(&first, gcuda_backend_graph_compute_async(backend, graph));
-    const gcuda_status st = gcuda_backend_synchronize(backend); // also after a failure: part of the graph may run
-    return first.status != GCUDA_STATUS_SUCCESS ? gcudai_error_report(&first) : st;
 }
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
@@ -24113,6 +24085,270 @@ bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_t
 }
 bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op) {
     return gcuda_backend_dev_offload_op(gcuda_backend_get_device(backend), op);
+}
+
+// ---- events ----
+
+gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
+    gcuda_backend_event_t event = NULL;
+    if (dev == NULL || dev->iface.event_new == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
+        return NULL;
+    }
+    return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
+}
+
+void gcuda_backend_event_free(gcuda_backend_event_t event) {
+    if (event != NULL) {
+        event->device->iface.event_free(event->device, event);
+    }
+}
+
+gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_record", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_record == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
+    }
+    return backend->iface.event_record(backend, event);
+}
+
+gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
+    if (event == NULL) {
+        return gcudai_null_fail("event_synchronize", "event");
+    }
+    return event->device->iface.event_synchronize(event->device, event);
+}
+
+gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
+    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
+    if (event->device->iface.event_query == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
+    }
+    return event->device->iface.event_query(event->device, event, done);
+}
+
+gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_wait == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
+    }
+    return backend->iface.event_wait(backend, event);
+}
+
+// ---- devices ----
+
+const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_name(dev) : ""; }
+const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_description(dev) : "";
+}
+enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU;
+}
+gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
+gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_buffer_type(dev) : NULL;
+}
+gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) {
+    return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL;
+}
+bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
+    return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft);
+}
+bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op);
+}
+
+bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    if (dev == NULL || op == NULL) {
+        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
+        return false;
+    }
+    return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
+    size_t a = 0, b = 0;
+    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
+                          : gcudai_null_fail("dev_memory", "device");
+    if (free != NULL) {
+        *free = a;
+    }
+    if (total != NULL) {
+        *total = b;
+    }
+    return st;
+}
+
+gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
+    if (dev == NULL || props == NULL) {
+        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
+    }
+    memset(props, 0, sizeof(*props));
+    return dev->iface.get_props(dev, props);
+}
+
+gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
+    gcuda_backend_t backend = NULL;
+    if (dev == NULL) {
+        gcudai_null_fail("dev_init", "device");
+        return NULL;
+    }
+    return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
+}
+
+gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
+    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
+    gcuda_backend_buffer_t buffer = NULL;
+    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
+        return NULL;
+    }
+    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer
+                                                                                                             : NULL;
+}
+
+// ---- registries ----
+
+const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_name(reg) : ""; }
+size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
+
+gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
+    if (index >= gcuda_backend_reg_dev_count(reg)) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
+            (unsigned long long) gcuda_backend_reg_dev_count(reg));
+        return NULL;
+    }
+    return reg->iface.get_device(reg, index);
+}
+
+void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name) {
+    return reg && name && reg->iface.get_proc_address ? reg->iface.get_proc_address(reg, name) : NULL;
+}
+
+// How many letters the two have in common from the start. Names of devices are typed by people: "cpu" is "CPU".
+static size_t gcudai_same_letters(const char * a, const char * b) {
+    size_t i = 0;
+    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
+        ++i;
+    }
+    return i;
+}
+static bool gcudai_same_name(const char * a, const char * b) {
+    const size_t i = gcudai_same_letters(a, b);
+    return a[i] == b[i];
+}
+
+// =====================================================================================================
+// >>impl-compute   computing a graph, with memory checks if wanted; copying a graph, comparing two backends
+// =====================================================================================================
+
+// ---- checking mode, see gcuda_gallocr_set_check ----
+
+static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
+    unsigned char bytes[512];
+    const size_t size = gcuda_nbytes(t);
+    *is_untouched = size > 0;
+    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
+        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
+        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
+        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Sources that are not read: the destination of a copy, and tensors that give only a shape.
+static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
+    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
+    switch (node->op) {
+        case GCUDA_OP_CPY:
+        case GCUDA_OP_SET_ROWS: return k > 0 && owner == node->view_src;
+        case GCUDA_OP_IM2COL:
+        case GCUDA_OP_IM2COL_3D:
+        case GCUDA_OP_FILL: return k == 0;
+        default: return false;
+    }
+}
+
+// INVALID_DATA if a source of the node has not been written.
+static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * src = node->src[k];
+        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
+        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
+        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
+        if (is_untouched) {
+            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
+                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
+                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
+static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
+    struct gcudai_life * own = gcudai_check_life(node);
+    if (own != NULL) { own->is_filled = false; }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
+        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
+        const gcuda_gallocr_t g = owner->buffer->checker;
+        const size_t at = gcudai_map_get(&g->map, node);
+        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Fills a tensor whose last reader was a copy between backends.
+static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
+    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
+    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
+}
+
+// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
+static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_error bad;
+    bad.status = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
+        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
+        one.no_fusion = true;
+        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
+        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
+            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
+            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
+            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
+            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
+            gcudai_error_save_first(&bad, st);
+        }
+    }
+    return gcudai_error_report(&bad);
+}
+
+// Node by node if a checking allocator placed a tensor of the graph.
+static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    bool is_checked = false;
+    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        is_checked = gcudai_check_life(t) != NULL;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
+    }
+    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
+}
+
+gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    if (backend == NULL || graph == NULL) { return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph"); }
+    if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
+    return backend->iface.graph_compute(backend, graph);
+}
+
+gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_error first;
+    gcudai_error_save(&first, gcuda_backend_graph_compute_async(backend, graph));
+    const gcuda_status st = gcuda_backend_synchronize(backend); // also after a failure: part of the graph may run
+    return first.status != GCUDA_STATUS_SUCCESS ? gcudai_error_report(&first) : st;
 }
 
 // ---- copying a graph, comparing two backends ----
@@ -24324,337 +24560,6 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     gcuda_backend_graph_copy_free(copy);
     return st;
 }
-
-// ---- events ----
-
-gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
-    gcuda_backend_event_t event = NULL;
-    if (dev == NULL || dev->iface.event_new == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
-    return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
-}
-
-void gcuda_backend_event_free(gcuda_backend_event_t event) {
-    if (event != NULL) {
-        event->device->iface.event_free(event->device, event);
-    }
-}
-
-gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
-    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_record", event == NULL ? "event" : "backend"); }
-    if (backend->iface.event_record == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
-    }
-    return backend->iface.event_record(backend, event);
-}
-
-gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
-    if (event == NULL) {
-        return gcudai_null_fail("event_synchronize", "event");
-    }
-    return event->device->iface.event_synchronize(event->device, event);
-}
-
-gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
-    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
-    if (event->device->iface.event_query == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
-    }
-    return event->device->iface.event_query(event->device, event, done);
-}
-
-gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
-    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend"); }
-    if (backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
-    }
-    return backend->iface.event_wait(backend, event);
-}
-
-// ---- devices ----
-
-const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_name(dev) : ""; }
-const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_description(dev) : "";
-}
-enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU;
-}
-gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
-gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_buffer_type(dev) : NULL;
-}
-gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) {
-    return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL;
-}
-bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
-    return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft);
-}
-bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op);
-}
-
-bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    if (dev == NULL || op == NULL) {
-        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
-        return false;
-    }
-    return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
-    size_t a = 0, b = 0;
-    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
-                          : gcudai_null_fail("dev_memory", "device");
-    if (free != NULL) {
-        *free = a;
-    }
-    if (total != NULL) {
-        *total = b;
-    }
-    return st;
-}
-
-gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
-    if (dev == NULL || props == NULL) {
-        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
-    }
-    memset(props, 0, sizeof(*props));
-    return dev->iface.get_props(dev, props);
-}
-
-gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
-    gcuda_backend_t backend = NULL;
-    if (dev == NULL) {
-        gcudai_null_fail("dev_init", "device");
-        return NULL;
-    }
-    return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
-}
-
-gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
-    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
-    gcuda_backend_buffer_t buffer = NULL;
-    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
-    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer
-                                                                                                             : NULL;
-}
-
-// ---- registry: the built-in CPU first, then what was registered ----
-
-const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_name(reg) : ""; }
-size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
-
-gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
-    if (index >= gcuda_backend_reg_dev_count(reg)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
-            (unsigned long long) gcuda_backend_reg_dev_count(reg));
-        return NULL;
-    }
-    return reg->iface.get_device(reg, index);
-}
-
-void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name) {
-    return reg && name && reg->iface.get_proc_address ? reg->iface.get_proc_address(reg, name) : NULL;
-}
-
-static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
-    size_t i = 0;
-    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) {
-        ++i;
-    }
-    return i;
-}
-
-gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
-    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
-            GCUDA_BACKEND_API_VERSION);
-    }
-    const size_t n_wanted = gcuda_backend_reg_count() + 8;
-    gcuda_backend_reg_t * more =
-        (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
-    gcuda_backend_reg_t * unused = more;
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
-    gcudai_mutex_lock(&gcudai_g.lock);
-    if (gcudai_reg_find(reg) == gcudai_g.n_regs) {
-        if (gcudai_g.n_regs == gcudai_g.cap_regs && more != NULL && gcudai_g.n_regs < n_wanted) {
-            if (gcudai_g.n_regs > 0) {
-                memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more));
-            }
-            unused = gcudai_g.regs;
-            gcudai_g.regs = more;
-            gcudai_g.cap_regs = n_wanted;
-        }
-        if (gcudai_g.n_regs < gcudai_g.cap_regs) {
-            gcudai_g.regs[gcudai_g.n_regs++] = reg;
-        } else {
-            st = GCUDA_STATUS_ALLOC_FAILED;
-        }
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_free(unused);
-    return st;
-}
-
-#define GCUDAI_N_BUILTIN_REGS (1 + GCUDAI_CUDA) // the CPU, and CUDA where it is built in
-
-size_t gcuda_backend_reg_count(void) {
-    gcudai_mutex_lock(&gcudai_g.lock);
-    const size_t n = gcudai_g.n_regs + GCUDAI_N_BUILTIN_REGS;
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    return n;
-}
-
-gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
-    gcuda_backend_reg_t reg = NULL;
-    if (index < GCUDAI_N_BUILTIN_REGS) {
-        return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg();
-    }
-    gcudai_mutex_lock(&gcudai_g.lock);
-    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
-        reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS];
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    if (reg == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_get: index %llu is out of range", (unsigned long long) index);
-    }
-    return reg;
-}
-
-// Names of devices are typed by people: "cpu" is "CPU".
-// How many letters the two have in common from the start.
-static size_t gcudai_same_letters(const char * a, const char * b) {
-    size_t i = 0;
-    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
-        ++i;
-    }
-    return i;
-}
-static bool gcudai_same_name(const char * a, const char * b) {
-    const size_t i = gcudai_same_letters(a, b);
-    return a[i] == b[i];
-}
-
-gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
-    for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
-        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
-        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) {
-            return reg;
-        }
-    }
-    return NULL;
-}
-
-size_t gcuda_backend_dev_count(void) {
-    size_t n = 0;
-    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
-        n += gcuda_backend_reg_dev_count(gcuda_backend_reg_get(i));
-    }
-    return n;
-}
-
-gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
-    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
-        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
-        const size_t n = gcuda_backend_reg_dev_count(reg);
-        if (index < n) {
-            return gcuda_backend_reg_dev_get(reg, index);
-        }
-        index -= n;
-    }
-    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices",
-        (unsigned long long) gcuda_backend_dev_count());
-    return NULL;
-}
-
-// Names the devices that exist, and says when the build has no CUDA backend.
-static void gcudai_no_device_fail(const char * name) {
-    char text[GCUDAI_MESSAGE_BYTES / 2];
-    struct gcudai_text out = { text, sizeof(text), 0 };
-    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
-        gcudai_append(&out, "%s%s", i > 0 ? ", " : "", gcuda_backend_dev_name(gcuda_backend_dev_get(i)));
-    }
-#if defined(GCUDA_CUDA)
-    const char * cuda = "";
-#else
-    const char * cuda = "; this build has no CUDA backend: define GCUDA_CUDA and link gcuda_kernels.cu";
-#endif
-    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'; there are: %s%s", name ? name : "(NULL)", text, cuda);
-}
-
-gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
-    for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
-        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) {
-            return dev;
-        }
-    }
-    gcudai_no_device_fail(name);
-    return NULL;
-}
-
-gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type) {
-    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
-        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && gcuda_backend_dev_type(dev) == type) {
-            return dev;
-        }
-    }
-    return NULL;
-}
-
-gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params) {
-    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_name(name);
-    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
-}
-
-gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params) {
-    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_type(type);
-    if (dev == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type);
-    }
-    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
-}
-
-gcuda_backend_t gcuda_backend_init_best(void) {
-    const gcuda_backend_dev_t gpu = gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_GPU);
-    const gcuda_backend_t backend = gpu ? gcuda_backend_dev_init(gpu, NULL) : NULL;
-    if (gpu != NULL && backend == NULL) {
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
-    }
-    return backend ? backend : gcuda_backend_cpu_init();
-}
-
-static void gcudai_cuda_unregister_all(void); // what the user has not unregistered
-static void gcudai_cublas_forget(void);        // cuBLAS handles that outlived their backends
-static void gcudai_cuda_forget(void);         // the devices found; the registry's lock is held
-
-void gcuda_shutdown(void) {
-    gcudai_cuda_unregister_all();
-    gcudai_cublas_forget();
-    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
-    gcudai_mutex_lock(&gcudai_g.lock);
-    gcuda_backend_reg_t * regs = gcudai_g.regs;
-    gcudai_g.regs = NULL;
-    gcudai_g.n_regs = gcudai_g.cap_regs = 0;
-    GCUDAI_ZERO(gcudai_g.allocator);
-    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
-    gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
-    gcudai_atomic_store_i32(&gcudai_g.cpu_features, 0);
-    gcudai_cuda_forget();
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_free(regs);
-}
-
-int64_t gcuda_time_us(void) { return gcudai_time_us(); }
-int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 
 // =====================================================================================================
 // >>impl-cpu   CPU backend, thread pool
@@ -25048,50 +24953,6 @@ void gcuda_threadpool_resume(struct gcuda_threadpool * pool) {
 }
 
 // ---- computing a graph ----
-
-#define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
-
-struct gcudai_run {
-    gcudai_mutex lock; // guards the four below
-    const struct gcuda_tensor * bad_node;
-    int64_t bad_position, bad_value, bad_limit;
-    const struct gcuda_tensor * node; // being computed
-    gcuda_abort_callback should_stop; // NULL: never
-    void * stop_data;
-    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
-    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
-    gcudai_atomic_i32 is_stopped; // the callback has said so
-};
-
-// Asks the callback, one thread at a time; who comes meanwhile goes on.
-static bool gcudai_run_poll(void * user) {
-    struct gcudai_run * run = (struct gcudai_run *) user;
-    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
-        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
-        gcudai_atomic_store_i32(&run->is_asking, 0);
-    }
-    return gcudai_atomic_load_i32(&run->is_stopped) != 0;
-}
-
-GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
-    *spent += cost;
-    if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
-    *spent = 0.0;
-    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
-}
-
-GCUDAI_UNUSED static void gcudai_bad_index(
-    const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
-    struct gcudai_run * run = t->run;
-    gcudai_mutex_lock(&run->lock);
-    if (run->bad_node == NULL || (run->bad_node == run->node && position < run->bad_position)) {
-        run->bad_node = run->node;
-        run->bad_position = position;
-        run->bad_value = value;
-        run->bad_limit = limit;
-    }
-    gcudai_mutex_unlock(&run->lock);
-}
 
 // What one call computes with.
 struct gcudai_cpu_setup {
@@ -25890,6 +25751,14 @@ static cudaError_t gcudai_cuda_query_failed(void) {
     const cudaError_t err = (cudaError_t) series->failed_query;
     series->failed_query = 0;
     return err;
+}
+
+// A failure here is an answer: its error is cleared, so that no later call reports it.
+static bool gcudai_cuda_went_well(cudaError_t err) {
+    if (err != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+    return err == cudaSuccess;
 }
 
 #define GCUDAI_CUDA_TRY(call, device, ...)                                        \
@@ -27507,6 +27376,73 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
     }
 }
 
+// The error of a launch, with the node that it was for.
+static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
+    char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
+    if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
+    const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
+    if (err != cudaSuccess) { // a launcher: CUDA knows more
+        st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
+        snprintf(before, sizeof(before), "launching on %s: %s (%s)%s", cu->device->name, cudaGetErrorString(err), cudaGetErrorName(err),
+            gcudai_cuda_advice(err, cu->device->index, advice, sizeof(advice)));
+    } else {
+        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
+            st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
+    }
+    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
+}
+
+// ---- waiting for all backends ----
+
+static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while a plan is captured, one at a time
+
+static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
+}
+
+// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
+static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
+
+// Records an event after all work of the next backend that has not been asked since mark. False: no backend is left. *event NULL: there
+// is nothing to wait for. The locks keep the backend and its stream alive, and plans from being captured.
+static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
+    struct gcudai_cuda_scope scope;
+    *event = NULL;
+    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cuda * cu = gcudai_cuda_found.backends;
+    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
+    if (cu != NULL) {
+        cu->settled = mark;
+        if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
+            if (!gcudai_cuda_is_captured(cu) &&
+                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
+                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
+                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
+            }
+            gcudai_cuda_leave(&scope);
+        }
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
+    return cu != NULL;
+}
+
+// Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
+static void gcudai_cuda_settle(void) {
+    cudaEvent_t event = NULL;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const uint64_t mark = ++gcudai_cuda_found.n_settled;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    while (gcudai_cuda_settle_next(mark, &event)) {
+        if (event != NULL) {
+            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
+            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
+        }
+    }
+}
+
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: direct where a probe succeeds, else through the host
 // =====================================================================================================
@@ -27538,14 +27474,6 @@ struct gcudai_cuda_probe {
     int n_patterns;
     char reason[120];
 };
-
-// A failure here is an answer: its error is cleared, so that no later call reports it.
-static bool gcudai_cuda_went_well(cudaError_t err) {
-    if (err != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
-    return err == cudaSuccess;
-}
 
 static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
     static const char what[] = "probe of a pair of devices";
@@ -27819,11 +27747,6 @@ struct gcudai_cuda_move {
     int64_t n_columns; // of the product that it belongs to; 0: of none
 };
 
-static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
-}
-
 // During a capture CUDA refuses the calls that name both devices. These need a stream whose device can access both addresses,
 // ranges of virtual memory included.
 static cudaError_t gcudai_cuda_move_captured(const struct gcudai_cuda_move * m, cudaStream_t stream) {
@@ -27971,9 +27894,6 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
-static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
-
 // The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
 static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
     if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
@@ -28095,7 +28015,6 @@ struct gcudai_cuda_buffer {
     cudaExternalMemory_t external;   // of an import, which goes with the buffer
 };
 static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
-static void gcudai_cuda_settle(void);
 
 // cudaFree and cudaFreeHost wait for work that uses the buffer; a user's allocator may not.
 static void gcudai_cuda_give_settled(struct gcudai_cuda_piece * piece) {
@@ -28449,8 +28368,6 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
         cu->device->name, gcudai_cublas_status_name(status), status);
 }
 
-static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while a plan is captured, one at a time
-
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
         (void) gcudai_cuda_went_well(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
@@ -28628,21 +28545,6 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasSetWorkspace");
 }
 
-// The error of a launch, with the node that it was for.
-static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
-    char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
-    if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
-    const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
-    if (err != cudaSuccess) { // a launcher: CUDA knows more
-        st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
-        snprintf(before, sizeof(before), "launching on %s: %s (%s)%s", cu->device->name, cudaGetErrorString(err), cudaGetErrorName(err),
-            gcudai_cuda_advice(err, cu->device->index, advice, sizeof(advice)));
-    } else {
-        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
-            st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
-    }
-    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
-}
 
 static int gcudai_cublas_type(enum gcuda_type type) {
     return type == GCUDA_TYPE_F16    ? GCUDAI_CUDA_R_16F
@@ -29586,45 +29488,6 @@ static const struct gcudai_cuda_split_tensor * gcudai_cuda_split_placed(const st
 void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) {
     const struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_placed(tensor);
     return s != NULL && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES ? s->parts[device].memory.ptr : NULL;
-}
-
-// An event behind all that the next backend has been given that was not asked since mark; false: there is none left. NULL:
-// it has nothing to wait for. Holding the locks keeps the backend and its stream, and plans from being captured.
-static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
-    struct gcudai_cuda_scope scope;
-    *event = NULL;
-    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
-    gcudai_mutex_lock(&gcudai_g.lock);
-    struct gcudai_cuda * cu = gcudai_cuda_found.backends;
-    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
-    if (cu != NULL) {
-        cu->settled = mark;
-        if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
-            if (!gcudai_cuda_is_captured(cu) &&
-                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
-                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
-            }
-            gcudai_cuda_leave(&scope);
-        }
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
-    return cu != NULL;
-}
-
-// Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
-static void gcudai_cuda_settle(void) {
-    cudaEvent_t event = NULL;
-    gcudai_mutex_lock(&gcudai_g.lock);
-    const uint64_t mark = ++gcudai_cuda_found.n_settled;
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    while (gcudai_cuda_settle_next(mark, &event)) {
-        if (event != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
-        }
-    }
 }
 
 // cudaFree waits for work that uses the rows; a user's allocator may not.
@@ -36856,65 +36719,89 @@ gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result *
     return st;
 }
 
-#else // built without CUDA: no devices
+#else // built without CUDA
 
-static void gcudai_cuda_unregister_all(void) {}
-static void gcudai_cublas_forget(void) {}
-static void gcudai_cuda_forget(void) {}
+// =====================================================================================================
+// >>impl-no-cuda   the public functions of a build without CUDA: no devices
+// =====================================================================================================
+
+#if GCUDAI_GNU_LIKE
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#endif
+
 static gcuda_status gcudai_no_cuda(void) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)");
 }
 
-gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
-    (void) params;
-    gcudai_no_cuda();
-    return NULL;
-}
+// A function that fails, with a status or NULL; ..._OUT: and empties its results.
+#define GCUDAI_NO_CUDA(name, params) \
+    gcuda_status name params { return gcudai_no_cuda(); }
+#define GCUDAI_NO_CUDA_NULL(type, name, params) \
+    type name params { gcudai_no_cuda(); return NULL; }
+#define GCUDAI_NO_CUDA_OUT(name, params, empty) \
+    gcuda_status name params { empty return gcudai_no_cuda(); }
 
-gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size) {
-    (void) backend;
-    (void) ptr;
-    (void) size;
-    gcudai_no_cuda();
-    return NULL;
-}
+GCUDAI_NO_CUDA(gcuda_backend_cuda_semaphore_wait, (gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_semaphore_signal, (gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_probe_peer, (int device, int peer))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_devices, (const struct gcuda_cuda_device_params * params))
+GCUDAI_NO_CUDA(gcuda_cuda_upload,
+    (struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size,
+    gcuda_cuda_ticket * ticket))
+GCUDAI_NO_CUDA(gcuda_cuda_download,
+    (struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size,
+    gcuda_cuda_ticket * ticket))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_wait, (struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_event_wait, ( struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_after, (struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_profile_begin, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_profile_end, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_profile_write_trace, (gcuda_backend_t backend, const char * path))
+GCUDAI_NO_CUDA(gcuda_cuda_set_node_callback, (gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_register_host_buffer, (void * ptr, size_t size))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_unregister_host_buffer, (void * ptr))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_get_stats, (gcuda_backend_t backend, struct gcuda_cuda_stats * stats))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_abort_callback,
+    (gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_get_plan_stats, (gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_clear_plans, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_trim, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_mul_mat, (gcuda_backend_t backend, const struct gcuda_mul_mat_args * args))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_mul_mat_id, (gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_memory, (const struct gcuda_cuda_memory_params * params))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_get_device_stats, (int device, struct gcuda_cuda_stats * stats))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_device_budget, (int device, size_t bytes))
 
-gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
-    gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory) {
-    (void) backend;
-    (void) memory;
-    gcudai_no_cuda();
-    return NULL;
-}
+GCUDAI_NO_CUDA_NULL(gcuda_backend_t, gcuda_backend_cuda_init_params, (const struct gcuda_cuda_params * params))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_t, gcuda_backend_cuda_wrap_ptr, (gcuda_backend_t backend, void * ptr, size_t size))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_t, gcuda_backend_cuda_import_memory,
+    (gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory))
+GCUDAI_NO_CUDA_NULL(gcuda_cuda_semaphore_t, gcuda_backend_cuda_import_semaphore,
+    (gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_t, gcuda_backend_cuda_init, (int device))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_type_t, gcuda_backend_cuda_split_buffer_type, (int main_device, const float * tensor_split, int n))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_type_t, gcuda_backend_cuda_buffer_type, (int device))
+GCUDAI_NO_CUDA_NULL(struct gcuda_cuda_uploader *, gcuda_cuda_uploader_new, (const struct gcuda_cuda_uploader_params * params))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_t, gcuda_backend_cuda_buffer_from_ptr, (int device, void * ptr, size_t size))
 
-gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
-    gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
-    (void) backend;
-    (void) semaphore;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-gcuda_status gcuda_backend_cuda_semaphore_wait(
-    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
-    (void) backend;
-    (void) semaphore;
-    (void) value;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_semaphore_signal(
-    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
-    (void) backend;
-    (void) semaphore;
-    (void) value;
-    return gcudai_no_cuda();
-}
-
-void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) { (void) semaphore; }
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_peer, (int device, int peer, struct gcuda_cuda_peer * info),
+    if (info != NULL) { GCUDAI_ZERO(*info); })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_split_rows,
+    (gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high),
+    if (low != NULL) { *low = 0; } if (high != NULL) { *high = 0; })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_device_info, (int device, struct gcuda_cuda_device_info * info),
+    if (info != NULL) { GCUDAI_ZERO(*info); })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_device_description, (int device, char * description, size_t size),
+    if (description != NULL && size > 0) { description[0] = '\0'; })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_device_memory, (int device, size_t * free, size_t * total),
+    if (free != NULL) { *free = 0; } if (total != NULL) { *total = 0; })
+GCUDAI_NO_CUDA_OUT(gcuda_cuda_upload_query, (struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done),
+    if (done != NULL) { *done = false; })
+GCUDAI_NO_CUDA_OUT(gcuda_cuda_profile_get, (gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records),
+    if (records != NULL) { *records = NULL; } if (n_records != NULL) { *n_records = 0; })
 
 gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result) {
-    (void) device;
     const gcuda_status st = gcudai_no_cuda();
     if (result != NULL) {
         GCUDAI_ZERO(*result);
@@ -36924,265 +36811,206 @@ gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result *
     return st;
 }
 
-gcuda_backend_t gcuda_backend_cuda_init(int device) {
-    (void) device;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
-    (void) device;
-    (void) peer;
-    if (info != NULL) { GCUDAI_ZERO(*info); }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
-    (void) device;
-    (void) peer;
-    return gcudai_no_cuda();
-}
-
-gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device, const float * tensor_split, int n) {
-    (void) main_device;
-    (void) tensor_split;
-    (void) n;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft) {
-    (void) buft;
-    return false;
-}
-
-gcuda_status gcuda_backend_cuda_get_split_rows(
-    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high) {
-    (void) buft;
-    (void) tensor;
-    (void) device;
-    if (low != NULL) { *low = 0; }
-    if (high != NULL) { *high = 0; }
-    return gcudai_no_cuda();
-}
-
-void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) {
-    (void) tensor;
-    (void) device;
-    return NULL;
-}
-
-static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) {
-    (void) backend;
-    return false;
-}
-
-bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
-    (void) backend;
-    return false;
-}
-
+void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {}
+bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft) { return false; }
+void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) { return NULL; }
+bool gcuda_backend_is_cuda(gcuda_backend_t backend) { return false; }
 int gcuda_backend_cuda_get_device_count(void) { return 0; }
-gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params) {
-    (void) params;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
-    (void) device;
-    if (info != NULL) { GCUDAI_ZERO(*info); }
-    return gcudai_no_cuda();
-}
-
 int gcuda_backend_cuda_find_device(const char * id) {
-    (void) id;
     gcudai_no_cuda();
     return -1;
 }
-
-size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) {
-    (void) backend;
-    return 0;
-}
-
-gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size) {
-    (void) device;
-    if (description != NULL && size > 0) {
-        description[0] = '\0';
-    }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
-    (void) device;
-    if (free != NULL) { *free = 0; }
-    if (total != NULL) { *total = 0; }
-    return gcudai_no_cuda();
-}
-
-gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
-    (void) device;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params) {
-    (void) params;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader) { (void) uploader; }
-
-gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor, const void * data,
-    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
-    (void) uploader; (void) tensor; (void) data; (void) offset; (void) size; (void) ticket;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data,
-    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
-    (void) uploader; (void) tensor; (void) data; (void) offset; (void) size; (void) ticket;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
-    (void) uploader; (void) ticket;
-    if (done != NULL) { *done = false; }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket) {
-    (void) uploader; (void) ticket;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_event_wait(
-    struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend) {
-    (void) uploader; (void) ticket; (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
-    (void) uploader; (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_get(
-    gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
-    (void) backend;
-    if (records != NULL) { *records = NULL; }
-    if (n_records != NULL) { *n_records = 0; }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path) {
-    (void) backend; (void) path;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_set_node_callback(gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user) {
-    (void) backend; (void) callback; (void) user;
-    return gcudai_no_cuda();
-}
-
+size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) { return 0; }
+void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader) {}
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return gcuda_backend_cpu_buffer_type(); }
 gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return NULL; }
+gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) { return NULL; }
 
-gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size) {
-    (void) device;
-    (void) ptr;
-    (void) size;
-    gcudai_no_cuda();
-    return NULL;
-}
+static void gcudai_cuda_unregister_all(void) {}
+static void gcudai_cublas_forget(void) {}
+static void gcudai_cuda_forget(void) {}
+static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) { return false; }
 
-gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) {
-    (void) backend;
-    return NULL;
-}
-
-gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
-    (void) ptr;
-    (void) size;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
-    (void) ptr;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
-    (void) backend;
-    (void) stats;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_set_abort_callback(
-    gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms) {
-    (void) backend;
-    (void) callback;
-    (void) data;
-    (void) chunk_ms;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
-    (void) backend;
-    (void) stats;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args) {
-    (void) backend;
-    (void) args;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args) {
-    (void) backend;
-    (void) args;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params) {
-    (void) params;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats) {
-    (void) device;
-    (void) stats;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
-    (void) device;
-    (void) bytes;
-    return gcudai_no_cuda();
-}
+#if GCUDAI_GNU_LIKE
+#pragma GCC diagnostic pop
+#endif
 #endif // GCUDAI_CUDA
+
+// =====================================================================================================
+// >>impl-devices   the list of backends: the built-in ones, then those registered; shutdown
+// =====================================================================================================
+
+static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
+    size_t i = 0;
+    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) {
+        ++i;
+    }
+    return i;
+}
+
+gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
+    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
+            GCUDA_BACKEND_API_VERSION);
+    }
+    const size_t n_wanted = gcuda_backend_reg_count() + 8;
+    gcuda_backend_reg_t * more =
+        (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
+    gcuda_backend_reg_t * unused = more;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (gcudai_reg_find(reg) == gcudai_g.n_regs) {
+        if (gcudai_g.n_regs == gcudai_g.cap_regs && more != NULL && gcudai_g.n_regs < n_wanted) {
+            if (gcudai_g.n_regs > 0) {
+                memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more));
+            }
+            unused = gcudai_g.regs;
+            gcudai_g.regs = more;
+            gcudai_g.cap_regs = n_wanted;
+        }
+        if (gcudai_g.n_regs < gcudai_g.cap_regs) {
+            gcudai_g.regs[gcudai_g.n_regs++] = reg;
+        } else {
+            st = GCUDA_STATUS_ALLOC_FAILED;
+        }
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(unused);
+    return st;
+}
+
+#define GCUDAI_N_BUILTIN_REGS (1 + GCUDAI_CUDA) // the CPU, and CUDA where it is built in
+
+size_t gcuda_backend_reg_count(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const size_t n = gcudai_g.n_regs + GCUDAI_N_BUILTIN_REGS;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return n;
+}
+
+gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
+    gcuda_backend_reg_t reg = NULL;
+    if (index < GCUDAI_N_BUILTIN_REGS) {
+        return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg();
+    }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
+        reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS];
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (reg == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_get: index %llu is out of range", (unsigned long long) index);
+    }
+    return reg;
+}
+
+gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
+    for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
+        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
+        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) {
+            return reg;
+        }
+    }
+    return NULL;
+}
+
+size_t gcuda_backend_dev_count(void) {
+    size_t n = 0;
+    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
+        n += gcuda_backend_reg_dev_count(gcuda_backend_reg_get(i));
+    }
+    return n;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
+    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
+        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
+        const size_t n = gcuda_backend_reg_dev_count(reg);
+        if (index < n) {
+            return gcuda_backend_reg_dev_get(reg, index);
+        }
+        index -= n;
+    }
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices",
+        (unsigned long long) gcuda_backend_dev_count());
+    return NULL;
+}
+
+// Names the devices that exist, and says when the build has no CUDA backend.
+static void gcudai_no_device_fail(const char * name) {
+    char text[GCUDAI_MESSAGE_BYTES / 2];
+    struct gcudai_text out = { text, sizeof(text), 0 };
+    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
+        gcudai_append(&out, "%s%s", i > 0 ? ", " : "", gcuda_backend_dev_name(gcuda_backend_dev_get(i)));
+    }
+#if defined(GCUDA_CUDA)
+    const char * cuda = "";
+#else
+    const char * cuda = "; this build has no CUDA backend: define GCUDA_CUDA and link gcuda_kernels.cu";
+#endif
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'; there are: %s%s", name ? name : "(NULL)", text, cuda);
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
+    for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
+        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) {
+            return dev;
+        }
+    }
+    gcudai_no_device_fail(name);
+    return NULL;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type) {
+    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
+        if (dev != NULL && gcuda_backend_dev_type(dev) == type) {
+            return dev;
+        }
+    }
+    return NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params) {
+    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_name(name);
+    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params) {
+    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_type(type);
+    if (dev == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type);
+    }
+    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_best(void) {
+    const gcuda_backend_dev_t gpu = gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_GPU);
+    const gcuda_backend_t backend = gpu ? gcuda_backend_dev_init(gpu, NULL) : NULL;
+    if (gpu != NULL && backend == NULL) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
+    }
+    return backend ? backend : gcuda_backend_cpu_init();
+}
+
+void gcuda_shutdown(void) {
+    gcudai_cuda_unregister_all();
+    gcudai_cublas_forget();
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    gcuda_backend_reg_t * regs = gcudai_g.regs;
+    gcudai_g.regs = NULL;
+    gcudai_g.n_regs = gcudai_g.cap_regs = 0;
+    GCUDAI_ZERO(gcudai_g.allocator);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
+    gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_features, 0);
+    gcudai_cuda_forget();
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(regs);
+}
 
 // =====================================================================================================
 // >>impl-sched   scheduler: items, assignment, splits, placing, runs

@@ -293,7 +293,7 @@ def check_layout(path, text):
 
 def check_instruction_sets(text):
     """Kernels use what gcuda_cpu_set_isa leaves, not what the processor has: that is asked where the sets are listed, and to describe it."""
-    allowed = ("gcudai_cpu_has", "gcudai_simd_of", "gcudai_cpu_dev_description")
+    allowed = ("gcudai_cpu_has", "gcudai_cpu_has_isa", "gcudai_cpu_dev_description")
     bad, function = [], ""
     for n, line in enumerate(code_of(text).splitlines(), 1):
         begin = re.match(r"\w.*?(\w+)\(.*\{$", line)
