@@ -187,6 +187,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>sched          graphs over several backends: who computes what, copies in between, pipelining, offload
     >>quantize       host quantizers for weights
     >>gguf           GGUF files: read (mapped, from memory, from a callback), load to backends, write
+    >>prefix         the functions that GCUDA_PREFIX renames
     >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
@@ -268,6 +269,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_API             prefix of every public declaration, such as an export attribute; default extern (C linkage)
 //   GCUDA_STATIC          all functions static: several private copies in one program
 //   GCUDA_PREFIX          renames every external symbol: with GCUDA_PREFIX=my_, gcuda_init links as my_gcuda_init
+//   GCUDA_HEADER          only with GCUDA_PREFIX: how a copy of this file with another name includes itself; default "gcuda.h"
 //   GCUDA_ASSERT(cond)    internal consistency checks of debug builds; default: nothing. Errors of the caller are statuses,
 //                         never assertions
 //   GCUDA_MALLOC(size), GCUDA_FREE(pointer)  functions of the default allocator; default malloc and free
@@ -313,6 +315,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
 //   GCUDA_SCHED_DEBUG                 gcuda_backend_sched_params.debug
 //   GCUDA_SCHED_DEBUG_REALLOC         gcuda_backend_sched_params.debug_realloc
+
+#ifndef GCUDA_HEADER
+#define GCUDA_HEADER "gcuda.h"
+#endif
 
 #ifndef GCUDA_ASSERT
 #define GCUDA_ASSERT(cond) ((void) 0)
@@ -384,792 +390,12 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define GCUDAI_WHEN_0(...)
 #define GCUDAI_WHEN_1(...) __VA_ARGS__
 
-// gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
-#ifdef GCUDA_PREFIX
-#define GCUDAI_RENAME2(prefix, name) prefix##name
-#define GCUDAI_RENAME(prefix, name) GCUDAI_RENAME2(prefix, name)
-#define gcuda_abs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs)
-#define gcuda_abs_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs_inplace)
-#define gcuda_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc)
-#define gcuda_acc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc_inplace)
-#define gcuda_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add)
-#define gcuda_add1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1)
-#define gcuda_add1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1_inplace)
-#define gcuda_add_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_cast)
-#define gcuda_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_id)
-#define gcuda_add_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_inplace)
-#define gcuda_add_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_scratch_bytes)
-#define gcuda_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_arange)
-#define gcuda_are_same_shape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_shape)
-#define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
-#define gcuda_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argmax)
-#define gcuda_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort)
-#define gcuda_argsort_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_scratch_bytes)
-#define gcuda_argsort_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_top_k)
-#define gcuda_backend_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_buffer)
-#define gcuda_backend_alloc_ctx_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors)
-#define gcuda_backend_alloc_ctx_tensors_from_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors_from_buft)
-#define gcuda_backend_buffer_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_clear)
-#define gcuda_backend_buffer_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_free)
-#define gcuda_backend_buffer_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alignment)
-#define gcuda_backend_buffer_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alloc_size)
-#define gcuda_backend_buffer_get_base GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_base)
-#define gcuda_backend_buffer_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_max_size)
-#define gcuda_backend_buffer_get_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_size)
-#define gcuda_backend_buffer_get_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_type)
-#define gcuda_backend_buffer_get_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_usage)
-#define gcuda_backend_buffer_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init)
-#define gcuda_backend_buffer_init_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init_tensor)
-#define gcuda_backend_buffer_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_host)
-#define gcuda_backend_buffer_is_multi_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_multi_buffer)
-#define gcuda_backend_buffer_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_name)
-#define gcuda_backend_buffer_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_reset)
-#define gcuda_backend_buffer_set_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_set_usage)
-#define gcuda_backend_buft_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_alloc_buffer)
-#define gcuda_backend_buft_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alignment)
-#define gcuda_backend_buft_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alloc_size)
-#define gcuda_backend_buft_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_device)
-#define gcuda_backend_buft_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_max_size)
-#define gcuda_backend_buft_is_cuda_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_cuda_split)
-#define gcuda_backend_buft_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_host)
-#define gcuda_backend_buft_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_name)
-#define gcuda_backend_compare_graph_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_compare_graph_backend)
-#define gcuda_backend_cpu_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_from_ptr)
-#define gcuda_backend_cpu_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_type)
-#define gcuda_backend_cpu_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_init)
-#define gcuda_backend_cpu_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_reg)
-#define gcuda_backend_cpu_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_abort_callback)
-#define gcuda_backend_cpu_set_check_finite GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_check_finite)
-#define gcuda_backend_cpu_set_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_n_threads)
-#define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
-#define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
-#define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
-#define gcuda_backend_cuda_clear_plans GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_clear_plans)
-#define gcuda_backend_cuda_find_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_find_device)
-#define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
-#define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
-#define gcuda_backend_cuda_get_device_info GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_info)
-#define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
-#define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
-#define gcuda_backend_cuda_get_max_shared GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_max_shared)
-#define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
-#define gcuda_backend_cuda_get_plan_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_plan_stats)
-#define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
-#define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
-#define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
-#define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
-#define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
-#define gcuda_backend_cuda_import_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_memory)
-#define gcuda_backend_cuda_import_semaphore GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_semaphore)
-#define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
-#define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
-#define gcuda_backend_cuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat)
-#define gcuda_backend_cuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat_id)
-#define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
-#define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
-#define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
-#define gcuda_backend_cuda_semaphore_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_free)
-#define gcuda_backend_cuda_semaphore_signal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_signal)
-#define gcuda_backend_cuda_semaphore_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_wait)
-#define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
-#define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
-#define gcuda_backend_cuda_set_devices GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_devices)
-#define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
-#define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
-#define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
-#define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
-#define gcuda_backend_cuda_wrap_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_wrap_ptr)
-#define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
-#define gcuda_backend_dev_buffer_from_host_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_from_host_ptr)
-#define gcuda_backend_dev_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_type)
-#define gcuda_backend_dev_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_name)
-#define gcuda_backend_dev_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_type)
-#define gcuda_backend_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_count)
-#define gcuda_backend_dev_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_description)
-#define gcuda_backend_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get)
-#define gcuda_backend_dev_get_props GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get_props)
-#define gcuda_backend_dev_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_host_buffer_type)
-#define gcuda_backend_dev_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_init)
-#define gcuda_backend_dev_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_memory)
-#define gcuda_backend_dev_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_name)
-#define gcuda_backend_dev_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_offload_op)
-#define gcuda_backend_dev_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_buft)
-#define gcuda_backend_dev_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_op)
-#define gcuda_backend_dev_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_type)
-#define gcuda_backend_event_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_free)
-#define gcuda_backend_event_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_new)
-#define gcuda_backend_event_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_query)
-#define gcuda_backend_event_record GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_record)
-#define gcuda_backend_event_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_synchronize)
-#define gcuda_backend_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_wait)
-#define gcuda_backend_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_free)
-#define gcuda_backend_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_alignment)
-#define gcuda_backend_get_default_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_default_buffer_type)
-#define gcuda_backend_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_device)
-#define gcuda_backend_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_max_size)
-#define gcuda_backend_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute)
-#define gcuda_backend_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute_async)
-#define gcuda_backend_graph_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy)
-#define gcuda_backend_graph_copy_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy_free)
-#define gcuda_backend_graph_plan_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_compute)
-#define gcuda_backend_graph_plan_create GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_create)
-#define gcuda_backend_graph_plan_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_free)
-#define gcuda_backend_graph_plan_update GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_update)
-#define gcuda_backend_guid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_guid)
-#define gcuda_backend_init_best GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_best)
-#define gcuda_backend_init_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_name)
-#define gcuda_backend_init_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_type)
-#define gcuda_backend_is_cpu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cpu)
-#define gcuda_backend_is_cuda GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cuda)
-#define gcuda_backend_multi_buffer_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_multi_buffer_alloc_buffer)
-#define gcuda_backend_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_name)
-#define gcuda_backend_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_offload_op)
-#define gcuda_backend_reg_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_by_name)
-#define gcuda_backend_reg_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_count)
-#define gcuda_backend_reg_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_count)
-#define gcuda_backend_reg_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_get)
-#define gcuda_backend_reg_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get)
-#define gcuda_backend_reg_get_proc_address GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get_proc_address)
-#define gcuda_backend_reg_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_name)
-#define gcuda_backend_register GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_register)
-#define gcuda_backend_sched_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_alloc_graph)
-#define gcuda_backend_sched_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_free)
-#define gcuda_backend_sched_get_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_backend)
-#define gcuda_backend_sched_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_size)
-#define gcuda_backend_sched_get_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_type)
-#define gcuda_backend_sched_get_n_backends GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_backends)
-#define gcuda_backend_sched_get_n_copies GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_copies)
-#define gcuda_backend_sched_get_n_splits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_splits)
-#define gcuda_backend_sched_get_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_tensor_backend)
-#define gcuda_backend_sched_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute)
-#define gcuda_backend_sched_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute_async)
-#define gcuda_backend_sched_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new)
-#define gcuda_backend_sched_new_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new_params)
-#define gcuda_backend_sched_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_print)
-#define gcuda_backend_sched_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve)
-#define gcuda_backend_sched_reserve_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve_size)
-#define gcuda_backend_sched_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reset)
-#define gcuda_backend_sched_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_check)
-#define gcuda_backend_sched_set_eval_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_eval_callback)
-#define gcuda_backend_sched_set_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_tensor_backend)
-#define gcuda_backend_sched_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_synchronize)
-#define gcuda_backend_sched_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_to_text)
-#define gcuda_backend_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_buft)
-#define gcuda_backend_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_op)
-#define gcuda_backend_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_synchronize)
-#define gcuda_backend_tensor_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_alloc)
-#define gcuda_backend_tensor_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy)
-#define gcuda_backend_tensor_copy_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy_async)
-#define gcuda_backend_tensor_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get)
-#define gcuda_backend_tensor_get_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_2d)
-#define gcuda_backend_tensor_get_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_async)
-#define gcuda_backend_tensor_memset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_memset)
-#define gcuda_backend_tensor_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set)
-#define gcuda_backend_tensor_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_2d)
-#define gcuda_backend_tensor_set_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_async)
-#define gcuda_backend_view_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_view_init)
-#define gcuda_bf16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32)
-#define gcuda_bf16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32_row)
-#define gcuda_blck_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_blck_size)
-#define gcuda_build_backward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_backward_expand)
-#define gcuda_build_forward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_forward_expand)
-#define gcuda_can_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat)
-#define gcuda_can_repeat_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat_rows)
-#define gcuda_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cast)
-#define gcuda_ceil GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil)
-#define gcuda_ceil_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil_inplace)
-#define gcuda_check_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_node)
-#define gcuda_check_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_row_data)
-#define gcuda_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clamp)
-#define gcuda_clear_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clear_last_error)
-#define gcuda_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_concat)
-#define gcuda_cont GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont)
-#define gcuda_cont_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_1d)
-#define gcuda_cont_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_2d)
-#define gcuda_cont_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_3d)
-#define gcuda_cont_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_4d)
-#define gcuda_context_clear_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_clear_error)
-#define gcuda_context_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_error)
-#define gcuda_context_status GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_status)
-#define gcuda_conv_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d)
-#define gcuda_conv_1d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw)
-#define gcuda_conv_1d_dw_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw_ph)
-#define gcuda_conv_1d_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_ph)
-#define gcuda_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d)
-#define gcuda_conv_2d_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_direct)
-#define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
-#define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
-#define gcuda_conv_2d_packed_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_packed_scratch_bytes)
-#define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
-#define gcuda_conv_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_scratch_bytes)
-#define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
-#define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
-#define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
-#define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
-#define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
-#define gcuda_conv_transpose_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_scratch_bytes)
-#define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
-#define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
-#define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
-#define gcuda_count_equal_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal_scratch_bytes)
-#define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
-#define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
-#define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
-#define gcuda_cpy_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy_scratch_bytes)
-#define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
-#define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
-#define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
-#define gcuda_cuda_download GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_download)
-#define gcuda_cuda_profile_begin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_begin)
-#define gcuda_cuda_profile_end GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_end)
-#define gcuda_cuda_profile_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_get)
-#define gcuda_cuda_profile_write_trace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_write_trace)
-#define gcuda_cuda_selftest GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_selftest)
-#define gcuda_cuda_set_node_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_set_node_callback)
-#define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
-#define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
-#define gcuda_cuda_upload_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_event_wait)
-#define gcuda_cuda_upload_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_query)
-#define gcuda_cuda_upload_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_wait)
-#define gcuda_cuda_uploader_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_free)
-#define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
-#define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
-#define gcuda_cumsum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum_scratch_bytes)
-#define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
-#define gcuda_custom_4d_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d_ext)
-#define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
-#define gcuda_custom_inplace_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace_ext)
-#define gcuda_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag)
-#define gcuda_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf)
-#define gcuda_diag_mask_inf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf_inplace)
-#define gcuda_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero)
-#define gcuda_diag_mask_zero_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero_inplace)
-#define gcuda_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div)
-#define gcuda_div_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div_inplace)
-#define gcuda_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup)
-#define gcuda_dup_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_inplace)
-#define gcuda_dup_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_tensor)
-#define gcuda_element_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_element_size)
-#define gcuda_elu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu)
-#define gcuda_elu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu_inplace)
-#define gcuda_exp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp)
-#define gcuda_exp_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp_inplace)
-#define gcuda_expm1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1)
-#define gcuda_expm1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1_inplace)
-#define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
-#define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
-#define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
-#define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
-#define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
-#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
-#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
-#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
-#define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
-#define gcuda_flash_attn_ext_mask_classes_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_mask_classes_bytes)
-#define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
-#define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
-#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
-#define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
-#define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
-#define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
-#define gcuda_format_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_format_name)
-#define gcuda_fp16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32)
-#define gcuda_fp16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32_row)
-#define gcuda_fp32_to_bf16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16)
-#define gcuda_fp32_to_bf16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16_row)
-#define gcuda_fp32_to_fp16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16)
-#define gcuda_fp32_to_fp16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16_row)
-#define gcuda_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_free)
-#define gcuda_gallocr_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_alloc_graph)
-#define gcuda_gallocr_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_free)
-#define gcuda_gallocr_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_get_buffer_size)
-#define gcuda_gallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new)
-#define gcuda_gallocr_new_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new_n)
-#define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
-#define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
-#define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
-#define gcuda_gallocr_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_check)
-#define gcuda_gallocr_set_concurrent GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_concurrent)
-#define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
-#define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
-#define gcuda_geglu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf)
-#define gcuda_geglu_erf_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_split)
-#define gcuda_geglu_erf_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_swapped)
-#define gcuda_geglu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick)
-#define gcuda_geglu_quick_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_split)
-#define gcuda_geglu_quick_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_swapped)
-#define gcuda_geglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_split)
-#define gcuda_geglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_swapped)
-#define gcuda_gelu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu)
-#define gcuda_gelu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf)
-#define gcuda_gelu_erf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf_inplace)
-#define gcuda_gelu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_inplace)
-#define gcuda_gelu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick)
-#define gcuda_gelu_quick_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick_inplace)
-#define gcuda_get_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data)
-#define gcuda_get_data_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data_f32)
-#define gcuda_get_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_1d)
-#define gcuda_get_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_nd)
-#define gcuda_get_first_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_first_tensor)
-#define gcuda_get_glu_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_glu_op)
-#define gcuda_get_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_1d)
-#define gcuda_get_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_nd)
-#define gcuda_get_max_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_max_tensor_size)
-#define gcuda_get_mem_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_buffer)
-#define gcuda_get_mem_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_size)
-#define gcuda_get_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_name)
-#define gcuda_get_next_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_next_tensor)
-#define gcuda_get_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_no_alloc)
-#define gcuda_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows)
-#define gcuda_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back)
-#define gcuda_get_rows_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back_scratch_bytes)
-#define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
-#define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
-#define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
-#define gcuda_gguf_add_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_add_tensor)
-#define gcuda_gguf_find_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_key)
-#define gcuda_gguf_find_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_tensor)
-#define gcuda_gguf_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_free)
-#define gcuda_gguf_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_alignment)
-#define gcuda_gguf_get_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_data)
-#define gcuda_gguf_get_arr_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_n)
-#define gcuda_gguf_get_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_str)
-#define gcuda_gguf_get_arr_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_type)
-#define gcuda_gguf_get_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_bool)
-#define gcuda_gguf_get_data_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_offset)
-#define gcuda_gguf_get_data_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_size)
-#define gcuda_gguf_get_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_float)
-#define gcuda_gguf_get_int GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int)
-#define gcuda_gguf_get_int_at GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int_at)
-#define gcuda_gguf_get_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_key)
-#define gcuda_gguf_get_kv_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_kv_type)
-#define gcuda_gguf_get_meta_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_data)
-#define gcuda_gguf_get_meta_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_size)
-#define gcuda_gguf_get_n_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_kv)
-#define gcuda_gguf_get_n_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_parts)
-#define gcuda_gguf_get_n_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_tensors)
-#define gcuda_gguf_get_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_str)
-#define gcuda_gguf_get_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_data)
-#define gcuda_gguf_get_tensor_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_n_dims)
-#define gcuda_gguf_get_tensor_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_name)
-#define gcuda_gguf_get_tensor_ne GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_ne)
-#define gcuda_gguf_get_tensor_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_offset)
-#define gcuda_gguf_get_tensor_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_part)
-#define gcuda_gguf_get_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_size)
-#define gcuda_gguf_get_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_type)
-#define gcuda_gguf_get_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_bool)
-#define gcuda_gguf_get_val_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_data)
-#define gcuda_gguf_get_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f32)
-#define gcuda_gguf_get_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f64)
-#define gcuda_gguf_get_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i16)
-#define gcuda_gguf_get_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i32)
-#define gcuda_gguf_get_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i64)
-#define gcuda_gguf_get_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i8)
-#define gcuda_gguf_get_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_str)
-#define gcuda_gguf_get_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u16)
-#define gcuda_gguf_get_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u32)
-#define gcuda_gguf_get_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u64)
-#define gcuda_gguf_get_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u8)
-#define gcuda_gguf_get_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_version)
-#define gcuda_gguf_get_write_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_write_size)
-#define gcuda_gguf_init_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_empty)
-#define gcuda_gguf_init_from_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_buffer)
-#define gcuda_gguf_init_from_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_callback)
-#define gcuda_gguf_init_from_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file)
-#define gcuda_gguf_init_from_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file_ptr)
-#define gcuda_gguf_load GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_load)
-#define gcuda_gguf_read_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_read_tensor)
-#define gcuda_gguf_remove_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_remove_key)
-#define gcuda_gguf_set_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_data)
-#define gcuda_gguf_set_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_str)
-#define gcuda_gguf_set_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_kv)
-#define gcuda_gguf_set_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_data)
-#define gcuda_gguf_set_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_type)
-#define gcuda_gguf_set_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_bool)
-#define gcuda_gguf_set_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f32)
-#define gcuda_gguf_set_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f64)
-#define gcuda_gguf_set_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i16)
-#define gcuda_gguf_set_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i32)
-#define gcuda_gguf_set_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i64)
-#define gcuda_gguf_set_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i8)
-#define gcuda_gguf_set_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_str)
-#define gcuda_gguf_set_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u16)
-#define gcuda_gguf_set_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u32)
-#define gcuda_gguf_set_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u64)
-#define gcuda_gguf_set_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u8)
-#define gcuda_gguf_split_path GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_path)
-#define gcuda_gguf_split_prefix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_prefix)
-#define gcuda_gguf_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_type_name)
-#define gcuda_gguf_write_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_split)
-#define gcuda_gguf_write_to_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_buffer)
-#define gcuda_gguf_write_to_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_callback)
-#define gcuda_gguf_write_to_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file)
-#define gcuda_gguf_write_to_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file_ptr)
-#define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
-#define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
-#define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
-#define gcuda_glu_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_takes_form)
-#define gcuda_graph_add_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_add_node)
-#define gcuda_graph_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clear)
-#define gcuda_graph_clip_grads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clip_grads)
-#define gcuda_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute)
-#define gcuda_graph_compute_with_ctx GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute_with_ctx)
-#define gcuda_graph_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_cpy)
-#define gcuda_graph_dump_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dump_dot)
-#define gcuda_graph_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dup)
-#define gcuda_graph_get_grad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad)
-#define gcuda_graph_get_grad_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad_acc)
-#define gcuda_graph_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_tensor)
-#define gcuda_graph_move_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_move_view)
-#define gcuda_graph_n_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_n_nodes)
-#define gcuda_graph_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_node)
-#define gcuda_graph_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_nodes)
-#define gcuda_graph_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead)
-#define gcuda_graph_overhead_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead_custom)
-#define gcuda_graph_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_plan)
-#define gcuda_graph_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_print)
-#define gcuda_graph_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_reset)
-#define gcuda_graph_set_fusion GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_set_fusion)
-#define gcuda_graph_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_size)
-#define gcuda_graph_to_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_dot)
-#define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
-#define gcuda_graph_use_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_use_count)
-#define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
-#define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
-#define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
-#define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
-#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
-#define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
-#define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
-#define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
-#define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
-#define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
-#define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
-#define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
-#define gcuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_init)
-#define gcuda_interpolate GCUDAI_RENAME(GCUDA_PREFIX, gcuda_interpolate)
-#define gcuda_is_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_3d)
-#define gcuda_is_contiguous GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous)
-#define gcuda_is_contiguous_0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_0)
-#define gcuda_is_contiguous_1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_1)
-#define gcuda_is_contiguous_2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_2)
-#define gcuda_is_contiguous_channels GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_channels)
-#define gcuda_is_contiguous_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_rows)
-#define gcuda_is_contiguously_allocated GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguously_allocated)
-#define gcuda_is_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_empty)
-#define gcuda_is_matrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_matrix)
-#define gcuda_is_padded_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_padded_1d)
-#define gcuda_is_permuted GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_permuted)
-#define gcuda_is_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_quantized)
-#define gcuda_is_scalar GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_scalar)
-#define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
-#define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
-#define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
-#define gcuda_kernels_archs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_archs)
-#define gcuda_kernels_compiled_for GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_compiled_for)
-#define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
-#define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
-#define gcuda_l2_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_scratch_bytes)
-#define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
-#define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
-#define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
-#define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
-#define gcuda_launch_add_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_quantized)
-#define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
-#define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
-#define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
-#define gcuda_launch_chain GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_chain)
-#define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
-#define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
-#define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
-#define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
-#define gcuda_launch_conv_2d_packed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_packed)
-#define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
-#define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
-#define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
-#define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
-#define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
-#define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
-#define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
-#define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
-#define gcuda_launch_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cumsum)
-#define gcuda_launch_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag)
-#define gcuda_launch_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_inf)
-#define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
-#define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
-#define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
-#define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
-#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
-#define gcuda_launch_flash_attn_ext_mask_classes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_mask_classes)
-#define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
-#define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
-#define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
-#define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
-#define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
-#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
-#define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
-#define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
-#define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
-#define gcuda_launch_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_3d)
-#define gcuda_launch_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_back)
-#define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
-#define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
-#define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
-#define gcuda_launch_matrix_pointers GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_matrix_pointers)
-#define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
-#define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
-#define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
-#define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
-#define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
-#define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
-#define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
-#define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
-#define gcuda_launch_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad)
-#define gcuda_launch_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad_reflect_1d)
-#define gcuda_launch_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_1d)
-#define gcuda_launch_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d)
-#define gcuda_launch_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d_back)
-#define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
-#define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
-#define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
-#define gcuda_launch_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm_back)
-#define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
-#define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
-#define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
-#define gcuda_launch_rope_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_set)
-#define gcuda_launch_route GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_route)
-#define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
-#define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
-#define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
-#define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
-#define gcuda_launch_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set_rows)
-#define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
-#define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
-#define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
-#define gcuda_launch_soft_max_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max_back)
-#define gcuda_launch_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_solve_tri)
-#define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
-#define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
-#define gcuda_launch_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_conv)
-#define gcuda_launch_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_scan)
-#define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
-#define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
-#define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
-#define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
-#define gcuda_launch_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_top_k)
-#define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
-#define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
-#define gcuda_launch_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_upscale)
-#define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
-#define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
-#define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
-#define gcuda_log_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_set)
-#define gcuda_map_custom1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1)
-#define gcuda_map_custom1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1_inplace)
-#define gcuda_map_custom2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2)
-#define gcuda_map_custom2_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2_inplace)
-#define gcuda_map_custom3 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3)
-#define gcuda_map_custom3_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3_inplace)
-#define gcuda_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean)
-#define gcuda_mean_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean_scratch_bytes)
-#define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
-#define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
-#define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
-#define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
-#define gcuda_mul_mat_layout GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_layout)
-#define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
-#define gcuda_mul_mat_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_scratch_bytes)
-#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
-#define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
-#define gcuda_mul_mat_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_takes)
-#define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
-#define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
-#define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
-#define gcuda_neg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg)
-#define gcuda_neg_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg_inplace)
-#define gcuda_nelements GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nelements)
-#define gcuda_new_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_buffer)
-#define gcuda_new_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_f32)
-#define gcuda_new_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph)
-#define gcuda_new_graph_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph_custom)
-#define gcuda_new_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_i32)
-#define gcuda_new_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor)
-#define gcuda_new_tensor_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_1d)
-#define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
-#define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
-#define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
-#define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
-#define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
-#define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
-#define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
-#define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
-#define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
-#define gcuda_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_name)
-#define gcuda_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_adamw)
-#define gcuda_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_sgd)
-#define gcuda_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_out_prod)
-#define gcuda_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad)
-#define gcuda_pad_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_circular)
-#define gcuda_pad_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext)
-#define gcuda_pad_ext_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext_circular)
-#define gcuda_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_reflect_1d)
-#define gcuda_permute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_permute)
-#define gcuda_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_1d)
-#define gcuda_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d)
-#define gcuda_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back)
-#define gcuda_pool_2d_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back_scratch_bytes)
-#define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
-#define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
-#define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
-#define gcuda_reglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu)
-#define gcuda_reglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_split)
-#define gcuda_reglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_swapped)
-#define gcuda_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu)
-#define gcuda_relu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu_inplace)
-#define gcuda_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat)
-#define gcuda_repeat_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_4d)
-#define gcuda_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_back)
-#define gcuda_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reset)
-#define gcuda_reshape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape)
-#define gcuda_reshape_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_1d)
-#define gcuda_reshape_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_2d)
-#define gcuda_reshape_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_3d)
-#define gcuda_reshape_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_4d)
-#define gcuda_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm)
-#define gcuda_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_back)
-#define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
-#define gcuda_rms_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_scratch_bytes)
-#define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
-#define gcuda_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope)
-#define gcuda_rope_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom)
-#define gcuda_rope_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom_inplace)
-#define gcuda_rope_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext)
-#define gcuda_rope_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_back)
-#define gcuda_rope_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_inplace)
-#define gcuda_rope_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_inplace)
-#define gcuda_rope_multi GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi)
-#define gcuda_rope_multi_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_back)
-#define gcuda_rope_multi_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_inplace)
-#define gcuda_rope_set_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_set_takes)
-#define gcuda_rope_yarn_corr_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_yarn_corr_dims)
-#define gcuda_round GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round)
-#define gcuda_round_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round_inplace)
-#define gcuda_row_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_row_size)
-#define gcuda_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv6)
-#define gcuda_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv7)
-#define gcuda_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale)
-#define gcuda_scale_bias GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias)
-#define gcuda_scale_bias_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias_inplace)
-#define gcuda_scale_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_inplace)
-#define gcuda_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set)
-#define gcuda_set_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d)
-#define gcuda_set_1d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d_inplace)
-#define gcuda_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d)
-#define gcuda_set_2d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d_inplace)
-#define gcuda_set_allocator GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_allocator)
-#define gcuda_set_dynamic GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_dynamic)
-#define gcuda_set_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32)
-#define gcuda_set_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_1d)
-#define gcuda_set_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_nd)
-#define gcuda_set_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32)
-#define gcuda_set_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_1d)
-#define gcuda_set_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_nd)
-#define gcuda_set_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_inplace)
-#define gcuda_set_input GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_input)
-#define gcuda_set_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_last_error)
-#define gcuda_set_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_loss)
-#define gcuda_set_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_name)
-#define gcuda_set_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_no_alloc)
-#define gcuda_set_output GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_output)
-#define gcuda_set_param GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_param)
-#define gcuda_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows)
-#define gcuda_set_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows_scratch_bytes)
-#define gcuda_set_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_zero)
-#define gcuda_sgn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn)
-#define gcuda_sgn_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn_inplace)
-#define gcuda_shutdown GCUDAI_RENAME(GCUDA_PREFIX, gcuda_shutdown)
-#define gcuda_sigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid)
-#define gcuda_sigmoid_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid_inplace)
-#define gcuda_silu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu)
-#define gcuda_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_back)
-#define gcuda_silu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_inplace)
-#define gcuda_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin)
-#define gcuda_sin_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin_inplace)
-#define gcuda_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max)
-#define gcuda_soft_max_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_add_sinks)
-#define gcuda_soft_max_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext)
-#define gcuda_soft_max_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back)
-#define gcuda_soft_max_ext_back_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back_inplace)
-#define gcuda_soft_max_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_inplace)
-#define gcuda_soft_max_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_inplace)
-#define gcuda_soft_max_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_scratch_bytes)
-#define gcuda_softplus GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus)
-#define gcuda_softplus_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus_inplace)
-#define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
-#define gcuda_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr)
-#define gcuda_sqr_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr_inplace)
-#define gcuda_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt)
-#define gcuda_sqrt_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt_inplace)
-#define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
-#define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
-#define gcuda_ssm_scan_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan_scratch_bytes)
-#define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
-#define gcuda_step GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step)
-#define gcuda_step_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step_inplace)
-#define gcuda_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub)
-#define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
-#define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
-#define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
-#define gcuda_sum_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows_scratch_bytes)
-#define gcuda_sum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_scratch_bytes)
-#define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
-#define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
-#define gcuda_swiglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_split)
-#define gcuda_swiglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_swapped)
-#define gcuda_tallocr_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_alloc)
-#define gcuda_tallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_new)
-#define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
-#define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
-#define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
-#define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
-#define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
-#define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
-#define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
-#define gcuda_threadpool_params_default GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_default)
-#define gcuda_threadpool_params_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_init)
-#define gcuda_threadpool_params_match GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_match)
-#define gcuda_threadpool_pause GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_pause)
-#define gcuda_threadpool_resume GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_resume)
-#define gcuda_time_ms GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_ms)
-#define gcuda_time_us GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_us)
-#define gcuda_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_timestep_embedding)
-#define gcuda_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k)
-#define gcuda_top_k_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k_scratch_bytes)
-#define gcuda_transpose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_transpose)
-#define gcuda_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tri)
-#define gcuda_trunc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc)
-#define gcuda_trunc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc_inplace)
-#define gcuda_type_is_valid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_is_valid)
-#define gcuda_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_name)
-#define gcuda_type_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_size)
-#define gcuda_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary)
-#define gcuda_unary_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_inplace)
-#define gcuda_unary_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_op_name)
-#define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
-#define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
-#define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
-#define gcuda_use_environment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_use_environment)
-#define gcuda_used_mem GCUDAI_RENAME(GCUDA_PREFIX, gcuda_used_mem)
-#define gcuda_validate_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_validate_row_data)
-#define gcuda_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_version)
-#define gcuda_view_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_1d)
-#define gcuda_view_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_2d)
-#define gcuda_view_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_3d)
-#define gcuda_view_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_4d)
-#define gcuda_view_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_tensor)
-#define gcuda_xielu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_xielu)
+// The names that GCUDA_PREFIX renames are listed after the declarations, in >>prefix, and needed before them: the header includes itself.
+#if defined(GCUDA_PREFIX) && !defined(GCUDAI_RENAME)
+#define GCUDAI_LISTS_NAMES
+#include GCUDA_HEADER
+#undef GCUDAI_LISTS_NAMES
 #endif
-// gcudai-prefix-end
 
 #ifdef __cplusplus
 extern "C" {
@@ -5182,9 +4408,799 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #endif // GCUDA_H
 
 // =====================================================================================================
+// >>prefix   the functions that GCUDA_PREFIX renames
+// =====================================================================================================
+// gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
+#ifdef GCUDAI_LISTS_NAMES
+#define GCUDAI_RENAME2(prefix, name) prefix##name
+#define GCUDAI_RENAME(prefix, name) GCUDAI_RENAME2(prefix, name)
+#define gcuda_abs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs)
+#define gcuda_abs_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs_inplace)
+#define gcuda_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc)
+#define gcuda_acc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc_inplace)
+#define gcuda_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add)
+#define gcuda_add1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1)
+#define gcuda_add1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1_inplace)
+#define gcuda_add_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_cast)
+#define gcuda_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_id)
+#define gcuda_add_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_inplace)
+#define gcuda_add_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_scratch_bytes)
+#define gcuda_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_arange)
+#define gcuda_are_same_shape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_shape)
+#define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
+#define gcuda_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argmax)
+#define gcuda_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort)
+#define gcuda_argsort_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_scratch_bytes)
+#define gcuda_argsort_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_top_k)
+#define gcuda_backend_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_buffer)
+#define gcuda_backend_alloc_ctx_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors)
+#define gcuda_backend_alloc_ctx_tensors_from_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors_from_buft)
+#define gcuda_backend_buffer_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_clear)
+#define gcuda_backend_buffer_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_free)
+#define gcuda_backend_buffer_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alignment)
+#define gcuda_backend_buffer_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alloc_size)
+#define gcuda_backend_buffer_get_base GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_base)
+#define gcuda_backend_buffer_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_max_size)
+#define gcuda_backend_buffer_get_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_size)
+#define gcuda_backend_buffer_get_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_type)
+#define gcuda_backend_buffer_get_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_usage)
+#define gcuda_backend_buffer_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init)
+#define gcuda_backend_buffer_init_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init_tensor)
+#define gcuda_backend_buffer_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_host)
+#define gcuda_backend_buffer_is_multi_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_multi_buffer)
+#define gcuda_backend_buffer_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_name)
+#define gcuda_backend_buffer_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_reset)
+#define gcuda_backend_buffer_set_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_set_usage)
+#define gcuda_backend_buft_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_alloc_buffer)
+#define gcuda_backend_buft_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alignment)
+#define gcuda_backend_buft_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alloc_size)
+#define gcuda_backend_buft_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_device)
+#define gcuda_backend_buft_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_max_size)
+#define gcuda_backend_buft_is_cuda_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_cuda_split)
+#define gcuda_backend_buft_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_host)
+#define gcuda_backend_buft_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_name)
+#define gcuda_backend_compare_graph_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_compare_graph_backend)
+#define gcuda_backend_cpu_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_from_ptr)
+#define gcuda_backend_cpu_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_type)
+#define gcuda_backend_cpu_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_init)
+#define gcuda_backend_cpu_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_reg)
+#define gcuda_backend_cpu_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_abort_callback)
+#define gcuda_backend_cpu_set_check_finite GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_check_finite)
+#define gcuda_backend_cpu_set_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_n_threads)
+#define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
+#define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
+#define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
+#define gcuda_backend_cuda_clear_plans GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_clear_plans)
+#define gcuda_backend_cuda_find_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_find_device)
+#define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
+#define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
+#define gcuda_backend_cuda_get_device_info GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_info)
+#define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
+#define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
+#define gcuda_backend_cuda_get_max_shared GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_max_shared)
+#define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
+#define gcuda_backend_cuda_get_plan_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_plan_stats)
+#define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
+#define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
+#define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
+#define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
+#define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
+#define gcuda_backend_cuda_import_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_memory)
+#define gcuda_backend_cuda_import_semaphore GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_semaphore)
+#define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
+#define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
+#define gcuda_backend_cuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat)
+#define gcuda_backend_cuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat_id)
+#define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
+#define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
+#define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
+#define gcuda_backend_cuda_semaphore_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_free)
+#define gcuda_backend_cuda_semaphore_signal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_signal)
+#define gcuda_backend_cuda_semaphore_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_wait)
+#define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
+#define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
+#define gcuda_backend_cuda_set_devices GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_devices)
+#define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
+#define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
+#define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
+#define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
+#define gcuda_backend_cuda_wrap_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_wrap_ptr)
+#define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
+#define gcuda_backend_dev_buffer_from_host_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_from_host_ptr)
+#define gcuda_backend_dev_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_type)
+#define gcuda_backend_dev_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_name)
+#define gcuda_backend_dev_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_type)
+#define gcuda_backend_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_count)
+#define gcuda_backend_dev_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_description)
+#define gcuda_backend_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get)
+#define gcuda_backend_dev_get_props GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get_props)
+#define gcuda_backend_dev_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_host_buffer_type)
+#define gcuda_backend_dev_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_init)
+#define gcuda_backend_dev_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_memory)
+#define gcuda_backend_dev_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_name)
+#define gcuda_backend_dev_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_offload_op)
+#define gcuda_backend_dev_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_buft)
+#define gcuda_backend_dev_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_op)
+#define gcuda_backend_dev_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_type)
+#define gcuda_backend_event_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_free)
+#define gcuda_backend_event_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_new)
+#define gcuda_backend_event_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_query)
+#define gcuda_backend_event_record GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_record)
+#define gcuda_backend_event_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_synchronize)
+#define gcuda_backend_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_wait)
+#define gcuda_backend_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_free)
+#define gcuda_backend_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_alignment)
+#define gcuda_backend_get_default_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_default_buffer_type)
+#define gcuda_backend_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_device)
+#define gcuda_backend_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_max_size)
+#define gcuda_backend_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute)
+#define gcuda_backend_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute_async)
+#define gcuda_backend_graph_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy)
+#define gcuda_backend_graph_copy_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy_free)
+#define gcuda_backend_graph_plan_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_compute)
+#define gcuda_backend_graph_plan_create GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_create)
+#define gcuda_backend_graph_plan_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_free)
+#define gcuda_backend_graph_plan_update GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_update)
+#define gcuda_backend_guid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_guid)
+#define gcuda_backend_init_best GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_best)
+#define gcuda_backend_init_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_name)
+#define gcuda_backend_init_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_type)
+#define gcuda_backend_is_cpu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cpu)
+#define gcuda_backend_is_cuda GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cuda)
+#define gcuda_backend_multi_buffer_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_multi_buffer_alloc_buffer)
+#define gcuda_backend_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_name)
+#define gcuda_backend_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_offload_op)
+#define gcuda_backend_reg_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_by_name)
+#define gcuda_backend_reg_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_count)
+#define gcuda_backend_reg_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_count)
+#define gcuda_backend_reg_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_get)
+#define gcuda_backend_reg_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get)
+#define gcuda_backend_reg_get_proc_address GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get_proc_address)
+#define gcuda_backend_reg_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_name)
+#define gcuda_backend_register GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_register)
+#define gcuda_backend_sched_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_alloc_graph)
+#define gcuda_backend_sched_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_free)
+#define gcuda_backend_sched_get_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_backend)
+#define gcuda_backend_sched_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_size)
+#define gcuda_backend_sched_get_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_type)
+#define gcuda_backend_sched_get_n_backends GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_backends)
+#define gcuda_backend_sched_get_n_copies GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_copies)
+#define gcuda_backend_sched_get_n_splits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_splits)
+#define gcuda_backend_sched_get_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_tensor_backend)
+#define gcuda_backend_sched_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute)
+#define gcuda_backend_sched_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute_async)
+#define gcuda_backend_sched_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new)
+#define gcuda_backend_sched_new_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new_params)
+#define gcuda_backend_sched_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_print)
+#define gcuda_backend_sched_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve)
+#define gcuda_backend_sched_reserve_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve_size)
+#define gcuda_backend_sched_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reset)
+#define gcuda_backend_sched_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_check)
+#define gcuda_backend_sched_set_eval_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_eval_callback)
+#define gcuda_backend_sched_set_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_tensor_backend)
+#define gcuda_backend_sched_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_synchronize)
+#define gcuda_backend_sched_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_to_text)
+#define gcuda_backend_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_buft)
+#define gcuda_backend_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_op)
+#define gcuda_backend_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_synchronize)
+#define gcuda_backend_tensor_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_alloc)
+#define gcuda_backend_tensor_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy)
+#define gcuda_backend_tensor_copy_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy_async)
+#define gcuda_backend_tensor_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get)
+#define gcuda_backend_tensor_get_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_2d)
+#define gcuda_backend_tensor_get_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_async)
+#define gcuda_backend_tensor_memset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_memset)
+#define gcuda_backend_tensor_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set)
+#define gcuda_backend_tensor_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_2d)
+#define gcuda_backend_tensor_set_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_async)
+#define gcuda_backend_view_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_view_init)
+#define gcuda_bf16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32)
+#define gcuda_bf16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32_row)
+#define gcuda_blck_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_blck_size)
+#define gcuda_build_backward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_backward_expand)
+#define gcuda_build_forward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_forward_expand)
+#define gcuda_can_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat)
+#define gcuda_can_repeat_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat_rows)
+#define gcuda_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cast)
+#define gcuda_ceil GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil)
+#define gcuda_ceil_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil_inplace)
+#define gcuda_check_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_node)
+#define gcuda_check_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_row_data)
+#define gcuda_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clamp)
+#define gcuda_clear_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clear_last_error)
+#define gcuda_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_concat)
+#define gcuda_cont GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont)
+#define gcuda_cont_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_1d)
+#define gcuda_cont_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_2d)
+#define gcuda_cont_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_3d)
+#define gcuda_cont_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_4d)
+#define gcuda_context_clear_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_clear_error)
+#define gcuda_context_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_error)
+#define gcuda_context_status GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_status)
+#define gcuda_conv_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d)
+#define gcuda_conv_1d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw)
+#define gcuda_conv_1d_dw_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw_ph)
+#define gcuda_conv_1d_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_ph)
+#define gcuda_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d)
+#define gcuda_conv_2d_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_direct)
+#define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
+#define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
+#define gcuda_conv_2d_packed_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_packed_scratch_bytes)
+#define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
+#define gcuda_conv_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_scratch_bytes)
+#define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
+#define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
+#define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
+#define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
+#define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
+#define gcuda_conv_transpose_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_scratch_bytes)
+#define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
+#define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
+#define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
+#define gcuda_count_equal_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal_scratch_bytes)
+#define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
+#define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
+#define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
+#define gcuda_cpy_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy_scratch_bytes)
+#define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
+#define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
+#define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
+#define gcuda_cuda_download GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_download)
+#define gcuda_cuda_profile_begin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_begin)
+#define gcuda_cuda_profile_end GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_end)
+#define gcuda_cuda_profile_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_get)
+#define gcuda_cuda_profile_write_trace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_write_trace)
+#define gcuda_cuda_selftest GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_selftest)
+#define gcuda_cuda_set_node_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_set_node_callback)
+#define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
+#define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
+#define gcuda_cuda_upload_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_event_wait)
+#define gcuda_cuda_upload_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_query)
+#define gcuda_cuda_upload_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_wait)
+#define gcuda_cuda_uploader_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_free)
+#define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
+#define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
+#define gcuda_cumsum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum_scratch_bytes)
+#define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
+#define gcuda_custom_4d_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d_ext)
+#define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
+#define gcuda_custom_inplace_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace_ext)
+#define gcuda_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag)
+#define gcuda_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf)
+#define gcuda_diag_mask_inf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf_inplace)
+#define gcuda_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero)
+#define gcuda_diag_mask_zero_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero_inplace)
+#define gcuda_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div)
+#define gcuda_div_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div_inplace)
+#define gcuda_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup)
+#define gcuda_dup_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_inplace)
+#define gcuda_dup_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_tensor)
+#define gcuda_element_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_element_size)
+#define gcuda_elu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu)
+#define gcuda_elu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu_inplace)
+#define gcuda_exp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp)
+#define gcuda_exp_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp_inplace)
+#define gcuda_expm1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1)
+#define gcuda_expm1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1_inplace)
+#define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
+#define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
+#define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
+#define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
+#define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
+#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
+#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
+#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
+#define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
+#define gcuda_flash_attn_ext_mask_classes_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_mask_classes_bytes)
+#define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
+#define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
+#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
+#define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
+#define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
+#define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
+#define gcuda_format_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_format_name)
+#define gcuda_fp16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32)
+#define gcuda_fp16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32_row)
+#define gcuda_fp32_to_bf16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16)
+#define gcuda_fp32_to_bf16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16_row)
+#define gcuda_fp32_to_fp16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16)
+#define gcuda_fp32_to_fp16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16_row)
+#define gcuda_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_free)
+#define gcuda_gallocr_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_alloc_graph)
+#define gcuda_gallocr_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_free)
+#define gcuda_gallocr_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_get_buffer_size)
+#define gcuda_gallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new)
+#define gcuda_gallocr_new_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new_n)
+#define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
+#define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
+#define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
+#define gcuda_gallocr_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_check)
+#define gcuda_gallocr_set_concurrent GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_concurrent)
+#define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
+#define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
+#define gcuda_geglu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf)
+#define gcuda_geglu_erf_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_split)
+#define gcuda_geglu_erf_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_swapped)
+#define gcuda_geglu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick)
+#define gcuda_geglu_quick_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_split)
+#define gcuda_geglu_quick_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_swapped)
+#define gcuda_geglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_split)
+#define gcuda_geglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_swapped)
+#define gcuda_gelu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu)
+#define gcuda_gelu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf)
+#define gcuda_gelu_erf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf_inplace)
+#define gcuda_gelu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_inplace)
+#define gcuda_gelu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick)
+#define gcuda_gelu_quick_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick_inplace)
+#define gcuda_get_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data)
+#define gcuda_get_data_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data_f32)
+#define gcuda_get_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_1d)
+#define gcuda_get_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_nd)
+#define gcuda_get_first_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_first_tensor)
+#define gcuda_get_glu_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_glu_op)
+#define gcuda_get_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_1d)
+#define gcuda_get_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_nd)
+#define gcuda_get_max_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_max_tensor_size)
+#define gcuda_get_mem_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_buffer)
+#define gcuda_get_mem_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_size)
+#define gcuda_get_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_name)
+#define gcuda_get_next_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_next_tensor)
+#define gcuda_get_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_no_alloc)
+#define gcuda_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows)
+#define gcuda_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back)
+#define gcuda_get_rows_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back_scratch_bytes)
+#define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
+#define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
+#define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
+#define gcuda_gguf_add_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_add_tensor)
+#define gcuda_gguf_find_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_key)
+#define gcuda_gguf_find_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_tensor)
+#define gcuda_gguf_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_free)
+#define gcuda_gguf_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_alignment)
+#define gcuda_gguf_get_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_data)
+#define gcuda_gguf_get_arr_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_n)
+#define gcuda_gguf_get_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_str)
+#define gcuda_gguf_get_arr_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_type)
+#define gcuda_gguf_get_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_bool)
+#define gcuda_gguf_get_data_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_offset)
+#define gcuda_gguf_get_data_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_size)
+#define gcuda_gguf_get_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_float)
+#define gcuda_gguf_get_int GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int)
+#define gcuda_gguf_get_int_at GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int_at)
+#define gcuda_gguf_get_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_key)
+#define gcuda_gguf_get_kv_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_kv_type)
+#define gcuda_gguf_get_meta_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_data)
+#define gcuda_gguf_get_meta_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_size)
+#define gcuda_gguf_get_n_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_kv)
+#define gcuda_gguf_get_n_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_parts)
+#define gcuda_gguf_get_n_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_tensors)
+#define gcuda_gguf_get_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_str)
+#define gcuda_gguf_get_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_data)
+#define gcuda_gguf_get_tensor_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_n_dims)
+#define gcuda_gguf_get_tensor_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_name)
+#define gcuda_gguf_get_tensor_ne GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_ne)
+#define gcuda_gguf_get_tensor_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_offset)
+#define gcuda_gguf_get_tensor_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_part)
+#define gcuda_gguf_get_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_size)
+#define gcuda_gguf_get_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_type)
+#define gcuda_gguf_get_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_bool)
+#define gcuda_gguf_get_val_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_data)
+#define gcuda_gguf_get_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f32)
+#define gcuda_gguf_get_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f64)
+#define gcuda_gguf_get_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i16)
+#define gcuda_gguf_get_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i32)
+#define gcuda_gguf_get_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i64)
+#define gcuda_gguf_get_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i8)
+#define gcuda_gguf_get_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_str)
+#define gcuda_gguf_get_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u16)
+#define gcuda_gguf_get_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u32)
+#define gcuda_gguf_get_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u64)
+#define gcuda_gguf_get_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u8)
+#define gcuda_gguf_get_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_version)
+#define gcuda_gguf_get_write_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_write_size)
+#define gcuda_gguf_init_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_empty)
+#define gcuda_gguf_init_from_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_buffer)
+#define gcuda_gguf_init_from_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_callback)
+#define gcuda_gguf_init_from_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file)
+#define gcuda_gguf_init_from_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file_ptr)
+#define gcuda_gguf_load GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_load)
+#define gcuda_gguf_read_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_read_tensor)
+#define gcuda_gguf_remove_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_remove_key)
+#define gcuda_gguf_set_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_data)
+#define gcuda_gguf_set_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_str)
+#define gcuda_gguf_set_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_kv)
+#define gcuda_gguf_set_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_data)
+#define gcuda_gguf_set_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_type)
+#define gcuda_gguf_set_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_bool)
+#define gcuda_gguf_set_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f32)
+#define gcuda_gguf_set_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f64)
+#define gcuda_gguf_set_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i16)
+#define gcuda_gguf_set_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i32)
+#define gcuda_gguf_set_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i64)
+#define gcuda_gguf_set_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i8)
+#define gcuda_gguf_set_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_str)
+#define gcuda_gguf_set_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u16)
+#define gcuda_gguf_set_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u32)
+#define gcuda_gguf_set_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u64)
+#define gcuda_gguf_set_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u8)
+#define gcuda_gguf_split_path GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_path)
+#define gcuda_gguf_split_prefix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_prefix)
+#define gcuda_gguf_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_type_name)
+#define gcuda_gguf_write_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_split)
+#define gcuda_gguf_write_to_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_buffer)
+#define gcuda_gguf_write_to_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_callback)
+#define gcuda_gguf_write_to_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file)
+#define gcuda_gguf_write_to_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file_ptr)
+#define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
+#define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
+#define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
+#define gcuda_glu_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_takes_form)
+#define gcuda_graph_add_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_add_node)
+#define gcuda_graph_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clear)
+#define gcuda_graph_clip_grads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clip_grads)
+#define gcuda_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute)
+#define gcuda_graph_compute_with_ctx GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute_with_ctx)
+#define gcuda_graph_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_cpy)
+#define gcuda_graph_dump_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dump_dot)
+#define gcuda_graph_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dup)
+#define gcuda_graph_get_grad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad)
+#define gcuda_graph_get_grad_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad_acc)
+#define gcuda_graph_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_tensor)
+#define gcuda_graph_move_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_move_view)
+#define gcuda_graph_n_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_n_nodes)
+#define gcuda_graph_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_node)
+#define gcuda_graph_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_nodes)
+#define gcuda_graph_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead)
+#define gcuda_graph_overhead_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead_custom)
+#define gcuda_graph_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_plan)
+#define gcuda_graph_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_print)
+#define gcuda_graph_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_reset)
+#define gcuda_graph_set_fusion GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_set_fusion)
+#define gcuda_graph_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_size)
+#define gcuda_graph_to_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_dot)
+#define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
+#define gcuda_graph_use_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_use_count)
+#define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
+#define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
+#define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
+#define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
+#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
+#define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
+#define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
+#define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
+#define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
+#define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
+#define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
+#define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
+#define gcuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_init)
+#define gcuda_interpolate GCUDAI_RENAME(GCUDA_PREFIX, gcuda_interpolate)
+#define gcuda_is_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_3d)
+#define gcuda_is_contiguous GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous)
+#define gcuda_is_contiguous_0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_0)
+#define gcuda_is_contiguous_1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_1)
+#define gcuda_is_contiguous_2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_2)
+#define gcuda_is_contiguous_channels GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_channels)
+#define gcuda_is_contiguous_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_rows)
+#define gcuda_is_contiguously_allocated GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguously_allocated)
+#define gcuda_is_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_empty)
+#define gcuda_is_matrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_matrix)
+#define gcuda_is_padded_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_padded_1d)
+#define gcuda_is_permuted GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_permuted)
+#define gcuda_is_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_quantized)
+#define gcuda_is_scalar GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_scalar)
+#define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
+#define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
+#define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
+#define gcuda_kernels_archs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_archs)
+#define gcuda_kernels_compiled_for GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_compiled_for)
+#define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
+#define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
+#define gcuda_l2_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_scratch_bytes)
+#define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
+#define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
+#define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
+#define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
+#define gcuda_launch_add_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_quantized)
+#define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
+#define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
+#define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
+#define gcuda_launch_chain GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_chain)
+#define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
+#define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
+#define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
+#define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
+#define gcuda_launch_conv_2d_packed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_packed)
+#define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
+#define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
+#define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
+#define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
+#define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
+#define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
+#define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
+#define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
+#define gcuda_launch_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cumsum)
+#define gcuda_launch_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag)
+#define gcuda_launch_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_inf)
+#define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
+#define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
+#define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
+#define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
+#define gcuda_launch_flash_attn_ext_mask_classes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_mask_classes)
+#define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
+#define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
+#define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
+#define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
+#define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
+#define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
+#define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
+#define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
+#define gcuda_launch_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_3d)
+#define gcuda_launch_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_back)
+#define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
+#define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
+#define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
+#define gcuda_launch_matrix_pointers GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_matrix_pointers)
+#define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
+#define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
+#define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
+#define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
+#define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
+#define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
+#define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
+#define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
+#define gcuda_launch_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad)
+#define gcuda_launch_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad_reflect_1d)
+#define gcuda_launch_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_1d)
+#define gcuda_launch_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d)
+#define gcuda_launch_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d_back)
+#define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
+#define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
+#define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
+#define gcuda_launch_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm_back)
+#define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
+#define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
+#define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
+#define gcuda_launch_rope_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_set)
+#define gcuda_launch_route GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_route)
+#define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
+#define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
+#define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
+#define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
+#define gcuda_launch_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set_rows)
+#define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
+#define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
+#define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
+#define gcuda_launch_soft_max_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max_back)
+#define gcuda_launch_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_solve_tri)
+#define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
+#define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
+#define gcuda_launch_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_conv)
+#define gcuda_launch_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_scan)
+#define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
+#define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
+#define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
+#define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
+#define gcuda_launch_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_top_k)
+#define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
+#define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
+#define gcuda_launch_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_upscale)
+#define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
+#define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
+#define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
+#define gcuda_log_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_set)
+#define gcuda_map_custom1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1)
+#define gcuda_map_custom1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1_inplace)
+#define gcuda_map_custom2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2)
+#define gcuda_map_custom2_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2_inplace)
+#define gcuda_map_custom3 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3)
+#define gcuda_map_custom3_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3_inplace)
+#define gcuda_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean)
+#define gcuda_mean_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean_scratch_bytes)
+#define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
+#define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
+#define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
+#define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
+#define gcuda_mul_mat_layout GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_layout)
+#define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_scratch_bytes)
+#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
+#define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
+#define gcuda_mul_mat_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_takes)
+#define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
+#define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
+#define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
+#define gcuda_neg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg)
+#define gcuda_neg_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg_inplace)
+#define gcuda_nelements GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nelements)
+#define gcuda_new_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_buffer)
+#define gcuda_new_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_f32)
+#define gcuda_new_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph)
+#define gcuda_new_graph_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph_custom)
+#define gcuda_new_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_i32)
+#define gcuda_new_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor)
+#define gcuda_new_tensor_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_1d)
+#define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
+#define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
+#define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
+#define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
+#define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
+#define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
+#define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
+#define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
+#define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
+#define gcuda_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_name)
+#define gcuda_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_adamw)
+#define gcuda_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_sgd)
+#define gcuda_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_out_prod)
+#define gcuda_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad)
+#define gcuda_pad_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_circular)
+#define gcuda_pad_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext)
+#define gcuda_pad_ext_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext_circular)
+#define gcuda_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_reflect_1d)
+#define gcuda_permute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_permute)
+#define gcuda_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_1d)
+#define gcuda_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d)
+#define gcuda_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back)
+#define gcuda_pool_2d_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back_scratch_bytes)
+#define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
+#define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
+#define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
+#define gcuda_reglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu)
+#define gcuda_reglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_split)
+#define gcuda_reglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_swapped)
+#define gcuda_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu)
+#define gcuda_relu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu_inplace)
+#define gcuda_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat)
+#define gcuda_repeat_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_4d)
+#define gcuda_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_back)
+#define gcuda_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reset)
+#define gcuda_reshape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape)
+#define gcuda_reshape_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_1d)
+#define gcuda_reshape_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_2d)
+#define gcuda_reshape_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_3d)
+#define gcuda_reshape_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_4d)
+#define gcuda_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm)
+#define gcuda_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_back)
+#define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
+#define gcuda_rms_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_scratch_bytes)
+#define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
+#define gcuda_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope)
+#define gcuda_rope_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom)
+#define gcuda_rope_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom_inplace)
+#define gcuda_rope_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext)
+#define gcuda_rope_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_back)
+#define gcuda_rope_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_inplace)
+#define gcuda_rope_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_inplace)
+#define gcuda_rope_multi GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi)
+#define gcuda_rope_multi_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_back)
+#define gcuda_rope_multi_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_inplace)
+#define gcuda_rope_set_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_set_takes)
+#define gcuda_rope_yarn_corr_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_yarn_corr_dims)
+#define gcuda_round GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round)
+#define gcuda_round_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round_inplace)
+#define gcuda_row_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_row_size)
+#define gcuda_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv6)
+#define gcuda_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv7)
+#define gcuda_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale)
+#define gcuda_scale_bias GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias)
+#define gcuda_scale_bias_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias_inplace)
+#define gcuda_scale_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_inplace)
+#define gcuda_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set)
+#define gcuda_set_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d)
+#define gcuda_set_1d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d_inplace)
+#define gcuda_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d)
+#define gcuda_set_2d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d_inplace)
+#define gcuda_set_allocator GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_allocator)
+#define gcuda_set_dynamic GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_dynamic)
+#define gcuda_set_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32)
+#define gcuda_set_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_1d)
+#define gcuda_set_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_nd)
+#define gcuda_set_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32)
+#define gcuda_set_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_1d)
+#define gcuda_set_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_nd)
+#define gcuda_set_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_inplace)
+#define gcuda_set_input GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_input)
+#define gcuda_set_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_last_error)
+#define gcuda_set_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_loss)
+#define gcuda_set_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_name)
+#define gcuda_set_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_no_alloc)
+#define gcuda_set_output GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_output)
+#define gcuda_set_param GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_param)
+#define gcuda_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows)
+#define gcuda_set_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows_scratch_bytes)
+#define gcuda_set_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_zero)
+#define gcuda_sgn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn)
+#define gcuda_sgn_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn_inplace)
+#define gcuda_shutdown GCUDAI_RENAME(GCUDA_PREFIX, gcuda_shutdown)
+#define gcuda_sigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid)
+#define gcuda_sigmoid_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid_inplace)
+#define gcuda_silu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu)
+#define gcuda_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_back)
+#define gcuda_silu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_inplace)
+#define gcuda_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin)
+#define gcuda_sin_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin_inplace)
+#define gcuda_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max)
+#define gcuda_soft_max_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_add_sinks)
+#define gcuda_soft_max_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext)
+#define gcuda_soft_max_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back)
+#define gcuda_soft_max_ext_back_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back_inplace)
+#define gcuda_soft_max_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_inplace)
+#define gcuda_soft_max_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_inplace)
+#define gcuda_soft_max_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_scratch_bytes)
+#define gcuda_softplus GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus)
+#define gcuda_softplus_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus_inplace)
+#define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
+#define gcuda_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr)
+#define gcuda_sqr_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr_inplace)
+#define gcuda_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt)
+#define gcuda_sqrt_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt_inplace)
+#define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
+#define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
+#define gcuda_ssm_scan_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan_scratch_bytes)
+#define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
+#define gcuda_step GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step)
+#define gcuda_step_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step_inplace)
+#define gcuda_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub)
+#define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
+#define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
+#define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
+#define gcuda_sum_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows_scratch_bytes)
+#define gcuda_sum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_scratch_bytes)
+#define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
+#define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
+#define gcuda_swiglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_split)
+#define gcuda_swiglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_swapped)
+#define gcuda_tallocr_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_alloc)
+#define gcuda_tallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_new)
+#define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
+#define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
+#define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
+#define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
+#define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
+#define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
+#define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
+#define gcuda_threadpool_params_default GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_default)
+#define gcuda_threadpool_params_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_init)
+#define gcuda_threadpool_params_match GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_match)
+#define gcuda_threadpool_pause GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_pause)
+#define gcuda_threadpool_resume GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_resume)
+#define gcuda_time_ms GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_ms)
+#define gcuda_time_us GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_us)
+#define gcuda_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_timestep_embedding)
+#define gcuda_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k)
+#define gcuda_top_k_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k_scratch_bytes)
+#define gcuda_transpose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_transpose)
+#define gcuda_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tri)
+#define gcuda_trunc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc)
+#define gcuda_trunc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc_inplace)
+#define gcuda_type_is_valid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_is_valid)
+#define gcuda_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_name)
+#define gcuda_type_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_size)
+#define gcuda_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary)
+#define gcuda_unary_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_inplace)
+#define gcuda_unary_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_op_name)
+#define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
+#define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
+#define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
+#define gcuda_use_environment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_use_environment)
+#define gcuda_used_mem GCUDAI_RENAME(GCUDA_PREFIX, gcuda_used_mem)
+#define gcuda_validate_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_validate_row_data)
+#define gcuda_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_version)
+#define gcuda_view_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_1d)
+#define gcuda_view_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_2d)
+#define gcuda_view_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_3d)
+#define gcuda_view_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_4d)
+#define gcuda_view_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_tensor)
+#define gcuda_xielu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_xielu)
+#endif
+// gcudai-prefix-end
+
+// =====================================================================================================
 // >>impl-blocks   codebooks and quantizers of the block formats, for the host and for kernels
 // =====================================================================================================
-#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
+#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE) && !defined(GCUDAI_LISTS_NAMES)
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
 // target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
 // The end of the implementation restores what the including file had: gcc, and clang for x86, from a stack. Others have none: clang
@@ -5207,7 +5223,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #endif
 #endif
 
-#if defined(GCUDA_IMPLEMENTATION) || defined(GCUDAI_KERNELS)
+#if (defined(GCUDA_IMPLEMENTATION) || defined(GCUDAI_KERNELS)) && !defined(GCUDAI_LISTS_NAMES)
 #ifndef GCUDAI_BLOCKS_DONE
 #define GCUDAI_BLOCKS_DONE
 
@@ -6555,7 +6571,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif // GCUDAI_BLOCKS_DONE
 #endif // GCUDA_IMPLEMENTATION or GCUDAI_KERNELS
 
-#ifdef GCUDA_IMPLEMENTATION
+#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_LISTS_NAMES)
 #ifndef GCUDA_IMPLEMENTATION_DONE
 #define GCUDA_IMPLEMENTATION_DONE
 
@@ -6573,9 +6589,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 
 #if defined(__GNUC__) || defined(__clang__)
 #define GCUDAI_GNU_LIKE 1
-#define GCUDAI_NOINLINE __attribute__((noinline))
 #define GCUDAI_INLINE inline __attribute__((always_inline)) // kernels that constant arguments specialise
-#define GCUDAI_LIKELY(x) (__builtin_expect(!!(x), 1))
 #if defined(__MINGW_PRINTF_FORMAT)
 #define GCUDAI_PRINTF(a, b) __attribute__((format(__MINGW_PRINTF_FORMAT, a, b)))
 #else
@@ -6583,9 +6597,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif
 #else
 #define GCUDAI_GNU_LIKE 0
-#define GCUDAI_NOINLINE
 #define GCUDAI_INLINE inline
-#define GCUDAI_LIKELY(x) (x)
 #define GCUDAI_PRINTF(a, b)
 #endif
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -6701,26 +6713,26 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 typedef unsigned gcudai_fp_env;
-static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+static gcudai_fp_env gcudai_fp_enter(void) {
     const gcudai_fp_env before = _mm_getcsr();
     _mm_setcsr(0x1f80u); // all exceptions masked, nothing else
     return before;
 }
-static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { _mm_setcsr(before); }
+static void gcudai_fp_leave(gcudai_fp_env before) { _mm_setcsr(before); }
 #elif defined(__aarch64__) && GCUDAI_GNU_LIKE
 typedef uint64_t gcudai_fp_env;
-static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+static gcudai_fp_env gcudai_fp_enter(void) {
     gcudai_fp_env before;
     const gcudai_fp_env usual = 0;
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(before) : : "memory");
     __asm__ __volatile__("msr fpcr, %0" : : "r"(usual) : "memory");
     return before;
 }
-static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { __asm__ __volatile__("msr fpcr, %0" : : "r"(before) : "memory"); }
+static void gcudai_fp_leave(gcudai_fp_env before) { __asm__ __volatile__("msr fpcr, %0" : : "r"(before) : "memory"); }
 #else
 #include <fenv.h>
 typedef fenv_t gcudai_fp_env;
-static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+static gcudai_fp_env gcudai_fp_enter(void) {
     gcudai_fp_env before;
     memset(&before, 0, sizeof(before));
     (void) fegetenv(&before);
@@ -6729,7 +6741,7 @@ static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
 #endif
     return before;
 }
-static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { (void) fesetenv(&before); }
+static void gcudai_fp_leave(gcudai_fp_env before) { (void) fesetenv(&before); }
 #endif
 
 // -- atomics, all sequentially consistent. Zero-filled means 0. `add` returns the value before.
@@ -6737,28 +6749,28 @@ typedef struct { int32_t value; } gcudai_atomic_i32;
 typedef struct { int64_t value; } gcudai_atomic_i64;
 
 #if GCUDAI_GNU_LIKE && !defined(GCUDA_NO_THREADS)
-static GCUDAI_UNUSED int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) {
+static int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) {
     return __atomic_load_n(&a->value, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) {
+static void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) {
     __atomic_store_n(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+static int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
     return __atomic_fetch_add(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+static bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
     return __atomic_compare_exchange_n(&a->value, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) {
+static int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) {
     return __atomic_load_n(&a->value, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
+static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
     __atomic_store_n(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+static int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
     return __atomic_fetch_add(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+static bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
     return __atomic_compare_exchange_n(&a->value, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 #elif !defined(GCUDA_NO_THREADS) // MSVC: compare-exchange exists for 64 bits on 32-bit machines too
@@ -6790,26 +6802,26 @@ static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
     while (!gcudai_atomic_cas_i64(a, old, v)) { old = gcudai_atomic_load_i64(a); }
 }
 #else // one thread: plain memory
-static GCUDAI_UNUSED int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) { return a->value; }
-static GCUDAI_UNUSED void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) { a->value = v; }
-static GCUDAI_UNUSED int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+static int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) { return a->value; }
+static void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) { a->value = v; }
+static int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
     const int32_t old = a->value;
     a->value = old + v;
     return old;
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+static bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
     if (a->value != expected) { return false; }
     a->value = v;
     return true;
 }
-static GCUDAI_UNUSED int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) { return a->value; }
-static GCUDAI_UNUSED void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) { a->value = v; }
-static GCUDAI_UNUSED int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+static int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) { return a->value; }
+static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) { a->value = v; }
+static int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
     const int64_t old = a->value;
     a->value = old + v;
     return old;
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+static bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
     if (a->value != expected) { return false; }
     a->value = v;
     return true;
@@ -6817,7 +6829,7 @@ static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t e
 #endif
 
 // Tells the core that this is a waiting loop: saves power and lets the sibling hyper-thread run.
-static GCUDAI_UNUSED void gcudai_cpu_relax(void) {
+static void gcudai_cpu_relax(void) {
 #if GCUDAI_GNU_LIKE && (defined(__x86_64__) || defined(__i386__))
     __builtin_ia32_pause();
 #elif GCUDAI_GNU_LIKE && defined(__aarch64__)
@@ -6836,7 +6848,7 @@ static GCUDAI_UNUSED void gcudai_cpu_yield(void) {
 }
 
 // -- clock: microseconds from an arbitrary start, never going back
-static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
+static int64_t gcudai_time_us(void) {
 #if defined(_WIN32)
     LARGE_INTEGER ticks, per_second;
     (void) QueryPerformanceCounter(&ticks);
@@ -6863,48 +6875,48 @@ static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
 typedef int gcudai_mutex;
 typedef int gcudai_cond;
 typedef struct { int unused; } gcudai_thread;
-static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; }
+static int64_t gcudai_process(void) { return 0; }
 #define GCUDAI_MUTEX_INIT 0
-static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
-static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) { *c = 0; return true; }
-static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) c; (void) m; }
-static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+static bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
+static void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
+static void gcudai_mutex_lock(gcudai_mutex * m) { (void) m; }
+static void gcudai_mutex_unlock(gcudai_mutex * m) { (void) m; }
+static bool gcudai_cond_init(gcudai_cond * c) { *c = 0; return true; }
+static void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
+static void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) c; (void) m; }
+static bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
     (void) c; (void) m; (void) us;
     return false;
 }
-static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+static void gcudai_cond_signal(gcudai_cond * c) { (void) c; }
+static void gcudai_cond_broadcast(gcudai_cond * c) { (void) c; }
+static bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     (void) t; (void) fn; (void) arg;
     return false;
 }
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) t; }
+static void gcudai_thread_join(gcudai_thread * t) { (void) t; }
 
 #elif defined(_WIN32)
 typedef SRWLOCK gcudai_mutex;
 typedef CONDITION_VARIABLE gcudai_cond;
 typedef struct { uintptr_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
-static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; } // no fork
+static int64_t gcudai_process(void) { return 0; } // no fork
 #define GCUDAI_MUTEX_INIT SRWLOCK_INIT
-static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
-static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { AcquireSRWLockExclusive(m); }
-static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { ReleaseSRWLockExclusive(m); }
-static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) { InitializeConditionVariable(c); return true; }
-static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) {
+static bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
+static void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
+static void gcudai_mutex_lock(gcudai_mutex * m) { AcquireSRWLockExclusive(m); }
+static void gcudai_mutex_unlock(gcudai_mutex * m) { ReleaseSRWLockExclusive(m); }
+static bool gcudai_cond_init(gcudai_cond * c) { InitializeConditionVariable(c); return true; }
+static void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
+static void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) {
     (void) SleepConditionVariableSRW(c, m, INFINITE, 0);
 }
 // false after `us` microseconds without a signal; may also wake for no reason, as any condition variable
-static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+static bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
     return SleepConditionVariableSRW(c, m, (DWORD) ((us + 999) / 1000), 0) != 0;
 }
-static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { WakeConditionVariable(c); }
-static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { WakeAllConditionVariable(c); }
+static void gcudai_cond_signal(gcudai_cond * c) { WakeConditionVariable(c); }
+static void gcudai_cond_broadcast(gcudai_cond * c) { WakeAllConditionVariable(c); }
 
 static unsigned __stdcall gcudai_thread_main(void * arg) {
     gcudai_thread * t = (gcudai_thread *) arg;
@@ -6912,13 +6924,13 @@ static unsigned __stdcall gcudai_thread_main(void * arg) {
     return 0;
 }
 // `t` must stay in place until the join. false: the system has no thread left.
-static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+static bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     t->fn = fn;
     t->arg = arg;
     t->handle = (uintptr_t) _beginthreadex(NULL, 0, gcudai_thread_main, t, 0, NULL);
     return t->handle != 0;
 }
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+static void gcudai_thread_join(gcudai_thread * t) {
     (void) WaitForSingleObject((HANDLE) t->handle, INFINITE);
     (void) CloseHandle((HANDLE) t->handle);
 }
@@ -6928,12 +6940,12 @@ typedef pthread_mutex_t gcudai_mutex;
 typedef pthread_cond_t gcudai_cond;
 typedef struct { pthread_t handle; int64_t process; void (*fn)(void *); void * arg; } gcudai_thread;
 // After fork() the child has another process number and a single thread, the one that called fork().
-static GCUDAI_UNUSED int64_t gcudai_process(void) { return (int64_t) getpid(); }
+static int64_t gcudai_process(void) { return (int64_t) getpid(); }
 #define GCUDAI_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
-static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
-static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
-static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { (void) pthread_mutex_lock(m); }
-static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread_mutex_unlock(m); }
+static bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
+static void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
+static void gcudai_mutex_lock(gcudai_mutex * m) { (void) pthread_mutex_lock(m); }
+static void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread_mutex_unlock(m); }
 
 // Timed waits follow the monotonic clock where the system can, so that setting the wall clock does not stall them.
 #if defined(__linux__) && defined(CLOCK_MONOTONIC)
@@ -6941,7 +6953,7 @@ static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread
 #else
 #define GCUDAI_COND_MONOTONIC 0
 #endif
-static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) {
+static bool gcudai_cond_init(gcudai_cond * c) {
 #if GCUDAI_COND_MONOTONIC
     pthread_condattr_t attr;
     if (pthread_condattr_init(&attr) != 0) { return false; }
@@ -6952,10 +6964,10 @@ static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) {
     return pthread_cond_init(c, NULL) == 0;
 #endif
 }
-static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) pthread_cond_destroy(c); }
-static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) pthread_cond_wait(c, m); }
+static void gcudai_cond_destroy(gcudai_cond * c) { (void) pthread_cond_destroy(c); }
+static void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) pthread_cond_wait(c, m); }
 // false after `us` microseconds without a signal; may also wake for no reason, as any condition variable
-static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+static bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
     struct timespec t;
 #if GCUDAI_COND_MONOTONIC
     (void) clock_gettime(CLOCK_MONOTONIC, &t);
@@ -6969,8 +6981,8 @@ static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m,
     t.tv_nsec = (long) (ns % 1000000000);
     return pthread_cond_timedwait(c, m, &t) == 0;
 }
-static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { (void) pthread_cond_signal(c); }
-static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { (void) pthread_cond_broadcast(c); }
+static void gcudai_cond_signal(gcudai_cond * c) { (void) pthread_cond_signal(c); }
+static void gcudai_cond_broadcast(gcudai_cond * c) { (void) pthread_cond_broadcast(c); }
 
 static void * gcudai_thread_main(void * arg) {
     gcudai_thread * t = (gcudai_thread *) arg;
@@ -6996,20 +7008,20 @@ static int gcudai_thread_create(gcudai_thread * t) {
 }
 
 // `t` must stay in place until the join. false: the system has no thread left.
-static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+static bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     t->fn = fn;
     t->arg = arg;
     t->process = gcudai_process();
     return gcudai_thread_create(t) == 0;
 }
 // A thread started before fork() does not exist in the child.
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+static void gcudai_thread_join(gcudai_thread * t) {
     if (t->process == gcudai_process()) { (void) pthread_join(t->handle, NULL); }
 }
 #endif
 
 // Names the calling thread PREFIX-N, for debuggers and profilers, where the system can (15 characters on Linux).
-static GCUDAI_UNUSED void gcudai_thread_set_name(const char * prefix, int n) {
+static void gcudai_thread_set_name(const char * prefix, int n) {
     char name[32];
     (void) snprintf(name, sizeof(name), "%s-%d", prefix, n);
 #if !defined(GCUDA_NO_THREADS) && defined(__linux__) && defined(CPU_SETSIZE)
@@ -7021,7 +7033,7 @@ static GCUDAI_UNUSED void gcudai_thread_set_name(const char * prefix, int n) {
 
 // Binds the calling thread to the processors with mask[i] set; false where the system refuses or cannot.
 // Windows: the first 64 (32 in a 32-bit program), which is one processor group.
-static GCUDAI_UNUSED bool gcudai_thread_set_affinity(const bool * mask, int n_cpus) {
+static bool gcudai_thread_set_affinity(const bool * mask, int n_cpus) {
 #if defined(GCUDA_NO_THREADS)
     (void) mask; (void) n_cpus;
     return false;
@@ -7046,7 +7058,7 @@ static GCUDAI_UNUSED bool gcudai_thread_set_affinity(const bool * mask, int n_cp
 
 // Scheduling of the calling thread: -1 background, 0 as inherited, 1 medium, 2 high, 3 realtime. 1 to 3 need privileges
 // on Linux; false where the system refuses, and then nothing has changed.
-static GCUDAI_UNUSED bool gcudai_thread_set_priority(int prio) {
+static bool gcudai_thread_set_priority(int prio) {
     if (prio == 0) { return true; }
 #if defined(GCUDA_NO_THREADS)
     return false;
@@ -7073,7 +7085,7 @@ static GCUDAI_UNUSED bool gcudai_thread_set_priority(int prio) {
 }
 
 // Processors this process may use, at least 1.
-static GCUDAI_UNUSED int gcudai_cpu_count(void) {
+static int gcudai_cpu_count(void) {
 #if defined(_WIN32)
     SYSTEM_INFO info;
     GetSystemInfo(&info);
@@ -7155,9 +7167,9 @@ static int32_t gcudai_cpu_detect(void) { return 0; }
 #endif
 
 // -- memory of the machine in bytes; 0 where the system does not tell. A size_t that is too small saturates.
-static GCUDAI_UNUSED size_t gcudai_saturate_size(uint64_t v) { return v > (uint64_t) SIZE_MAX ? SIZE_MAX : (size_t) v; }
+static size_t gcudai_saturate_size(uint64_t v) { return v > (uint64_t) SIZE_MAX ? SIZE_MAX : (size_t) v; }
 
-static GCUDAI_UNUSED void gcudai_memory_query(size_t * available_bytes, size_t * total_bytes) {
+static void gcudai_memory_query(size_t * available_bytes, size_t * total_bytes) {
     uint64_t total = 0, available = 0;
 #if defined(_WIN32)
     MEMORYSTATUSEX status;
@@ -7206,7 +7218,7 @@ struct gcudai_mapping { // base NULL: none
     size_t size;
 };
 
-static GCUDAI_UNUSED const char * gcudai_file_error(void) { return errno != 0 ? strerror(errno) : "the system gives no reason"; }
+static const char * gcudai_file_error(void) { return errno != 0 ? strerror(errno) : "the system gives no reason"; }
 
 #if defined(_WIN32)
 #define GCUDAI_PATH_CHARS 4096
@@ -7416,7 +7428,7 @@ static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, 
     NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 } };
 
 // Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
-static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
+static const char * gcudai_env(const char * name) {
 #if defined(GCUDA_NO_ENV)
     (void) name;
     return NULL;
@@ -7617,7 +7629,7 @@ static bool gcudai_mul_i64(int64_t a, int64_t b, int64_t * out) {
     return true;
 }
 
-GCUDAI_UNUSED static bool gcudai_add_i64(int64_t a, int64_t b, int64_t * out) {
+static bool gcudai_add_i64(int64_t a, int64_t b, int64_t * out) {
     if (a < 0 || b < 0 || b > INT64_MAX - a) {
         return false;
     }
@@ -7841,7 +7853,7 @@ gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
 }
 
 // May AVX2, FMA and F16C be used? AVX2 and the sets after it come with all three.
-static GCUDAI_UNUSED bool gcudai_isa_has_avx2(void) { return gcuda_cpu_get_isa() >= GCUDA_CPU_ISA_AVX2; }
+static bool gcudai_isa_has_avx2(void) { return gcuda_cpu_get_isa() >= GCUDA_CPU_ISA_AVX2; }
 
 // =====================================================================================================
 // >>impl-math   half and bfloat16 conversion
@@ -8729,7 +8741,7 @@ static void gcudai_store(enum gcuda_type type, char * p, size_t nb0, int64_t n, 
     }
 }
 
-GCUDAI_UNUSED static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
+static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     return t ? t->to_float : NULL;
 }
@@ -12366,39 +12378,39 @@ static gcuda_status gcudai_node_fail(gcuda_status status, const struct gcuda_ten
         }                                                                                   \
     } while (0)
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_shape(
+static gcuda_status gcudai_want_shape(
     const struct gcuda_tensor * y, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     GCUDAI_WANT(y, y->ne[0] == ne0 && y->ne[1] == ne1 && y->ne[2] == ne2 && y->ne[3] == ne3,
         "result must be [%lld, %lld, %lld, %lld]", (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_type(
+static gcuda_status gcudai_want_type(
     const struct gcuda_tensor * y, const struct gcuda_tensor * t, enum gcuda_type type) {
     GCUDAI_WANT(
         y, t->type == type, "type of %s is %s, want %s", gcudai_label(y, t), gcuda_type_name(t->type), gcuda_type_name(type));
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(
         y, gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16", gcudai_label(y, t), gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t),
         (unsigned long long) t->nb[0]);
     return GCUDA_STATUS_SUCCESS;
 }
 
 // y has the shape of t.
-GCUDAI_UNUSED static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     return gcudai_want_shape(y, t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
 }
 
@@ -12556,21 +12568,21 @@ static struct gcuda_tensor * gcudai_op_view(
     return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
 }
 
-GCUDAI_UNUSED static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
+static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
     if (y != NULL) {
         y->op_params[slot] = value;
     }
 }
 
-GCUDAI_UNUSED static void gcudai_set_param_f32(struct gcuda_tensor * y, int slot, float value) {
+static void gcudai_set_param_f32(struct gcuda_tensor * y, int slot, float value) {
     if (y != NULL) {
         memcpy(&y->op_params[slot], &value, sizeof(value));
     }
 }
 
-GCUDAI_UNUSED static int32_t gcudai_param_i32(const struct gcuda_tensor * y, int slot) { return y->op_params[slot]; }
+static int32_t gcudai_param_i32(const struct gcuda_tensor * y, int slot) { return y->op_params[slot]; }
 
-GCUDAI_UNUSED static float gcudai_param_f32(const struct gcuda_tensor * y, int slot) {
+static float gcudai_param_f32(const struct gcuda_tensor * y, int slot) {
     float value;
     memcpy(&value, &y->op_params[slot], sizeof(value));
     return value;
@@ -12611,12 +12623,12 @@ static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     return a;
 }
 
-GCUDAI_UNUSED static char * gcudai_at(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
+static char * gcudai_at(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
     return (char *) a->data + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
 }
 
 // Start of row r, counting dimensions 1, 2, 3 in this order.
-GCUDAI_UNUSED static char * gcudai_row(const struct gcuda_array * a, int64_t r) {
+static char * gcudai_row(const struct gcuda_array * a, int64_t r) {
     const int64_t i1 = r % a->ne[1], i2 = r / a->ne[1] % a->ne[2], i3 = r / a->ne[1] / a->ne[2];
     return gcudai_at(a, i1, i2, i3);
 }
@@ -12624,22 +12636,6 @@ GCUDAI_UNUSED static char * gcudai_row(const struct gcuda_array * a, int64_t r) 
 static void gcudai_none_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     (void) y;
     (void) w;
-}
-
-GCUDAI_UNUSED static void gcudai_one_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    w->n_items[0] = 1;
-    w->item_cost[0] = (double) gcuda_nelements(y);
-}
-
-GCUDAI_UNUSED static void gcudai_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    int64_t ne0 = y->ne[0];
-    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
-        if (y->src[i] != NULL && y->src[i]->ne[0] > ne0) {
-            ne0 = y->src[i]->ne[0];
-        }
-    }
-    w->n_items[0] = gcuda_nrows(y);
-    w->item_cost[0] = 20.0 + 4.0 * (double) ne0;
 }
 
 static gcuda_status gcudai_any_can(const struct gcuda_tensor * y) {
