@@ -9,6 +9,7 @@
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
   - every kernel has a contract directly above it that names its floor; sections not done yet are exempt by name
+  - sections use each other without cycles where deps.py forbids them
   - generated parts are as their generators write them
 """
 import glob
@@ -17,6 +18,8 @@ import os
 import re
 import subprocess
 import sys
+
+import deps
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 problems = []
@@ -345,6 +348,7 @@ def main():
         check_contracts(read("gcuda_kernels.cu"))
     check_names(text)
     check_instruction_sets(text)
+    check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
     check_generated()
     print(f"{n_passed} passed, {len(problems)} failed")
     return 1 if problems else 0
