@@ -78,8 +78,9 @@ bench-cpu: $(BENCHES) ## matrix products against OpenBLAS, quantized mat-vec
 size: $(B)/gcuda_impl.o ## lines and bytes; of the kernels, where they are built, processor time and bytes of each part
 	@python3 tests/tools/size.py $(B) $(KERNEL_PARTS)
 
-map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers
-	@grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
+map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers; ARGS=--deps: which section uses which
+	@if [ "$(ARGS)" = --deps ]; then exec python3 tests/tools/deps.py; fi; \
+	grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
 
 lint: check-python ## contents against banners, one >>op: block each, forbidden words
 	@python3 tests/tools/lint.py

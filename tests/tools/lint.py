@@ -9,6 +9,7 @@
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
   - every kernel has a contract directly above it that names its floor; sections not done yet are exempt by name
+  - sections use each other without cycles where deps.py forbids them
   - generated parts are as their generators write them
 """
 import glob
@@ -17,6 +18,8 @@ import os
 import re
 import subprocess
 import sys
+
+import deps
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 problems = []
@@ -293,7 +296,7 @@ def check_layout(path, text):
 
 def check_instruction_sets(text):
     """Kernels use what gcuda_cpu_set_isa leaves, not what the processor has: that is asked where the sets are listed, and to describe it."""
-    allowed = ("gcudai_cpu_has", "gcudai_simd_of", "gcudai_cpu_dev_description")
+    allowed = ("gcudai_cpu_has", "gcudai_cpu_has_isa", "gcudai_cpu_dev_description")
     bad, function = [], ""
     for n, line in enumerate(code_of(text).splitlines(), 1):
         begin = re.match(r"\w.*?(\w+)\(.*\{$", line)
@@ -345,6 +348,7 @@ def main():
         check_contracts(read("gcuda_kernels.cu"))
     check_names(text)
     check_instruction_sets(text)
+    check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
     check_generated()
     print(f"{n_passed} passed, {len(problems)} failed")
     return 1 if problems else 0
