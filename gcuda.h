@@ -144,7 +144,7 @@ ADDING AN OPERATION
     5. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME); what each constructor refuses: a
        row in tests/test-errors.c
 
-    What the row may also name:
+    The row may also name:
       - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c
       - a cut rule for graphs with an abort callback: GCUDAI_CUT_OF_NAME in >>impl-cuda-cancel
     An element-wise operation that fuses into chains needs gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and
@@ -997,6 +997,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
 #define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
 #define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
+#define gcuda_node_args GCUDAI_RENAME(GCUDA_PREFIX, gcuda_node_args)
 #define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
 #define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
 #define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
@@ -3329,6 +3330,17 @@ GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, stru
 
 // ---------------- end of ops-c ----------------
 
+// The arguments of an operation: struct gcuda_ARGS_args with the column args of GCUDA_OPS.
+union gcuda_args {
+#define X(name) struct gcuda_##name##_args name;
+    GCUDA_ARGS(X)
+#undef X
+};
+// Checks a node (gcuda_check_node) and fills in its operation's member of args, all other bytes 0. For backends: sources and result as
+// arrays, op_params as typed fields. Fields for launchers alone (scratch, max_shared, bad_index) are 0. INVALID_ARGUMENT, and args is
+// unchanged: NULL, or the node is refused.
+GCUDA_API gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args);
+
 // =====================================================================================================
 // >>graph   graphs: building, lookup, printing
 // =====================================================================================================
@@ -3522,6 +3534,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_co
 //
 // A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions that fail return a status and
 // set the message with gcuda_set_last_error. Objects are plain structs; a backend may embed them as first members of larger ones.
+// gcuda_node_args gives an operation's arguments, gcuda_get_type_traits the decoder of a type. tests/test-third-party.c is one.
 
 // Sets the calling thread's message (gcuda_last_error), for backends outside this file. Returns status: `return gcuda_set_last_error(...)`.
 GCUDA_API gcuda_status gcuda_set_last_error(gcuda_status status, const char * message);
@@ -4242,7 +4255,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
 //
 // Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
-// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+// positions). Until chunks have been timed, their length is a low estimate. These nodes run to their end:
 //   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
 //                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
 //                          change shape, from where shapes first differ
@@ -12144,11 +12157,7 @@ static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, 
 // >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
 // =====================================================================================================
 
-union gcudai_args {
-#define X(name) struct gcuda_##name##_args name;
-    GCUDA_ARGS(X)
-#undef X
-};
+#define gcudai_args gcuda_args
 
 // How the CPU splits a node. Zeroed before a work function fills it in.
 #define GCUDAI_MAX_PHASES 3
@@ -12353,6 +12362,14 @@ static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
 
 gcuda_status gcuda_check_node(const struct gcuda_tensor * node) {
     return node == NULL ? gcudai_null_fail("check_node", "node") : gcudai_check_node(node);
+}
+
+gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args) {
+    if (node == NULL || args == NULL) { return gcudai_null_fail("node_args", node == NULL ? "node" : "args"); }
+    GCUDAI_TRY(gcudai_check_node(node));
+    GCUDAI_ZERO(*args);
+    gcudai_op_row(node->op)->args(node, args);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // ---- what constructors are made of ----
