@@ -134,32 +134,38 @@ EMBEDDING IN AN ENGINE
     Windows:       mingw-w64 builds are tested under wine. The code supports MSVC but is untested there.
 
 ADDING AN OPERATION
-    1. its row in GCUDA_OPS, and its argument struct's name in GCUDA_ARGS if it has its own
+    1. its row in GCUDA_OPS: all facts about it, for the CPU, gradients and CUDA. The argument struct's name in GCUDA_ARGS
+       if it has its own
     2. its >>op:NAME block in >>ops: argument struct, comment, constructors
     3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
        gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
-    4. a derivative, if it has one: a function and a row of GCUDAI_GRADS in >>impl-autodiff
-    5. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda, and a row of
-       GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
-    6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
-       it has a derivative; what each constructor refuses: a row in tests/test-errors.c
-    7. its numbers of test cases in tests/cases.txt: build/test-ops --update-cases
-    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
-       into slices. Without a row it is never cut, and the comment before the table lists such operations
-    9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
-       gcuda_kernels.cu d_chain_map or d_chain_binary. is_chain_step refuses a step without a kernel
+    4. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda. Until then the row
+       says that nothing is launched, and the device refuses the operation by name
+    5. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME); what each constructor refuses: a
+       row in tests/test-errors.c
 
-    The compiler reports a missing function, `make lint` a missing block or test. `make generate` updates GCUDA_PREFIX's
-    list and the README's table.
+    The row may also name:
+      - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c
+      - a cut rule for graphs with an abort callback: GCUDAI_CUT_OF_NAME in >>impl-cuda-cancel
+    An element-wise operation that fuses into chains needs gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and
+    d_chain_map or d_chain_binary in gcuda_kernels.cu.
+
+    The compiler or the linker reports a missing function, `make lint` a missing block or test. `make generate` updates
+    GCUDA_PREFIX's list and the README's table, `build/test-ops --update-cases` the numbers in tests/cases.txt.
 
     A new kind of GCUDA_OP_UNARY:
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
-      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu: the compiler
-        requires them
-      - a derivative in gcudai_unary_slope, until then refused by name
-      - its function in f_unary of tests/ops-elementwise.h, and step 7
-    A new gate needs GCUDA_GLU_OPS, GCUDAI_GLU and d_glus, gcudai_glu_act for its derivative, and gcudai_cuda_gate_of if it
-    equals a unary kind times 1.
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
+        GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
+      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well
+    A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
+
+    A new block type:
+      - its row in GCUDA_TYPES, with all facts, and struct gcuda_block_NAME
+      - gcudai_dequantize_row_NAME and, as the row says, gcudai_quantize_row_NAME, gcudai_quantize_weighted_NAME,
+        gcudai_codes_NAME and gcudai_codes_NAME_avx2
+      - on CUDA its struct d_format in gcuda_kernels.cu and its place in the lists of formats there
+      - its blocks in tests/test-quants.c
 
     A new path of matrix products on CUDA:
       - its name in enum gcuda_mul_mat_path and in enum gcudai_cuda_mm_path; for gcuda_cuda_params.product in gcudai_cuda_product_named
@@ -485,44 +491,56 @@ typedef struct {
     uint16_t bits;
 } gcuda_bf16_t; // upper half of a binary32
 
-// Element types: id as in GGUF files; elements and bytes of a block; whether quantized. All tables of types are made from this list.
+// Element types, the registry: all tables of types are made from this list.
+//   id, name   as in GGUF files
+//   block      elements; bytes: of a block
+//   read       has gcudai_dequantize_row_LOWER
+//   write      has gcudai_quantize_row_LOWER
+//   align      bytes, of memory that gcuda_quantize_rows writes
+//   imatrix    may: has gcudai_quantize_weighted_LOWER; must: cannot be quantized without importance
+//   floats     GCUDAI_FLOATS_*: where the floats of a block are that gcuda_check_row_data reads
+//   weights    can be weights of mul_mat: has gcudai_codes_LOWER and, for x86, gcudai_codes_LOWER_avx2
+//   kind       GCUDAI_Q_*: how the CPU multiplies its codes
+//   centre     mean code of a format with a stored minimum
+//   partner    type of blocks of activations that go with these weights; COUNT: none
+//   switch     GCUDA_KERNEL_NO_ID leaves its CUDA kernels out
 // clang-format off
-#define GCUDA_TYPES(X)                                                              \
-    /* ID       id  lower     name       block  bytes  quantized */                 \
-    X(F32,      0,  f32,      "f32",     1,     4,     0)                           \
-    X(F16,      1,  f16,      "f16",     1,     2,     0)                           \
-    X(Q4_0,     2,  q4_0,     "q4_0",    32,    18,    1)                           \
-    X(Q4_1,     3,  q4_1,     "q4_1",    32,    20,    1)                           \
-    X(Q5_0,     6,  q5_0,     "q5_0",    32,    22,    1)                           \
-    X(Q5_1,     7,  q5_1,     "q5_1",    32,    24,    1)                           \
-    X(Q8_0,     8,  q8_0,     "q8_0",    32,    34,    1)                           \
-    X(Q8_1,     9,  q8_1,     "q8_1",    32,    36,    1)                           \
-    X(Q2_K,     10, q2_k,     "q2_K",    256,   84,    1)                           \
-    X(Q3_K,     11, q3_k,     "q3_K",    256,   110,   1)                           \
-    X(Q4_K,     12, q4_k,     "q4_K",    256,   144,   1)                           \
-    X(Q5_K,     13, q5_k,     "q5_K",    256,   176,   1)                           \
-    X(Q6_K,     14, q6_k,     "q6_K",    256,   210,   1)                           \
-    X(Q8_K,     15, q8_k,     "q8_K",    256,   292,   1)                           \
-    X(IQ2_XXS,  16, iq2_xxs,  "iq2_xxs", 256,   66,    1)                           \
-    X(IQ2_XS,   17, iq2_xs,   "iq2_xs",  256,   74,    1)                           \
-    X(IQ3_XXS,  18, iq3_xxs,  "iq3_xxs", 256,   98,    1)                           \
-    X(IQ1_S,    19, iq1_s,    "iq1_s",   256,   50,    1)                           \
-    X(IQ4_NL,   20, iq4_nl,   "iq4_nl",  32,    18,    1)                           \
-    X(IQ3_S,    21, iq3_s,    "iq3_s",   256,   110,   1)                           \
-    X(IQ2_S,    22, iq2_s,    "iq2_s",   256,   82,    1)                           \
-    X(IQ4_XS,   23, iq4_xs,   "iq4_xs",  256,   136,   1)                           \
-    X(I8,       24, i8,       "i8",      1,     1,     0)                           \
-    X(I16,      25, i16,      "i16",     1,     2,     0)                           \
-    X(I32,      26, i32,      "i32",     1,     4,     0)                           \
-    X(I64,      27, i64,      "i64",     1,     8,     0)                           \
-    X(F64,      28, f64,      "f64",     1,     8,     0)                           \
-    X(IQ1_M,    29, iq1_m,    "iq1_m",   256,   56,    1)                           \
-    X(BF16,     30, bf16,     "bf16",    1,     2,     0)                           \
-    X(MXFP4,    39, mxfp4,    "mxfp4",   32,    17,    1)
+#define GCUDA_TYPES(X)                                                                                                                  \
+    /* ID      id  lower     name       block bytes quantized | read write align imatrix floats | weights kind centre partner switch */ \
+    X(F32,     0,  f32,      "f32",     1,    4,    0,          yes, yes,  4,    no,     f32,     no,     NONE,0,     COUNT,  no)       \
+    X(F16,     1,  f16,      "f16",     1,    2,    0,          yes, yes,  2,    no,     one,     no,     NONE,0,     COUNT,  no)       \
+    X(Q4_0,    2,  q4_0,     "q4_0",    32,   18,   1,          yes, yes,  2,    may,    one,     yes,    U32, 0,     Q8_0,   yes)      \
+    X(Q4_1,    3,  q4_1,     "q4_1",    32,   20,   1,          yes, yes,  2,    may,    two,     yes,    M32, 7.5f,  Q8_1,   yes)      \
+    X(Q5_0,    6,  q5_0,     "q5_0",    32,   22,   1,          yes, yes,  2,    may,    one,     yes,    U32, 0,     Q8_0,   yes)      \
+    X(Q5_1,    7,  q5_1,     "q5_1",    32,   24,   1,          yes, yes,  2,    may,    two,     yes,    M32, 15.5f, Q8_1,   yes)      \
+    X(Q8_0,    8,  q8_0,     "q8_0",    32,   34,   1,          yes, yes,  2,    no,     one,     yes,    S32, 0,     Q8_0,   yes)      \
+    X(Q8_1,    9,  q8_1,     "q8_1",    32,   36,   1,          yes, yes,  2,    no,     one,     no,     NONE,0,     COUNT,  no)       \
+    X(Q2_K,    10, q2_k,     "q2_K",    256,  84,   1,          yes, yes,  2,    may,    q2_k,    yes,    M16, 1.5f,  Q8_K,   yes)      \
+    X(Q3_K,    11, q3_k,     "q3_K",    256,  110,  1,          yes, yes,  2,    may,    q3_k,    yes,    U16, 0,     Q8_K,   yes)      \
+    X(Q4_K,    12, q4_k,     "q4_K",    256,  144,  1,          yes, yes,  2,    may,    two,     yes,    M32, 7.5f,  Q8_K,   yes)      \
+    X(Q5_K,    13, q5_k,     "q5_K",    256,  176,  1,          yes, yes,  2,    may,    two,     yes,    M32, 15.5f, Q8_K,   yes)      \
+    X(Q6_K,    14, q6_k,     "q6_K",    256,  210,  1,          yes, yes,  2,    may,    q6_k,    yes,    U16, 0,     Q8_K,   yes)      \
+    X(Q8_K,    15, q8_k,     "q8_K",    256,  292,  1,          yes, yes,  4,    no,     f32,     no,     NONE,0,     COUNT,  no)       \
+    X(IQ2_XXS, 16, iq2_xxs,  "iq2_xxs", 256,  66,   1,          yes, no,   2,    must,   one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ2_XS,  17, iq2_xs,   "iq2_xs",  256,  74,   1,          yes, no,   2,    must,   one,     yes,    S16, 0,     Q8_K,   yes)      \
+    X(IQ3_XXS, 18, iq3_xxs,  "iq3_xxs", 256,  98,   1,          yes, no,   2,    no,     one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ1_S,   19, iq1_s,    "iq1_s",   256,  50,   1,          yes, no,   2,    must,   one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ4_NL,  20, iq4_nl,   "iq4_nl",  32,   18,   1,          yes, yes,  2,    may,    one,     yes,    S32, 0,     Q8_0,   yes)      \
+    X(IQ3_S,   21, iq3_s,    "iq3_s",   256,  110,  1,          yes, no,   2,    no,     one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ2_S,   22, iq2_s,    "iq2_s",   256,  82,   1,          yes, no,   2,    no,     one,     yes,    S16, 0,     Q8_K,   yes)      \
+    X(IQ4_XS,  23, iq4_xs,   "iq4_xs",  256,  136,  1,          yes, yes,  2,    may,    one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(I8,      24, i8,       "i8",      1,    1,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(I16,     25, i16,      "i16",     1,    2,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(I32,     26, i32,      "i32",     1,    4,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(I64,     27, i64,      "i64",     1,    8,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(F64,     28, f64,      "f64",     1,    8,    0,          yes, yes,  2,    no,     f64,     no,     NONE,0,     COUNT,  no)       \
+    X(IQ1_M,   29, iq1_m,    "iq1_m",   256,  56,   1,          yes, no,   2,    no,     iq1_m,   yes,    S16, 0,     Q8_K,   yes)      \
+    X(BF16,    30, bf16,     "bf16",    1,    2,    0,          yes, yes,  2,    no,     bf16,    no,     NONE,0,     COUNT,  yes)      \
+    X(MXFP4,   39, mxfp4,    "mxfp4",   32,   17,   1,          yes, yes,  1,    no,     mxfp4,   yes,    S32, 0,     Q8_0,   yes)
 // clang-format on
 
 enum gcuda_type {
-#define X(ID, id, lower, name, block, bytes, quantized) GCUDA_TYPE_##ID = id,
+#define X(ID, id, ...) GCUDA_TYPE_##ID = id,
     GCUDA_TYPES(X)
 #undef X
     GCUDA_TYPE_COUNT = 40
@@ -760,114 +778,214 @@ struct gcuda_array {
 // (constructor, check, args, CPU rows), its test. The compiler names whatever is missing.
 //
 //   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
-//   sources   required, optional
+//   src, opt  sources: required, optional
 //   flags     GCUDAI_OP_REUSE: an allocator may place the result in the memory of a source of the same layout
 //             GCUDAI_OP_REUSE_FIRST: only in that of the first source
 //             GCUDAI_OP_VIEW: the result aliases its source and nothing runs
 //   args      struct gcuda_ARGS_args and gcudai_ARGS_args, shared within a family
 //   work      gcudai_WORK_work divides the node among CPU threads
 //   can       gcudai_CAN_can returns what the CPU does not support of a valid node; any: it supports all
+//   grad      gcudai_GRAD_grad adds the gradients of the sources; none: no derivative
+//   stop      sources that no gradient reaches, a bit each
+//   unread    sources whose elements are not read, a bit each: only their shape is, or the result is written into them
+// On CUDA devices:
+//   launch    plain: gcuda_launch_LAUNCHER; scratch: after gcuda_LAUNCHER_scratch_bytes, into args.scratch
+//             product: see gcudai_cuda_run_product; own: gcudai_cuda_LAUNCHER; none: nothing runs
+//   refuses   gcudai_cuda_REFUSES_can returns which valid nodes have no kernel
+//   family    GCUDA_KERNEL_NO_FAMILY leaves its kernels out; BASE: always compiled
+//   index     yes: reports indices out of range to args.bad_index; promise: only if the node promises n_kv_max
+//   shared    yes: kernels may use args.max_shared bytes of shared memory
+//   pack      operand that is packed first, as kernels accept fewer strides: rows: args.norm.x, kernel: args.conv.kernel
+//   cut       GCUDAI_CUT_OF_CUT: how a node is cut into slices of its result (>>impl-cuda-cancel); whole: never
+#define GCUDAI_OP_NONE 0
 #define GCUDAI_OP_REUSE 1
 #define GCUDAI_OP_VIEW 2
 #define GCUDAI_OP_REUSE_FIRST 4
 
 // clang-format off
-#define GCUDA_OPS(X)                                                                                  \
-    /* id                name                 src opt flags            args            work   can  */ \
-    /* views: no work at run time */                                                                  \
-    X(RESHAPE,           reshape,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(VIEW,              view,                1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(PERMUTE,           permute,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(TRANSPOSE,         transpose,           1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(CUSTOM,            custom,              0,  10, 0,               custom,         custom, custom) \
-    /* family ops-a: copies and data movement */                                                      \
-    X(DUP,               dup,                 1,  0,  0,               cpy,            cpy,   any)    \
-    X(CONT,              cont,                1,  0,  0,               cpy,            cpy,   any)    \
-    X(CPY,               cpy,                 1,  1,  0,               cpy,            cpy,   quantizer) \
-    X(GET_ROWS,          get_rows,            2,  0,  0,               get_rows,       pieces, any)   \
-    X(GET_ROWS_BACK,     get_rows_back,       2,  0,  0,               get_rows,       get_rows_back, any) \
-    X(SET_ROWS,          set_rows,            3,  0,  0,               get_rows,       set_rows, quantizer) \
-    X(SET,               set,                 2,  0,  0,               set,            set,   any)    \
-    X(ACC,               acc,                 2,  0,  0,               set,            acc,   any)    \
-    X(REPEAT,            repeat,              1,  0,  0,               pad,            pieces, any)   \
-    X(REPEAT_BACK,       repeat_back,         1,  0,  0,               cpy,            repeat_back, any) \
-    X(CONCAT,            concat,              2,  0,  0,               concat,         concat, any)   \
-    X(PAD,               pad,                 1,  0,  0,               pad,            pieces, any)   \
-    X(PAD_REFLECT_1D,    pad_reflect_1d,      1,  0,  0,               pad_reflect_1d, pieces, any)   \
-    X(ROLL,              roll,                1,  0,  0,               pad,            pieces, any)   \
-    X(DIAG,              diag,                1,  0,  0,               mask,           pieces, any)   \
-    X(DIAG_MASK_INF,     diag_mask_inf,       1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
-    X(DIAG_MASK_ZERO,    diag_mask_zero,      1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
-    X(TRI,               tri,                 1,  0,  0,               mask,           pieces, any)   \
-    X(FILL,              fill,                1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
-    X(ARANGE,            arange,              0,  0,  0,               arange,         pieces, any)   \
-    X(TIMESTEP_EMBEDDING, timestep_embedding, 1,  0,  0,               timestep_embedding, timestep_embedding, any) \
-    /* end of ops-a */                                                                                \
-    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                     \
-    X(ADD,               add,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(SUB,               sub,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(MUL,               mul,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(DIV,               div,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(ADD1,              add1,                2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(ADD_ID,            add_id,              3,  0,  GCUDAI_OP_REUSE_FIRST, add_id,   row_elements, any) \
-    X(UNARY,             unary,               1,  0,  GCUDAI_OP_REUSE, unary,          unary, any)    \
-    X(GLU,               glu,                 1,  1,  GCUDAI_OP_REUSE, glu,            row_elements, any) \
-    X(SCALE,             scale,               1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(SQR,               sqr,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(SQRT,              sqrt,                1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(SIN,               sin,                 1,  0,  0,               map,            elements, any)   \
-    X(COS,               cos,                 1,  0,  0,               map,            elements, any)   \
-    X(LOG,               log,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(CLAMP,             clamp,               1,  0,  0,               map,            elements, any)   \
-    X(LEAKY_RELU,        leaky_relu,          1,  0,  0,               map,            elements, any)   \
-    X(SILU_BACK,         silu_back,           2,  0,  GCUDAI_OP_REUSE, binary,         elements, any)   \
-    X(NORM,              norm,                1,  0,  0,               norm,           spans3, any)   \
-    X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           spans2, any)   \
-    X(L2_NORM,           l2_norm,             1,  0,  0,               norm,           spans2, any)   \
-    X(RMS_NORM_BACK,     rms_norm_back,       2,  0,  GCUDAI_OP_REUSE, rms_norm_back,  spans2, any)   \
-    X(GROUP_NORM,        group_norm,          1,  0,  0,               group_norm,     group_norm, any) \
-    X(SUM,               sum,                 1,  0,  0,               sum,            total, any)    \
-    X(SUM_ROWS,          sum_rows,            1,  0,  0,               reduce,         spans2, any)   \
-    X(MEAN,              mean,                1,  0,  0,               reduce,         spans2, any)   \
-    X(CUMSUM,            cumsum,              1,  0,  0,               reduce,         spans2, any)   \
-    X(ARGMAX,            argmax,              1,  0,  0,               reduce,         argmax, any)   \
-    X(COUNT_EQUAL,       count_equal,         2,  0,  0,               count_equal,    total, any)    \
-    X(ARGSORT,           argsort,             1,  0,  0,               sort,           argsort, any)  \
-    X(TOP_K,             top_k,               1,  0,  0,               sort,           top_k, any)    \
-    X(SOFT_MAX,          soft_max,            1,  2,  GCUDAI_OP_REUSE, soft_max,       spans3, any)   \
-    X(SOFT_MAX_BACK,     soft_max_back,       2,  0,  GCUDAI_OP_REUSE, soft_max_back,  spans2, any)   \
-    X(ROPE,              rope,                2,  1,  GCUDAI_OP_REUSE, rope,           rope,  any)    \
-    X(ROPE_BACK,         rope_back,           2,  1,  GCUDAI_OP_REUSE, rope,           rope,  any)    \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 2,  0,  0,               cross_entropy,  cross_entropy_loss, any) \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3, 0, 0,       cross_entropy,  spans3, any)   \
-    X(OPT_STEP_ADAMW,    opt_step_adamw,      5,  0,  0,               opt_step,       opt_step, any) \
-    X(OPT_STEP_SGD,      opt_step_sgd,        3,  0,  0,               opt_step,       opt_step, any) \
-    /* end of ops-b */                                                                                \
-    /* family mulmat: matrix products */                                                              \
-    X(MUL_MAT,           mul_mat,             2,  0,  0,               mul_mat, mul_mat, any)         \
-    X(MUL_MAT_ID,        mul_mat_id,          3,  0,  0,               mul_mat_id, mul_mat_id, any)   \
-    X(OUT_PROD,          out_prod,            2,  0,  0,               out_prod, out_prod, any)       \
-    /* end of mulmat */                                                                               \
-    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
-    X(FLASH_ATTN_EXT,    flash_attn_ext,    3,  2,  0, flash_attn_ext,    flash_attn,       any) \
-    X(FLASH_ATTN_EXT_BACK, flash_attn_ext_back, 5, 2, 0, flash_attn_ext_back, flash_attn_back, any) \
-    X(IM2COL,            im2col,            2,  0,  0, conv,              im2col,           any) \
-    X(IM2COL_BACK,       im2col_back,       2,  0,  0, conv,              im2col_back,      any) \
-    X(IM2COL_3D,         im2col_3d,         2,  0,  0, im2col_3d,         im2col,           any) \
-    X(CONV_2D,           conv_2d,           2,  0,  0, conv,              conv_2d,          any) \
-    X(CONV_2D_DW,        conv_2d_dw,        2,  0,  0, conv,              conv_2d_dw,       any) \
-    X(CONV_TRANSPOSE_1D, conv_transpose_1d, 2,  0,  0, conv_transpose,    conv_transpose,   any) \
-    X(CONV_TRANSPOSE_2D, conv_transpose_2d, 2,  0,  0, conv_transpose,    conv_transpose,   any) \
-    X(POOL_1D,           pool_1d,           1,  0,  0, pool,              pool,             any) \
-    X(POOL_2D,           pool_2d,           1,  0,  0, pool,              pool,             any) \
-    X(POOL_2D_BACK,      pool_2d_back,      2,  0,  0, pool,              pool_2d_back,     any) \
-    X(UPSCALE,           upscale,           1,  0,  0, upscale,           upscale,          any) \
-    X(SSM_CONV,          ssm_conv,          2,  0,  0, ssm_conv,          ssm_conv,         any) \
-    X(SSM_SCAN,          ssm_scan,          7,  0,  0, ssm_scan,          ssm_scan,         any) \
-    X(RWKV_WKV6,         rwkv_wkv6,         6,  0,  0, rwkv_wkv6,         linear_attn,      any) \
-    X(GATED_LINEAR_ATTN, gated_linear_attn, 5,  0,  0, gated_linear_attn, linear_attn,      any) \
-    X(RWKV_WKV7,         rwkv_wkv7,         7,  0,  0, rwkv_wkv7,         linear_attn,      any) \
-    X(SOLVE_TRI,         solve_tri,         2,  0,  0, solve_tri,         solve_tri,        any) \
+#define GCUDA_OPS(X)                                                                                                                         \
+    /* ID                      name                     src  opt flags        args                 work                can */                \
+    /*     grad               stop  unread  launch   launcher                refuses    family     index  shared  pack   cut */              \
+    /* views: no work at run time */                                                                                                         \
+    X(RESHAPE,                 reshape,                 1,   0,  VIEW,        none,                none,               any,                  \
+           reshape,           0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(VIEW,                    view,                    1,   0,  VIEW,        none,                none,               any,                  \
+           view,              0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(PERMUTE,                 permute,                 1,   0,  VIEW,        none,                none,               any,                  \
+           permute,           0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(TRANSPOSE,               transpose,               1,   0,  VIEW,        none,                none,               any,                  \
+           transpose,         0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(CUSTOM,                  custom,                  0,   10, NONE,        custom,              custom,             custom,               \
+           none,              0,    0,      own,     custom,                 custom,    BASE,      no,    no,     no,    whole)              \
+    /* family ops-a: copies and data movement */                                                                                             \
+    X(DUP,                     dup,                     1,   0,  NONE,        cpy,                 cpy,                any,                  \
+           reshape,           0,    0,      plain,   cpy,                    any,       BASE,      no,    no,     no,    copy)               \
+    X(CONT,                    cont,                    1,   0,  NONE,        cpy,                 cpy,                any,                  \
+           reshape,           0,    0,      plain,   cpy,                    any,       BASE,      no,    no,     no,    copy)               \
+    X(CPY,                     cpy,                     1,   1,  NONE,        cpy,                 cpy,                quantizer,            \
+           reshape,           2,    2,      scratch, cpy,                    quantizer, BASE,      no,    no,     no,    copy)               \
+    X(GET_ROWS,                get_rows,                2,   0,  NONE,        get_rows,            pieces,             any,                  \
+           get_rows,          2,    0,      plain,   get_rows,               any,       BASE,      yes,   no,     no,    get_rows)           \
+    X(GET_ROWS_BACK,           get_rows_back,           2,   0,  NONE,        get_rows,            get_rows_back,      any,                  \
+           none,              0,    0,      scratch, get_rows_back,          any,       BASE,      yes,   no,     no,    get_rows_back)      \
+    X(SET_ROWS,                set_rows,                3,   0,  NONE,        get_rows,            set_rows,           quantizer,            \
+           none,              0,    6,      scratch, set_rows,               quantizer, BASE,      yes,   no,     no,    set_rows)           \
+    X(SET,                     set,                     2,   0,  NONE,        set,                 set,                any,                  \
+           set,               0,    0,      plain,   set,                    any,       BASE,      no,    no,     no,    whole)              \
+    X(ACC,                     acc,                     2,   0,  NONE,        set,                 acc,                any,                  \
+           acc,               0,    0,      plain,   acc,                    any,       BASE,      no,    no,     no,    whole)              \
+    X(REPEAT,                  repeat,                  1,   0,  NONE,        pad,                 pieces,             any,                  \
+           repeat,            0,    0,      plain,   repeat,                 any,       BASE,      no,    no,     no,    repeat)             \
+    X(REPEAT_BACK,             repeat_back,             1,   0,  NONE,        cpy,                 repeat_back,        any,                  \
+           repeat_back,       0,    0,      plain,   repeat_back,            floats,    BASE,      no,    no,     no,    whole)              \
+    X(CONCAT,                  concat,                  2,   0,  NONE,        concat,              concat,             any,                  \
+           concat,            0,    0,      plain,   concat,                 any,       BASE,      no,    no,     no,    concat)             \
+    X(PAD,                     pad,                     1,   0,  NONE,        pad,                 pieces,             any,                  \
+           pad,               0,    0,      plain,   pad,                    any,       BASE,      no,    no,     no,    map)                \
+    X(PAD_REFLECT_1D,          pad_reflect_1d,          1,   0,  NONE,        pad_reflect_1d,      pieces,             any,                  \
+           none,              0,    0,      plain,   pad_reflect_1d,         any,       BASE,      no,    no,     no,    rows)               \
+    X(ROLL,                    roll,                    1,   0,  NONE,        pad,                 pieces,             any,                  \
+           roll,              0,    0,      plain,   roll,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(DIAG,                    diag,                    1,   0,  NONE,        mask,                pieces,             any,                  \
+           none,              0,    0,      plain,   diag,                   any,       BASE,      no,    no,     no,    planes)             \
+    X(DIAG_MASK_INF,           diag_mask_inf,           1,   0,  REUSE,       mask,                pieces,             any,                  \
+           diag_mask,         0,    0,      plain,   diag_mask_inf,          any,       BASE,      no,    no,     no,    planes)             \
+    X(DIAG_MASK_ZERO,          diag_mask_zero,          1,   0,  REUSE,       mask,                pieces,             any,                  \
+           diag_mask,         0,    0,      plain,   diag_mask_zero,         any,       BASE,      no,    no,     no,    planes)             \
+    X(TRI,                     tri,                     1,   0,  NONE,        mask,                pieces,             any,                  \
+           tri,               0,    0,      plain,   tri,                    any,       BASE,      no,    no,     no,    planes)             \
+    X(FILL,                    fill,                    1,   0,  REUSE,       mask,                pieces,             any,                  \
+           fill,              1,    1,      plain,   fill,                   floats,    BASE,      no,    no,     no,    map)                \
+    X(ARANGE,                  arange,                  0,   0,  NONE,        arange,              pieces,             any,                  \
+           none,              0,    0,      plain,   arange,                 any,       BASE,      no,    no,     no,    whole)              \
+    X(TIMESTEP_EMBEDDING,      timestep_embedding,      1,   0,  NONE,        timestep_embedding,  timestep_embedding, any,                  \
+           none,              0,    0,      plain,   timestep_embedding,     any,       BASE,      no,    no,     no,    timestep_embedding) \
+    /* end of ops-a */                                                                                                                       \
+    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                                                            \
+    X(ADD,                     add,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           add,               0,    0,      scratch, add,                    binary,    BASE,      no,    no,     no,    binary)             \
+    X(SUB,                     sub,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           sub,               0,    0,      plain,   sub,                    floats,    BASE,      no,    no,     no,    binary)             \
+    X(MUL,                     mul,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           mul,               0,    0,      plain,   mul,                    floats,    BASE,      no,    no,     no,    binary)             \
+    X(DIV,                     div,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           div,               0,    0,      plain,   div,                    floats,    BASE,      no,    no,     no,    binary)             \
+    X(ADD1,                    add1,                    2,   0,  REUSE,       binary,              elements,           binary,               \
+           add1,              0,    0,      scratch, add,                    binary,    BASE,      no,    no,     no,    binary)             \
+    X(ADD_ID,                  add_id,                  3,   0,  REUSE_FIRST, add_id,              row_elements,       any,                  \
+           none,              0,    0,      plain,   add_id,                 any,       BASE,      yes,   no,     no,    add_id)             \
+    X(UNARY,                   unary,                   1,   0,  REUSE,       unary,               unary,              any,                  \
+           unary,             0,    0,      plain,   unary,                  floats,    BASE,      no,    no,     no,    map)                \
+    X(GLU,                     glu,                     1,   1,  REUSE,       glu,                 row_elements,       any,                  \
+           glu,               0,    0,      plain,   glu,                    any,       BASE,      no,    no,     no,    glu)                \
+    X(SCALE,                   scale,                   1,   0,  REUSE,       map,                 elements,           any,                  \
+           scale,             0,    0,      plain,   scale,                  floats,    BASE,      no,    no,     no,    map)                \
+    X(SQR,                     sqr,                     1,   0,  REUSE,       map,                 elements,           any,                  \
+           sqr,               0,    0,      plain,   sqr,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(SQRT,                    sqrt,                    1,   0,  REUSE,       map,                 elements,           any,                  \
+           sqrt,              0,    0,      plain,   sqrt,                   floats,    BASE,      no,    no,     no,    map)                \
+    X(SIN,                     sin,                     1,   0,  NONE,        map,                 elements,           any,                  \
+           sin,               0,    0,      plain,   sin,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(COS,                     cos,                     1,   0,  NONE,        map,                 elements,           any,                  \
+           cos,               0,    0,      plain,   cos,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(LOG,                     log,                     1,   0,  REUSE,       map,                 elements,           any,                  \
+           log,               0,    0,      plain,   log,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(CLAMP,                   clamp,                   1,   0,  NONE,        map,                 elements,           any,                  \
+           none,              0,    0,      plain,   clamp,                  floats,    BASE,      no,    no,     no,    map)                \
+    X(LEAKY_RELU,              leaky_relu,              1,   0,  NONE,        map,                 elements,           any,                  \
+           leaky_relu,        0,    0,      plain,   leaky_relu,             floats,    BASE,      no,    no,     no,    map)                \
+    X(SILU_BACK,               silu_back,               2,   0,  REUSE,       binary,              elements,           any,                  \
+           none,              0,    0,      plain,   silu_back,              floats,    BASE,      no,    no,     no,    binary)             \
+    X(NORM,                    norm,                    1,   0,  NONE,        norm,                spans3,             any,                  \
+           norm,              0,    0,      scratch, norm,                   any,       BASE,      no,    no,     rows,  rows)               \
+    X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                spans2,             any,                  \
+           rms_norm,          0,    0,      scratch, rms_norm,               any,       BASE,      no,    no,     rows,  rows)               \
+    X(L2_NORM,                 l2_norm,                 1,   0,  NONE,        norm,                spans2,             any,                  \
+           l2_norm,           0,    0,      scratch, l2_norm,                any,       BASE,      no,    no,     rows,  rows)               \
+    X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       spans2,             any,                  \
+           none,              0,    0,      plain,   rms_norm_back,          any,       BASE,      no,    no,     no,    rms_norm_back)      \
+    X(GROUP_NORM,              group_norm,              1,   0,  NONE,        group_norm,          group_norm,         any,                  \
+           group_norm,        0,    0,      scratch, group_norm,             any,       BASE,      no,    no,     no,    group_norm)         \
+    X(SUM,                     sum,                     1,   0,  NONE,        sum,                 total,              any,                  \
+           sum,               0,    0,      scratch, sum,                    floats,    BASE,      no,    no,     no,    whole)              \
+    X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              spans2,             any,                  \
+           sum_rows,          0,    0,      scratch, sum_rows,               floats,    BASE,      no,    no,     no,    rows)               \
+    X(MEAN,                    mean,                    1,   0,  NONE,        reduce,              spans2,             any,                  \
+           mean,              0,    0,      scratch, mean,                   floats,    BASE,      no,    no,     no,    rows)               \
+    X(CUMSUM,                  cumsum,                  1,   0,  NONE,        reduce,              spans2,             any,                  \
+           none,              0,    0,      scratch, cumsum,                 any,       BASE,      no,    no,     no,    rows)               \
+    X(ARGMAX,                  argmax,                  1,   0,  NONE,        reduce,              argmax,             any,                  \
+           none,              0,    0,      plain,   argmax,                 argmax,    BASE,      no,    no,     no,    argmax)             \
+    X(COUNT_EQUAL,             count_equal,             2,   0,  NONE,        count_equal,         total,              any,                  \
+           none,              0,    0,      scratch, count_equal,            any,       BASE,      no,    no,     no,    whole)              \
+    X(ARGSORT,                 argsort,                 1,   0,  NONE,        sort,                argsort,            any,                  \
+           none,              0,    0,      scratch, argsort,                any,       BASE,      no,    no,     no,    rows)               \
+    X(TOP_K,                   top_k,                   1,   0,  NONE,        sort,                top_k,              any,                  \
+           none,              0,    0,      scratch, top_k,                  any,       BASE,      no,    no,     no,    rows)               \
+    X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            spans3,             any,                  \
+           soft_max,          0,    0,      scratch, soft_max,               floats,    BASE,      no,    no,     no,    soft_max)           \
+    X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       spans2,             any,                  \
+           none,              0,    0,      plain,   soft_max_back,          any,       BASE,      no,    no,     no,    soft_max_back)      \
+    X(ROPE,                    rope,                    2,   1,  REUSE,       rope,                rope,               any,                  \
+           rope,              6,    0,      plain,   rope,                   any,       BASE,      no,    no,     no,    rope)               \
+    X(ROPE_BACK,               rope_back,               2,   1,  REUSE,       rope,                rope,               any,                  \
+           rope_back,         6,    0,      plain,   rope_back,              any,       BASE,      no,    no,     no,    rope_back)          \
+    X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      2,   0,  NONE,        cross_entropy,       cross_entropy_loss, any,                  \
+           cross_entropy_loss,0,    0,      scratch, cross_entropy_loss,     floats,    BASE,      no,    no,     no,    whole)              \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       spans3,             any,                  \
+           none,              0,    0,      plain,   cross_entropy_loss_back,floats,    BASE,      no,    no,     no,    whole)              \
+    X(OPT_STEP_ADAMW,          opt_step_adamw,          5,   0,  NONE,        opt_step,            opt_step,           any,                  \
+           none,              0,    0,      plain,   opt_step_adamw,         any,       BASE,      no,    no,     no,    opt_step_adamw)     \
+    X(OPT_STEP_SGD,            opt_step_sgd,            3,   0,  NONE,        opt_step,            opt_step,           any,                  \
+           none,              0,    0,      plain,   opt_step_sgd,           any,       BASE,      no,    no,     no,    opt_step_sgd)       \
+    /* end of ops-b */                                                                                                                       \
+    /* family mulmat: matrix products */                                                                                                     \
+    X(MUL_MAT,                 mul_mat,                 2,   0,  NONE,        mul_mat,             mul_mat,            any,                  \
+           mul_mat,           0,    0,      product, mul_mat,                any,       BASE,      no,    yes,    no,    mul_mat)            \
+    X(MUL_MAT_ID,              mul_mat_id,              3,   0,  NONE,        mul_mat_id,          mul_mat_id,         any,                  \
+           none,              0,    0,      product, mul_mat_id,             mul_mat_id,BASE,      yes,   yes,    no,    mul_mat_id)         \
+    X(OUT_PROD,                out_prod,                2,   0,  NONE,        out_prod,            out_prod,           any,                  \
+           none,              0,    0,      plain,   out_prod,               any,       BASE,      no,    no,     no,    out_prod)           \
+    /* end of mulmat */                                                                                                                      \
+    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                                                               \
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          3,   2,  NONE,        flash_attn_ext,      flash_attn,         any,                  \
+           flash_attn_ext,    0,    0,      scratch, flash_attn_ext,         any,       ATTENTION, promise,yes,    no,    flash_attn_ext)    \
+    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     5,   2,  NONE,        flash_attn_ext_back, flash_attn_back,    any,                  \
+           none,              0,    0,      scratch, flash_attn_ext_back,    any,       ATTENTION, no,    yes,    no,    whole)              \
+    X(IM2COL,                  im2col,                  2,   0,  NONE,        conv,                im2col,             any,                  \
+           im2col,            1,    1,      plain,   im2col,                 any,       CONV,      no,    yes,    no,    im2col)             \
+    X(IM2COL_BACK,             im2col_back,             2,   0,  NONE,        conv,                im2col_back,        any,                  \
+           none,              0,    0,      plain,   im2col_back,            any,       CONV,      no,    yes,    no,    whole)              \
+    X(IM2COL_3D,               im2col_3d,               2,   0,  NONE,        im2col_3d,           im2col,             any,                  \
+           none,              0,    1,      plain,   im2col_3d,              any,       CONV,      no,    no,     no,    whole)              \
+    X(CONV_2D,                 conv_2d,                 2,   0,  NONE,        conv,                conv_2d,            any,                  \
+           none,              0,    0,      scratch, conv_2d,                any,       CONV,      no,    yes,    kernel,conv_2d)            \
+    X(CONV_2D_DW,              conv_2d_dw,              2,   0,  NONE,        conv,                conv_2d_dw,         any,                  \
+           none,              0,    0,      plain,   conv_2d_dw,             any,       CONV,      no,    yes,    no,    conv_2d_dw)         \
+    X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       2,   0,  NONE,        conv_transpose,      conv_transpose,     any,                  \
+           none,              0,    0,      plain,   conv_transpose_1d,      any,       CONV,      no,    no,     no,    conv_transpose_1d)  \
+    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       2,   0,  NONE,        conv_transpose,      conv_transpose,     any,                  \
+           none,              0,    0,      scratch, conv_transpose_2d,      any,       CONV,      no,    yes,    no,    conv_transpose_2d)  \
+    X(POOL_1D,                 pool_1d,                 1,   0,  NONE,        pool,                pool,               any,                  \
+           none,              0,    0,      plain,   pool_1d,                any,       CONV,      no,    no,     no,    planes)             \
+    X(POOL_2D,                 pool_2d,                 1,   0,  NONE,        pool,                pool,               any,                  \
+           pool_2d,           0,    0,      plain,   pool_2d,                any,       CONV,      no,    no,     no,    planes)             \
+    X(POOL_2D_BACK,            pool_2d_back,            2,   0,  NONE,        pool,                pool_2d_back,       any,                  \
+           none,              0,    0,      scratch, pool_2d_back,           any,       CONV,      no,    no,     no,    pool_2d_back)       \
+    X(UPSCALE,                 upscale,                 1,   0,  NONE,        upscale,             upscale,            any,                  \
+           none,              0,    0,      plain,   upscale,                any,       CONV,      no,    no,     no,    planes)             \
+    X(SSM_CONV,                ssm_conv,                2,   0,  NONE,        ssm_conv,            ssm_conv,           any,                  \
+           none,              0,    0,      plain,   ssm_conv,               any,       RECURRENT, no,    no,     no,    ssm_conv)           \
+    X(SSM_SCAN,                ssm_scan,                7,   0,  NONE,        ssm_scan,            ssm_scan,           any,                  \
+           none,              0,    0,      scratch, ssm_scan,               any,       RECURRENT, yes,   no,     no,    ssm_scan)           \
+    X(RWKV_WKV6,               rwkv_wkv6,               6,   0,  NONE,        rwkv_wkv6,           linear_attn,        any,                  \
+           none,              0,    0,      plain,   rwkv_wkv6,              any,       RECURRENT, no,    no,     no,    rwkv_wkv6)          \
+    X(GATED_LINEAR_ATTN,       gated_linear_attn,       5,   0,  NONE,        gated_linear_attn,   linear_attn,        any,                  \
+           none,              0,    0,      plain,   gated_linear_attn,      any,       RECURRENT, no,    no,     no,    gated_linear_attn)  \
+    X(RWKV_WKV7,               rwkv_wkv7,               7,   0,  NONE,        rwkv_wkv7,           linear_attn,        any,                  \
+           none,              0,    0,      plain,   rwkv_wkv7,              any,       RECURRENT, no,    no,     no,    rwkv_wkv7)          \
+    X(SOLVE_TRI,               solve_tri,               2,   0,  NONE,        solve_tri,           solve_tri,          any,                  \
+           none,              0,    0,      plain,   solve_tri,              any,       BASE,      no,    no,     no,    solve_tri)          \
     /* end of ops-c */
 
 // Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
@@ -897,7 +1015,7 @@ struct gcuda_array {
 
 enum gcuda_op {
     GCUDA_OP_NONE = 0,
-#define X(ID, name, n_src, n_opt, flags, args, work, can) GCUDA_OP_##ID,
+#define X(ID, ...) GCUDA_OP_##ID,
     GCUDA_OPS(X)
 #undef X
     GCUDA_OP_COUNT
@@ -1502,9 +1620,12 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct g
 //
 //   a, b     F32, F16 or BF16, rows packed; a and b of one shape
 //   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...]. The last element of rows of odd length is not used
-#define GCUDA_GLU_OPS(X) X(REGLU, 0) X(GEGLU, 1) X(SWIGLU, 2) X(SWIGLU_OAI, 3) X(GEGLU_ERF, 4) X(GEGLU_QUICK, 5)
+//
+// Its list: number, and the kind of GCUDA_OP_UNARY that f is; COUNT: the gate is no product of such an f with g.
+#define GCUDA_GLU_OPS(X) \
+    X(REGLU, 0, RELU) X(GEGLU, 1, GELU) X(SWIGLU, 2, SILU) X(SWIGLU_OAI, 3, COUNT) X(GEGLU_ERF, 4, GELU_ERF) X(GEGLU_QUICK, 5, GELU_QUICK)
 enum gcuda_glu_op {
-#define X(ID, value) GCUDA_GLU_OP_##ID = value,
+#define X(ID, value, act) GCUDA_GLU_OP_##ID = value,
     GCUDA_GLU_OPS(X)
 #undef X
     GCUDA_GLU_OP_COUNT
@@ -2441,6 +2562,17 @@ GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, stru
 
 // ---------------- end of ops-c ----------------
 
+// The arguments of an operation: struct gcuda_ARGS_args with the column args of GCUDA_OPS.
+union gcuda_args {
+#define X(name) struct gcuda_##name##_args name;
+    GCUDA_ARGS(X)
+#undef X
+};
+// Checks a node (gcuda_check_node) and fills in its operation's member of args, all other bytes 0. For backends: sources and result as
+// arrays, op_params as typed fields. Fields for launchers alone (scratch, max_shared, bad_index) are 0. INVALID_ARGUMENT, and args is
+// unchanged: NULL, or the node is refused.
+GCUDA_API gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args);
+
 // =====================================================================================================
 // >>graph   graphs: building, lookup, printing
 // =====================================================================================================
@@ -2634,6 +2766,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_co
 //
 // A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions that fail return a status and
 // set the message with gcuda_set_last_error. Objects are plain structs; a backend may embed them as first members of larger ones.
+// gcuda_node_args gives an operation's arguments, gcuda_get_type_traits the decoder of a type. tests/test-third-party.c is one.
 
 // Sets the calling thread's message (gcuda_last_error), for backends outside this file. Returns status: `return gcuda_set_last_error(...)`.
 GCUDA_API gcuda_status gcuda_set_last_error(gcuda_status status, const char * message);
@@ -3354,7 +3487,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
 //
 // Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
-// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+// positions). Until chunks have been timed, their length is a low estimate. These nodes run to their end:
 //   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
 //                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
 //                          change shape, from where shapes first differ
@@ -5024,6 +5157,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
 #define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
 #define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
+#define gcuda_node_args GCUDAI_RENAME(GCUDA_PREFIX, gcuda_node_args)
 #define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
 #define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
 #define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
@@ -8381,29 +8515,48 @@ static void gcudai_quantize_weighted_q5_1(const float * x, void * y, int64_t n, 
     }
 }
 
+<<<<<<< HEAD
 // =====================================================================================================
 // >>impl-quantize   quantizing rows on several threads; checking blocks
 // =====================================================================================================
 
+=======
+// ---- the registry's facts about a type -------------------------------------------------------------
+>>>>>>> registry
 typedef void (*gcudai_weighted_t)(const float * x, void * y, int64_t n, const float * importance);
 
-static gcudai_weighted_t gcudai_weighted_quantizer(enum gcuda_type type) {
-    switch ((int) type) {
-        case GCUDA_TYPE_Q4_0: return gcudai_quantize_weighted_q4_0;
-        case GCUDA_TYPE_Q4_1: return gcudai_quantize_weighted_q4_1;
-        case GCUDA_TYPE_Q5_0: return gcudai_quantize_weighted_q5_0;
-        case GCUDA_TYPE_Q5_1: return gcudai_quantize_weighted_q5_1;
-        case GCUDA_TYPE_Q2_K: return gcudai_quantize_weighted_q2_k;
-        case GCUDA_TYPE_Q3_K: return gcudai_quantize_weighted_q3_k;
-        case GCUDA_TYPE_Q4_K: return gcudai_quantize_weighted_q4_k;
-        case GCUDA_TYPE_Q5_K: return gcudai_quantize_weighted_q5_k;
-        case GCUDA_TYPE_Q6_K: return gcudai_quantize_weighted_q6_k;
-        case GCUDA_TYPE_IQ4_NL: return gcudai_quantize_weighted_iq4_nl;
-        case GCUDA_TYPE_IQ4_XS: return gcudai_quantize_weighted_iq4_xs;
-        default: return NULL;
-    }
-}
+// Where the floats of a block are whose exponent must not be all ones: `width` bytes at at[0] and at[1].
+struct gcudai_block_floats {
+    int n, width;
+    size_t at[2];
+    uint64_t exponent; // its mask
+};
+#define GCUDAI_FLOATS_none { 0, 0, { 0, 0 }, 0 }
+#define GCUDAI_FLOATS_one { 1, 2, { 0, 0 }, 0x7c00u } // F16 at the start, as in most formats
+#define GCUDAI_FLOATS_two { 2, 2, { 0, 2 }, 0x7c00u }
+#define GCUDAI_FLOATS_f32 { 1, 4, { 0, 0 }, 0x7f800000u }
+#define GCUDAI_FLOATS_f64 { 1, 8, { 0, 0 }, 0x7ff0000000000000ull }
+#define GCUDAI_FLOATS_bf16 { 1, 2, { 0, 0 }, 0x7f80u }
+#define GCUDAI_FLOATS_mxfp4 { 1, 1, { 0, 0 }, 0xffu }
+#define GCUDAI_FLOATS_q2_k { 2, 2, { offsetof(struct gcuda_block_q2_k, d), offsetof(struct gcuda_block_q2_k, dmin) }, 0x7c00u }
+#define GCUDAI_FLOATS_q3_k { 1, 2, { offsetof(struct gcuda_block_q3_k, d), 0 }, 0x7c00u }
+#define GCUDAI_FLOATS_q6_k { 1, 2, { offsetof(struct gcuda_block_q6_k, d), 0 }, 0x7c00u }
+// one nibble in each of four words; the exponent begins in the third
+#define GCUDAI_FLOATS_iq1_m { 1, 8, { offsetof(struct gcuda_block_iq1_m, scales), 0 }, 0x7000c00000000000ull }
 
+struct gcudai_type_info {
+    struct gcuda_type_traits traits;
+    int line;                   // its place in GCUDA_TYPES and in tables made from it
+    size_t align;               // of memory that is quantized to
+    gcudai_weighted_t weighted; // NULL: none
+    bool needs_imatrix;
+    struct gcudai_block_floats floats;
+    enum gcuda_type partner;  // of activations; COUNT: none
+    const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
+};
+static const struct gcudai_type_info * gcudai_type_of(enum gcuda_type type); // NULL for an invalid id
+
+// ---- many rows -------------------------------------------------------------------------------------
 struct gcudai_quantize_job {
     const float * src;
     char * dst;
@@ -8482,14 +8635,13 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     job->imatrix = imatrix;
     job->plain = t->from_float_ref;
     // without importance the weighted function of IQ4_NL is the search, and its plain one the quick rule
-    job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_weighted_quantizer(type) : NULL;
+    job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_type_of(type)->weighted : NULL;
     return gcudai_quantize_check_importance(job, t->type_name);
 }
 
 static gcuda_status gcudai_quantize_set_data(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
                                              const float * src, void * dst) {
-    const bool holds_floats = type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_Q8_K;
-    const uintptr_t alignment = holds_floats ? sizeof(float) : type == GCUDA_TYPE_MXFP4 ? 1 : sizeof(gcuda_fp16_t);
+    const uintptr_t alignment = gcudai_type_of(type)->align;
     if (job->n_rows == 0) { return GCUDA_STATUS_SUCCESS; }
     if (src == NULL || dst == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
@@ -8537,46 +8689,11 @@ gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void *
 }
 
 bool gcuda_quantize_requires_imatrix(enum gcuda_type type) {
-    return type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS || type == GCUDA_TYPE_IQ1_S;
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL && info->needs_imatrix;
 }
 
 // ---- validation ------------------------------------------------------------------------------------
-// Where the floats of a block are whose exponent must not be all ones: `width` bytes at at[0] and at[1].
-struct gcudai_block_floats {
-    int n, width;
-    size_t at[2];
-    uint64_t exponent; // its mask
-};
-
-static struct gcudai_block_floats gcudai_floats_of_block(enum gcuda_type type) {
-    struct gcudai_block_floats f = { 1, 2, { 0, 0 }, 0x7c00u }; // most formats: F16 at 0
-    switch ((int) type) {
-        case GCUDA_TYPE_F32:
-        case GCUDA_TYPE_Q8_K: f.width = 4; f.exponent = 0x7f800000u; break;
-        case GCUDA_TYPE_F64: f.width = 8; f.exponent = 0x7ff0000000000000ull; break;
-        case GCUDA_TYPE_BF16: f.exponent = 0x7f80u; break;
-        case GCUDA_TYPE_MXFP4: f.width = 1; f.exponent = 0xffu; break;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: f.n = 2; f.at[1] = 2; break;
-        case GCUDA_TYPE_Q2_K: f.n = 2; f.at[0] = offsetof(struct gcuda_block_q2_k, d); f.at[1] = f.at[0] + 2; break;
-        case GCUDA_TYPE_Q3_K: f.at[0] = offsetof(struct gcuda_block_q3_k, d); break;
-        case GCUDA_TYPE_Q6_K: f.at[0] = offsetof(struct gcuda_block_q6_k, d); break;
-        case GCUDA_TYPE_IQ1_M: // one nibble in each of four words; the exponent begins in the third
-            f.width = 8;
-            f.at[0] = offsetof(struct gcuda_block_iq1_m, scales);
-            f.exponent = 0x7000c00000000000ull;
-            break;
-        case GCUDA_TYPE_I8:
-        case GCUDA_TYPE_I16:
-        case GCUDA_TYPE_I32:
-        case GCUDA_TYPE_I64: f.n = 0; break;
-        default: break;
-    }
-    return f;
-}
-
 static bool gcudai_block_is_finite(const uint8_t * p, const struct gcudai_block_floats * f) {
     for (int k = 0; k < f->n; ++k) {
         uint64_t bits = 0;
@@ -8594,10 +8711,10 @@ gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: %llu bytes at %p are not whole %s blocks of %llu",
                            (unsigned long long) n_bytes, data, t->type_name, (unsigned long long) t->type_size);
     }
-    const struct gcudai_block_floats floats = gcudai_floats_of_block(type);
+    const struct gcudai_block_floats * floats = &gcudai_type_of(type)->floats;
     const size_t n = n_bytes / t->type_size;
     for (size_t i = 0; i < n; ++i) {
-        if (gcudai_block_is_finite((const uint8_t *) data + i * t->type_size, &floats)) { continue; }
+        if (gcudai_block_is_finite((const uint8_t *) data + i * t->type_size, floats)) { continue; }
         if (bad_block != NULL) { *bad_block = (int64_t) i; }
         return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "validate: %s block %llu of %llu holds NaN or infinity",
                            t->type_name, (unsigned long long) i, (unsigned long long) n);
@@ -8648,37 +8765,47 @@ static void gcudai_quantize_row_f64(const float * x, void * y, int64_t n) {
 }
 
 
-// Integers have no float form.
-#define gcudai_dequantize_row_i8 NULL
-#define gcudai_dequantize_row_i16 NULL
-#define gcudai_dequantize_row_i32 NULL
-#define gcudai_dequantize_row_i64 NULL
-#define gcudai_quantize_row_i8 NULL
-#define gcudai_quantize_row_i16 NULL
-#define gcudai_quantize_row_i32 NULL
-#define gcudai_quantize_row_i64 NULL
-// Codebook formats are only read.
-#define gcudai_quantize_row_iq2_xxs NULL
-#define gcudai_quantize_row_iq2_xs NULL
-#define gcudai_quantize_row_iq3_xxs NULL
-#define gcudai_quantize_row_iq1_s NULL
-#define gcudai_quantize_row_iq3_s NULL
-#define gcudai_quantize_row_iq2_s NULL
-#define gcudai_quantize_row_iq1_m NULL
+enum {
+#define X(ID, ...) GCUDAI_TYPE_LINE_##ID,
+    GCUDA_TYPES(X)
+#undef X
+    GCUDAI_TYPE_LINES
+};
 
-const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type) {
-    switch ((int) type) { // an untrusted number: ids in between are retired
-#define X(ID, id, lower, name, block, bytes, quantized)                                          \
-    case id: {                                                                                   \
-        static const struct gcuda_type_traits traits = {                                         \
-            name, block, bytes, (quantized) != 0, gcudai_dequantize_row_##lower, gcudai_quantize_row_##lower \
-        };                                                                                       \
-        return &traits;                                                                          \
-    }
+// Columns of yes and no: the first argument or the second.
+#define GCUDAI_IF_yes(a, b) a
+#define GCUDAI_IF_no(a, b) b
+#define GCUDAI_IF_IMATRIX_no(a, b) b
+#define GCUDAI_IF_IMATRIX_may(a, b) a
+#define GCUDAI_IF_IMATRIX_must(a, b) b // only read so far
+#define GCUDAI_MUST_no false
+#define GCUDAI_MUST_may false
+#define GCUDAI_MUST_must true
+#define GCUDAI_SWITCH_OF_no(ID) NULL
+#define GCUDAI_SWITCH_OF_yes(ID) GCUDAI_KERNEL_HAS(ID) ? NULL : "GCUDA_KERNEL_NO_" #ID
+
+static const struct gcudai_type_info gcudai_type_table[GCUDAI_TYPE_LINES] = {
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, partner, kernels) \
+    { { name, block, bytes, (quantized) != 0, GCUDAI_IF_##read(gcudai_dequantize_row_##lower, NULL),                              \
+          GCUDAI_IF_##write(gcudai_quantize_row_##lower, NULL) },                                                                 \
+        GCUDAI_TYPE_LINE_##ID, align, GCUDAI_IF_IMATRIX_##imatrix(gcudai_quantize_weighted_##lower, NULL),                        \
+        GCUDAI_MUST_##imatrix, GCUDAI_FLOATS_##floats, GCUDA_TYPE_##partner, GCUDAI_SWITCH_OF_##kernels(ID) },
+    GCUDA_TYPES(X)
+#undef X
+};
+
+static GCUDAI_INLINE const struct gcudai_type_info * gcudai_type_of(enum gcuda_type type) {
+    switch ((int) type) { // an untrusted number: GGUF has retired ids in between
+#define X(ID, id, ...) case id: return &gcudai_type_table[GCUDAI_TYPE_LINE_##ID];
         GCUDA_TYPES(X)
 #undef X
         default: return NULL;
     }
+}
+
+const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type) {
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL ? &info->traits : NULL;
 }
 
 bool gcuda_type_is_valid(enum gcuda_type type) { return gcuda_get_type_traits(type) != NULL; }
@@ -9673,7 +9800,8 @@ enum gcudai_q_kind {
     GCUDAI_Q_M16, // the same, per 16
     GCUDAI_Q_S32, // codes -128..127 without minimum, scale per 32
     GCUDAI_Q_S16, // the same, scale per 16
-    GCUDAI_Q_KINDS
+    GCUDAI_Q_KINDS,
+    GCUDAI_Q_NONE = GCUDAI_Q_KINDS // no weights
 };
 
 static GCUDAI_INLINE int gcudai_q_group(enum gcudai_q_kind kind) {
@@ -9684,28 +9812,18 @@ static GCUDAI_INLINE bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return k
 
 static GCUDAI_INLINE bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
 
-static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
-        case GCUDA_TYPE_Q3_K:
-        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
-        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
-        case GCUDA_TYPE_IQ2_XS:
-        case GCUDA_TYPE_IQ2_S:
-        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        default: return GCUDAI_Q_S32;
-    }
-}
+// Columns of GCUDA_TYPES. Constant arguments fold: kernels are specialised by type.
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, ...) GCUDAI_Q_##kind,
+static const enum gcudai_q_kind gcudai_q_kinds[] = { GCUDA_TYPES(X) };
+#undef X
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, ...) centre,
+static const float gcudai_q_centers[] = { GCUDA_TYPES(X) };
+#undef X
+
+static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) { return gcudai_q_kinds[gcudai_type_of(type)->line]; }
 
 // the mean code of the formats with a stored minimum
-static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
-}
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) { return gcudai_q_centers[gcudai_type_of(type)->line]; }
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -11494,10 +11612,12 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type ty
 
 GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows,
                                                 int64_t kc, int mr, float * out) {
-    switch (type) {
-        case GCUDA_TYPE_F32: gcudai_avx2_pack(GCUDA_TYPE_F32, w, nb, n_rows, kc, mr, out); break;
-        case GCUDA_TYPE_F16: gcudai_avx2_pack(GCUDA_TYPE_F16, w, nb, n_rows, kc, mr, out); break;
-        default: gcudai_avx2_pack(GCUDA_TYPE_BF16, w, nb, n_rows, kc, mr, out); break;
+    if (type == GCUDA_TYPE_F32) {
+        gcudai_avx2_pack(GCUDA_TYPE_F32, w, nb, n_rows, kc, mr, out);
+    } else if (type == GCUDA_TYPE_F16) {
+        gcudai_avx2_pack(GCUDA_TYPE_F16, w, nb, n_rows, kc, mr, out);
+    } else {
+        gcudai_avx2_pack(GCUDA_TYPE_BF16, w, nb, n_rows, kc, mr, out);
     }
 }
 
@@ -11808,19 +11928,13 @@ struct gcudai_simd {
 
 // ---- choice of the instruction set ----
 
-#define GCUDAI_Q_CODES(X)                                                                                              \
-    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)                  \
-    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)                      \
-    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s)                          \
-    X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
-
-static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name;
-        GCUDAI_Q_CODES(X)
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
+    GCUDAI_IF_##weights(gcudai_codes_##lower, NULL),
+static const gcudai_codes_fn gcudai_scalar_codes[] = { GCUDA_TYPES(X) };
 #undef X
-        default: return NULL;
-    }
+static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL ? gcudai_scalar_codes[info->line] : NULL;
 }
 
 // the 20 formats that weights come in; Q8_1 and Q8_K are for activations
@@ -11842,31 +11956,38 @@ static const struct gcudai_simd gcudai_simd_scalar = {
 };
 
 #if GCUDAI_HAVE_X86_SIMD
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
+    GCUDAI_IF_##weights(gcudai_codes_##lower##_avx2, NULL),
+static const gcudai_codes_fn gcudai_avx2_codes[] = { GCUDA_TYPES(X) };
+#undef X
 static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name##_avx2;
-        GCUDAI_Q_CODES(X)
-#undef X
-        default: return NULL;
-    }
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL ? gcudai_avx2_codes[info->line] : NULL;
 }
 
+// Formats with products of rows that are multiplied while they are unpacked.
+struct gcudai_q_rows_row {
+    enum gcuda_type type;
+    gcudai_q_rows_fn avx2, vnni;
+};
+static const struct gcudai_q_rows_row gcudai_q_rows_table[] = {
+#define X(ID, name, len, size) { GCUDA_TYPE_##ID, gcudai_q_rows_##name##_avx2, gcudai_q_rows_##name##_vnni },
+    GCUDAI_Q_ROWS(X)
+#undef X
+};
+static const struct gcudai_q_rows_row * gcudai_q_rows_of(enum gcuda_type type) {
+    for (size_t i = 0; i < sizeof(gcudai_q_rows_table) / sizeof(gcudai_q_rows_table[0]); ++i) {
+        if (gcudai_q_rows_table[i].type == type) { return &gcudai_q_rows_table[i]; }
+    }
+    return NULL;
+}
 static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_avx2;
-        GCUDAI_Q_ROWS(X)
-#undef X
-        default: return NULL;
-    }
+    const struct gcudai_q_rows_row * row = gcudai_q_rows_of(type);
+    return row != NULL ? row->avx2 : NULL;
 }
-
 static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_vnni;
-        GCUDAI_Q_ROWS(X)
-#undef X
-        default: return NULL;
-    }
+    const struct gcudai_q_rows_row * row = gcudai_q_rows_of(type);
+    return row != NULL ? row->vnni : NULL;
 }
 
 static const struct gcudai_simd gcudai_simd_avx2 = {
@@ -11896,11 +12017,9 @@ static const struct gcudai_simd gcudai_simd_vnni = {
 
 #if GCUDAI_HAVE_NEON
 static gcudai_codes_fn gcudai_codes_neon(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0: return gcudai_codes_q4_0_neon;
-        case GCUDA_TYPE_Q4_K: return gcudai_codes_q4_k_neon;
-        default: return gcudai_codes_scalar(type);
-    }
+    return type == GCUDA_TYPE_Q4_0   ? gcudai_codes_q4_0_neon
+           : type == GCUDA_TYPE_Q4_K ? gcudai_codes_q4_k_neon
+                                     : gcudai_codes_scalar(type);
 }
 
 static const struct gcudai_simd gcudai_simd_neon = {
@@ -12262,11 +12381,7 @@ static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, 
 // >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
 // =====================================================================================================
 
-union gcudai_args {
-#define X(name) struct gcuda_##name##_args name;
-    GCUDA_ARGS(X)
-#undef X
-};
+#define gcudai_args gcuda_args
 
 // How the CPU splits a node. Zeroed before a work function fills it in.
 #define GCUDAI_MAX_PHASES 3
@@ -12282,6 +12397,7 @@ struct gcudai_op_info {
     const char * id;   // "RMS_NORM"
     const char * name; // "rms_norm"
     int n_src, n_opt, flags;
+    unsigned unread; // sources whose elements are not read
     gcuda_status (*check)(const struct gcuda_tensor * y);
     void (*args)(const struct gcuda_tensor * y, union gcudai_args * args);
     void (*work)(const struct gcuda_tensor * y, struct gcudai_work * w);
@@ -12456,6 +12572,14 @@ static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
 
 gcuda_status gcuda_check_node(const struct gcuda_tensor * node) {
     return node == NULL ? gcudai_null_fail("check_node", "node") : gcudai_check_node(node);
+}
+
+gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args) {
+    if (node == NULL || args == NULL) { return gcudai_null_fail("node_args", node == NULL ? "node" : "args"); }
+    GCUDAI_TRY(gcudai_check_node(node));
+    GCUDAI_ZERO(*args);
+    gcudai_op_row(node->op)->args(node, args);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // ---- what constructors are made of ----
@@ -15409,16 +15533,14 @@ static void gcudai_unary_work(const struct gcuda_tensor * y, struct gcudai_work 
 
 // Name of the sub-operation of a UNARY or GLU node, NULL for others.
 static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
-    switch (y->op) {
-        case GCUDA_OP_UNARY: return gcuda_unary_op_name(gcuda_get_unary_op(y));
-        case GCUDA_OP_GLU: return gcuda_glu_op_name(gcuda_get_glu_op(y));
-        default: return NULL;
-    }
+    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y))
+           : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y))
+                                   : NULL;
 }
 
 // >>op:glu --------------------------------------------------------------------------------------------
 const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
-#define X(ID, value) #ID,
+#define X(ID, ...) #ID,
     static const char * const names[] = { GCUDA_GLU_OPS(X) };
 #undef X
     return (int) op >= 0 && op < GCUDA_GLU_OP_COUNT ? names[op] : "invalid";
@@ -15554,15 +15676,22 @@ GCUDAI_GLU(GEGLU_ERF, gcudai_gelu_erf(x) * g)
 GCUDAI_GLU(GEGLU_QUICK, gcudai_gelu_quick(x) * g)
 
 // as of GCUDA_UNARY_OPS
-#define X(ID, value) GCUDAI_GLU_LINE_##ID,
+#define X(ID, ...) GCUDAI_GLU_LINE_##ID,
 enum { GCUDA_GLU_OPS(X) GCUDAI_GLU_LINES };
 #undef X
-#define X(ID, value) && GCUDAI_GLU_LINE_##ID == value
+#define X(ID, value, act) && GCUDAI_GLU_LINE_##ID == value
 typedef char gcudai_glu_numbers_count_up[1 GCUDA_GLU_OPS(X) ? 1 : -1];
 #undef X
 
 static const gcudai_glu_fn gcudai_glu_fns[GCUDA_GLU_OP_COUNT] = {
-#define X(ID, value) gcudai_glu_##ID,
+#define X(ID, ...) gcudai_glu_##ID,
+    GCUDA_GLU_OPS(X)
+#undef X
+};
+
+// The activation of a gate; COUNT: it has none alone.
+static const enum gcuda_unary_op gcudai_glu_acts[GCUDA_GLU_OP_COUNT] = {
+#define X(ID, value, act) GCUDA_UNARY_OP_##act,
     GCUDA_GLU_OPS(X)
 #undef X
 };
@@ -17695,16 +17824,8 @@ gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint 
 }
 
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
-    switch (a) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0:
-        case GCUDA_TYPE_Q8_0:
-        case GCUDA_TYPE_IQ4_NL:
-        case GCUDA_TYPE_MXFP4: return GCUDA_TYPE_Q8_0;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1: return GCUDA_TYPE_Q8_1;
-        default: return gcudai_is_weight(a) ? GCUDA_TYPE_Q8_K : GCUDA_TYPE_COUNT;
-    }
+    const struct gcudai_type_info * info = gcudai_type_of(a);
+    return info != NULL ? info->partner : GCUDA_TYPE_COUNT;
 }
 
 static bool gcudai_mul_mat_divides(int64_t small, int64_t big) {
@@ -21242,11 +21363,11 @@ static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gc
 // ---- the rows: the table made from GCUDA_OPS ----
 
 static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
-    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can,
+    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, 0, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can,
         gcudai_none_cpu },
-#define X(ID, name, n_src, n_opt, flags, args, work, can)                                                              \
-    { #ID, #name, n_src, n_opt, flags, gcudai_##name##_check, gcudai_##args##_args, gcudai_##work##_work,              \
-        gcudai_##can##_can, gcudai_##name##_cpu },
+#define X(ID, name, n_src, n_opt, flags, args, work, can, grad, stop, unread, ...)                                     \
+    { #ID, #name, n_src, n_opt, GCUDAI_OP_##flags, unread, gcudai_##name##_check, gcudai_##args##_args,                \
+        gcudai_##work##_work, gcudai_##can##_can, gcudai_##name##_cpu },
     GCUDA_OPS(X)
 #undef X
 };
@@ -21993,64 +22114,57 @@ static struct gcuda_tensor * gcudai_gelu_erf_slope(
     return gcuda_add(ctx, p, gcuda_mul(ctx, x, bell));
 }
 
-// f'(x) of a unary operation, y = f(x) where known; NULL without an error means zero everywhere.
-static struct gcuda_tensor * gcudai_unary_slope(
-    struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * x, struct gcuda_tensor * y) {
-    struct gcuda_context * ctx = b->ctx;
-    switch (op) {
-        case GCUDA_UNARY_OP_ABS: return gcuda_sgn(ctx, x);
-        case GCUDA_UNARY_OP_NEG: return gcuda_fill(ctx, x, -1.0f);
-        case GCUDA_UNARY_OP_RELU: return gcuda_step(ctx, x);
-        case GCUDA_UNARY_OP_TANH: return gcuda_scale_bias(ctx, gcuda_sqr(ctx, y), -1.0f, 1.0f);
-        case GCUDA_UNARY_OP_SIGMOID: return gcudai_logistic_slope(ctx, y);
-        case GCUDA_UNARY_OP_EXP: return y;
-        case GCUDA_UNARY_OP_EXPM1: return gcuda_scale_bias(ctx, y, 1.0f, 1.0f);
-        case GCUDA_UNARY_OP_SOFTPLUS: return gcuda_sigmoid(ctx, x);
-        case GCUDA_UNARY_OP_ELU:
-            return gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x)))); // exp(min(x, 0))
-        case GCUDA_UNARY_OP_GELU: return gcudai_gelu_slope(ctx, x);
-        case GCUDA_UNARY_OP_GELU_ERF: return gcudai_gelu_erf_slope(ctx, x, y);
-        case GCUDA_UNARY_OP_HARDSIGMOID: return gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f);
-        case GCUDA_UNARY_OP_HARDSWISH: // h(x) + x h'(x)
-            return gcuda_add(ctx, gcuda_hardsigmoid(ctx, x),
-                gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x));
-        case GCUDA_UNARY_OP_SGN:
-        case GCUDA_UNARY_OP_STEP:
-        case GCUDA_UNARY_OP_FLOOR:
-        case GCUDA_UNARY_OP_CEIL:
-        case GCUDA_UNARY_OP_ROUND:
-        case GCUDA_UNARY_OP_TRUNC: return NULL;
-        default: gcudai_grad_none(b, gcuda_unary_op_name(op)); return NULL;
+// g f'(x) of a unary operation with y = f(x), one for each line of GCUDA_UNARY_OPS. SLOPE: the expression is f'(x). CHAIN: it is g f'(x).
+// FLAT: f' is 0 almost everywhere. STUCK: f has no derivative here.
+#define GCUDAI_CHAIN(ID, expr)                                                                                                        \
+    static struct gcuda_tensor * gcudai_chain_##ID(                                                                                   \
+        struct gcudai_backward * b, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {                      \
+        struct gcuda_context * ctx = b->ctx;                                                                                          \
+        (void) g, (void) x, (void) y;                                                                                                 \
+        return (expr);                                                                                                                \
     }
-}
+#define GCUDAI_SLOPE(ID, expr) GCUDAI_CHAIN(ID, gcuda_mul(ctx, g, (expr)))
+#define GCUDAI_FLAT(ID) GCUDAI_CHAIN(ID, gcuda_fill(ctx, gcudai_packed(ctx, g), 0.0f))
+#define GCUDAI_STUCK(ID) GCUDAI_CHAIN(ID, (gcudai_grad_none(b, #ID), gcuda_fill(ctx, gcudai_packed(ctx, g), 0.0f)))
+GCUDAI_SLOPE(ABS, gcuda_sgn(ctx, x))
+GCUDAI_FLAT(SGN)
+GCUDAI_SLOPE(NEG, gcuda_fill(ctx, x, -1.0f))
+GCUDAI_FLAT(STEP)
+GCUDAI_SLOPE(TANH, gcuda_scale_bias(ctx, gcuda_sqr(ctx, y), -1.0f, 1.0f))
+GCUDAI_SLOPE(ELU, gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x))))) // exp(min(x, 0))
+GCUDAI_SLOPE(RELU, gcuda_step(ctx, x))
+GCUDAI_SLOPE(SIGMOID, gcudai_logistic_slope(ctx, y))
+GCUDAI_SLOPE(GELU, gcudai_gelu_slope(ctx, x))
+GCUDAI_CHAIN(GELU_QUICK, gcuda_silu_back(ctx, g, gcuda_scale(ctx, gcudai_packed(ctx, x), 1.702f))) // it is silu(1.702 x) / 1.702
+GCUDAI_CHAIN(SILU, gcuda_silu_back(ctx, g, gcudai_packed(ctx, x)))
+GCUDAI_SLOPE(HARDSWISH, gcuda_add(ctx, gcuda_hardsigmoid(ctx, x), // h(x) + x h'(x)
+    gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x)))
+GCUDAI_SLOPE(HARDSIGMOID, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f))
+GCUDAI_SLOPE(EXP, y)
+GCUDAI_SLOPE(EXPM1, gcuda_scale_bias(ctx, y, 1.0f, 1.0f))
+GCUDAI_SLOPE(SOFTPLUS, gcuda_sigmoid(ctx, x))
+GCUDAI_SLOPE(GELU_ERF, gcudai_gelu_erf_slope(ctx, x, y))
+GCUDAI_STUCK(XIELU)
+GCUDAI_FLAT(FLOOR)
+GCUDAI_FLAT(CEIL)
+GCUDAI_FLAT(ROUND)
+GCUDAI_FLAT(TRUNC)
 
-// g f'(x). SILU has its own operation, and gelu_quick(x) is silu(1.702 x) / 1.702.
-static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op,
-    struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
-    if (op == GCUDA_UNARY_OP_SILU) {
-        return gcuda_silu_back(b->ctx, g, gcudai_packed(b->ctx, x));
-    }
-    if (op == GCUDA_UNARY_OP_GELU_QUICK) {
-        return gcuda_silu_back(b->ctx, g, gcuda_scale(b->ctx, gcudai_packed(b->ctx, x), 1.702f));
-    }
-    struct gcuda_tensor * slope = gcudai_unary_slope(b, op, x, y);
-    return slope ? gcuda_mul(b->ctx, g, slope) : gcuda_fill(b->ctx, gcudai_packed(b->ctx, g), 0.0f);
-}
+typedef struct gcuda_tensor * (*gcudai_chain_fn)(
+    struct gcudai_backward * b, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y);
+static const gcudai_chain_fn gcudai_chains[GCUDA_UNARY_OP_COUNT] = {
+#define X(ID, value) gcudai_chain_##ID,
+    GCUDA_UNARY_OPS(X)
+#undef X
+};
 
 static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0,
-        gcudai_unary_chain(
-            b, gcuda_get_unary_op(b->node), g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node));
-}
-
-static bool gcudai_glu_act(enum gcuda_glu_op op, enum gcuda_unary_op * act) {
-    switch (op) {
-        case GCUDA_GLU_OP_REGLU: *act = GCUDA_UNARY_OP_RELU; return true;
-        case GCUDA_GLU_OP_GEGLU: *act = GCUDA_UNARY_OP_GELU; return true;
-        case GCUDA_GLU_OP_SWIGLU: *act = GCUDA_UNARY_OP_SILU; return true;
-        case GCUDA_GLU_OP_GEGLU_ERF: *act = GCUDA_UNARY_OP_GELU_ERF; return true;
-        case GCUDA_GLU_OP_GEGLU_QUICK: *act = GCUDA_UNARY_OP_GELU_QUICK; return true;
-        default: return false;
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    const enum gcuda_unary_op op = gcuda_get_unary_op(y);
+    if (op == GCUDA_UNARY_OP_COUNT) { // the caller changed it
+        gcudai_grad_none(b, gcuda_unary_op_name(op));
+    } else {
+        gcudai_grad_add(b, 0, gcudai_chains[op](b, g, y->src[0], y));
     }
 }
 
@@ -22059,9 +22173,10 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0], * w = b->node->src[1];
     const bool is_split = w != NULL, is_swapped = gcudai_param_i32(b->node, 1) != 0;
-    enum gcuda_unary_op act;
-    if (!gcudai_glu_act(gcuda_get_glu_op(b->node), &act) || (!is_split && x->ne[0] % 2 != 0)) {
-        gcudai_grad_none(b, gcuda_glu_op_name(gcuda_get_glu_op(b->node)));
+    const enum gcuda_glu_op op = gcuda_get_glu_op(b->node);
+    const enum gcuda_unary_op act = op < GCUDA_GLU_OP_COUNT ? gcudai_glu_acts[op] : GCUDA_UNARY_OP_COUNT;
+    if (act == GCUDA_UNARY_OP_COUNT || (!is_split && x->ne[0] % 2 != 0)) {
+        gcudai_grad_none(b, gcuda_glu_op_name(op));
         return;
     }
     if (!is_split) {
@@ -22073,7 +22188,7 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
                                 a->nb[3], is_swapped ? 0 : half));
     }
     struct gcuda_tensor * y = gcuda_unary(ctx, x, act);
-    struct gcuda_tensor * dx = gcudai_unary_chain(b, act, gcuda_mul(ctx, g, w), x, y), * dw = gcuda_mul(ctx, g, y);
+    struct gcuda_tensor * dx = gcudai_chains[act](b, gcuda_mul(ctx, g, w), x, y), * dw = gcuda_mul(ctx, g, y);
     if (is_split) {
         gcudai_grad_add(b, 0, dx);
         gcudai_grad_add(b, 1, dw);
@@ -22388,47 +22503,27 @@ static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor 
             gcudai_pool_padding(y, 1)));
 }
 
-// ---- the table: operations that have a derivative, and the sources it never reaches (a bit each) ----
-// clang-format off
-#define GCUDAI_GRADS(X)                                                                                               \
-    X(ADD, add, 0)               X(SUB, sub, 0)                 X(MUL, mul, 0)               X(DIV, div, 0)           \
-    X(ADD1, add1, 0)             X(SQR, sqr, 0)                 X(SQRT, sqrt, 0)             X(LOG, log, 0)           \
-    X(SIN, sin, 0)               X(COS, cos, 0)                 X(SCALE, scale, 0)           X(UNARY, unary, 0)       \
-    X(GLU, glu, 0)               X(LEAKY_RELU, leaky_relu, 0)   X(SUM, sum, 0)               X(SUM_ROWS, sum_rows, 0) \
-    X(MEAN, mean, 0)             X(REPEAT, repeat, 0)           X(REPEAT_BACK, repeat_back, 0)                        \
-    X(RESHAPE, reshape, 0)       X(DUP, reshape, 0)             X(CONT, reshape, 0)          X(CPY, reshape, 2)       \
-    X(VIEW, view, 0)             X(PERMUTE, permute, 0)         X(TRANSPOSE, transpose, 0)   X(ACC, acc, 0)           \
-    X(SET, set, 0)               X(CONCAT, concat, 0)           X(PAD, pad, 0)               X(ROLL, roll, 0)         \
-    X(GET_ROWS, get_rows, 2)     X(DIAG_MASK_INF, diag_mask, 0) X(DIAG_MASK_ZERO, diag_mask, 0)                       \
-    X(TRI, tri, 0)               X(RMS_NORM, rms_norm, 0)       X(NORM, norm, 0)             X(GROUP_NORM, group_norm, 0) \
-    X(L2_NORM, l2_norm, 0)       X(MUL_MAT, mul_mat, 0)         X(SOFT_MAX, soft_max, 0)     X(ROPE, rope, 6)         \
-    X(ROPE_BACK, rope_back, 6)   X(IM2COL, im2col, 1)           X(POOL_2D, pool_2d, 0)       X(FILL, fill, 1)         \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)                X(FLASH_ATTN_EXT, flash_attn_ext, 0)
-// clang-format on
-
 static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
     (void) b;
     (void) g;
 }
 
+// ---- columns of GCUDA_OPS ----
+
 struct gcudai_grad_row {
-    enum gcuda_op op;
-    void (*grad)(struct gcudai_backward * b, struct gcuda_tensor * g);
-    unsigned cut; // sources that no gradient passes
+    void (*grad)(struct gcudai_backward * b, struct gcuda_tensor * g); // NULL: no derivative
+    unsigned stop; // sources that no gradient reaches
 };
-static const struct gcudai_grad_row gcudai_grads[] = {
-#define X(ID, name, cut) { GCUDA_OP_##ID, gcudai_##name##_grad, cut },
-    GCUDAI_GRADS(X)
+#define gcudai_none_grad NULL
+static const struct gcudai_grad_row gcudai_grads[GCUDA_OP_COUNT] = {
+    { NULL, 0 },
+#define X(ID, name, n_src, n_opt, flags, args, work, can, grad, stop, ...) { gcudai_##grad##_grad, stop },
+    GCUDA_OPS(X)
 #undef X
 };
 
 static const struct gcudai_grad_row * gcudai_grad_of(enum gcuda_op op) {
-    for (size_t i = 0; i < sizeof(gcudai_grads) / sizeof(gcudai_grads[0]); ++i) {
-        if (gcudai_grads[i].op == op) {
-            return &gcudai_grads[i];
-        }
-    }
-    return NULL;
+    return gcudai_op_row(op) != NULL && gcudai_grads[op].grad != NULL ? &gcudai_grads[op] : NULL;
 }
 
 static bool gcudai_has_gradient_type(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_F64; }
@@ -22440,7 +22535,7 @@ static gcuda_status gcudai_backward_mark(struct gcudai_backward * b, int n_nodes
         const struct gcudai_grad_row * row = gcudai_grad_of(y->op);
         bool is_wanted = (y->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->cut >> k & 1u)) &&
+            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->stop >> k & 1u)) &&
                                          gcudai_grad_wanted(b, y->src[k]));
         }
         b->wanted[gcudai_graph_find(b->graph, y)] = is_wanted && gcudai_has_gradient_type(y->type);
@@ -23395,6 +23490,100 @@ static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
     return i != GCUDAI_NONE ? &g->lives[i] : NULL;
 }
 
+<<<<<<< HEAD
+=======
+static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
+    unsigned char bytes[512];
+    const size_t size = gcuda_nbytes(t);
+    *is_untouched = size > 0;
+    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
+        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
+        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
+        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Sources that are not read: the destination of a copy, and tensors that give only a shape.
+static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
+    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
+    const bool is_unread = (gcudai_op_row(node->op)->unread >> k & 1u) != 0;
+    return is_unread && (node->view_src == NULL || owner == node->view_src);
+}
+
+// INVALID_DATA if a source of the node has not been written.
+static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * src = node->src[k];
+        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
+        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
+        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
+        if (is_untouched) {
+            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
+                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
+                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
+static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
+    struct gcudai_life * own = gcudai_check_life(node);
+    if (own != NULL) { own->is_filled = false; }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
+        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
+        const gcuda_gallocr_t g = owner->buffer->checker;
+        const size_t at = gcudai_map_get(&g->map, node);
+        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Fills a tensor whose last reader was a copy between backends.
+static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
+    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
+    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
+}
+
+// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
+static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    char message[GCUDAI_MESSAGE_BYTES];
+    gcuda_status bad = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
+        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
+        one.no_fusion = true;
+        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
+        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
+            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
+            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
+            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
+            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
+            if (st != GCUDA_STATUS_SUCCESS && bad == GCUDA_STATUS_SUCCESS) {
+                bad = st;
+                memcpy(message, gcudai_message, sizeof(message));
+            }
+        }
+    }
+    return bad == GCUDA_STATUS_SUCCESS ? bad : gcuda_set_last_error(bad, message);
+}
+
+// Node by node if a checking allocator placed a tensor of the graph.
+static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    bool is_checked = false;
+    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        is_checked = gcudai_check_life(t) != NULL;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
+    }
+    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
+}
+
+>>>>>>> registry
 static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
     if (t == NULL) {
         return GCUDA_STATUS_SUCCESS;
@@ -27287,7 +27476,17 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
-enum { GCUDAI_CUDA_INDEXERS = 7 }; // operations whose kernels follow indices
+// Operations whose kernels follow indices: the index of their flag.
+#define GCUDAI_CUDA_FLAG_no(ID)
+#define GCUDAI_CUDA_FLAG_yes(ID) GCUDAI_CUDA_FLAG_##ID,
+#define GCUDAI_CUDA_FLAG_promise(ID) GCUDAI_CUDA_FLAG_##ID,
+enum {
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, ...) \
+    GCUDAI_CUDA_FLAG_##index(ID)
+    GCUDA_OPS(X)
+#undef X
+    GCUDAI_CUDA_INDEXERS
+};
 
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
 enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
@@ -30322,49 +30521,8 @@ static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
 static gcuda_status gcudai_cuda_quantizer_can(const struct gcuda_tensor * y) { return gcudai_quantizer_can(y); }
 static gcuda_status gcudai_cuda_binary_can(const struct gcuda_tensor * y) { return gcudai_binary_can(y); }
 
-// The types that a switch can leave out of gcuda_kernels.cu (see GCUDAI_KERNEL_HAS).
-#define GCUDAI_KERNEL_TYPES(X)                                                                                  \
-    X(BF16) X(MXFP4) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ1_S)   \
-    X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S) X(IQ4_NL) X(IQ4_XS)
-
-// The switch that left a type's kernels out of this build; NULL: they are in it.
-static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
-    switch (type) {
-#define X(ID) case GCUDA_TYPE_##ID: return GCUDAI_KERNEL_HAS(ID) ? NULL : "GCUDA_KERNEL_NO_" #ID;
-        GCUDAI_KERNEL_TYPES(X)
-#undef X
-        default: return NULL;
-    }
-}
-
-// The switch that left out an operation; NULL: it is compiled in.
-#define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
-static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
-    switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT:
-        case GCUDA_OP_FLASH_ATTN_EXT_BACK: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_BACK:
-        case GCUDA_OP_IM2COL_3D:
-        case GCUDA_OP_CONV_2D:
-        case GCUDA_OP_CONV_2D_DW:
-        case GCUDA_OP_CONV_TRANSPOSE_1D:
-        case GCUDA_OP_CONV_TRANSPOSE_2D:
-        case GCUDA_OP_POOL_1D:
-        case GCUDA_OP_POOL_2D:
-        case GCUDA_OP_POOL_2D_BACK:
-        case GCUDA_OP_UPSCALE: GCUDAI_CUDA_LEFT_OUT(CONV);
-        case GCUDA_OP_SSM_CONV:
-        case GCUDA_OP_SSM_SCAN:
-        case GCUDA_OP_RWKV_WKV6:
-        case GCUDA_OP_GATED_LINEAR_ATTN:
-        case GCUDA_OP_RWKV_WKV7: GCUDAI_CUDA_LEFT_OUT(RECURRENT);
-        default: return NULL;
-    }
-}
-
 static gcuda_status gcudai_cuda_want_built(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    const char * name = gcudai_cuda_switch_of(t->type);
+    const char * name = gcudai_type_of(t->type)->left_out_by;
     GCUDAI_CAN(y, name == NULL, "%s left kernels for %s of %s out of this build", name, gcuda_type_name(t->type), gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
@@ -30385,119 +30543,69 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Operations with a kernel: the launcher gcuda_launch_<name>, the member <args>, the function that says which well-formed nodes are
-// refused, and whether scratch is needed. Then gcuda_<name>_scratch_bytes exists and the member has a `scratch`.
-// clang-format off
-#define GCUDAI_CUDA_OPS(X)                                               \
-    /* id                      launcher                 args                refuses   scratch */ \
-    X(DUP,                     cpy,                     cpy,                any,      no) \
-    X(CONT,                    cpy,                     cpy,                any,      no) \
-    X(CPY,                     cpy,                     cpy,                quantizer, yes) \
-    X(REPEAT,                  repeat,                  pad,                any,      no) \
-    X(REPEAT_BACK,             repeat_back,             cpy,                floats,   no) \
-    X(CONCAT,                  concat,                  concat,             any,      no) \
-    X(PAD,                     pad,                     pad,                any,      no) \
-    X(PAD_REFLECT_1D,          pad_reflect_1d,          pad_reflect_1d,     any,      no) \
-    X(ROLL,                    roll,                    pad,                any,      no) \
-    X(DIAG,                    diag,                    mask,               any,      no) \
-    X(DIAG_MASK_INF,           diag_mask_inf,           mask,               any,      no) \
-    X(DIAG_MASK_ZERO,          diag_mask_zero,          mask,               any,      no) \
-    X(TRI,                     tri,                     mask,               any,      no) \
-    X(SET,                     set,                     set,                any,      no) \
-    X(ACC,                     acc,                     set,                any,      no) \
-    X(ARANGE,                  arange,                  arange,             any,      no) \
-    X(TIMESTEP_EMBEDDING,      timestep_embedding,      timestep_embedding, any,      no) \
-    X(GET_ROWS,                get_rows,                get_rows,           any,      no) \
-    X(GET_ROWS_BACK,           get_rows_back,           get_rows,           any,      yes) \
-    X(SET_ROWS,                set_rows,                get_rows,           quantizer, yes) \
-    X(ADD,                     add,                     binary,             binary,   yes) \
-    X(SUB,                     sub,                     binary,             floats,   no) \
-    X(MUL,                     mul,                     binary,             floats,   no) \
-    X(DIV,                     div,                     binary,             floats,   no) \
-    X(ADD1,                    add,                     binary,             binary,   yes) \
-    X(ADD_ID,                  add_id,                  add_id,             any,      no) \
-    X(UNARY,                   unary,                   unary,              floats,   no) \
-    X(GLU,                     glu,                     glu,                any,      no) \
-    X(SCALE,                   scale,                   map,                floats,   no) \
-    X(SQR,                     sqr,                     map,                floats,   no) \
-    X(SQRT,                    sqrt,                    map,                floats,   no) \
-    X(SIN,                     sin,                     map,                floats,   no) \
-    X(COS,                     cos,                     map,                floats,   no) \
-    X(LOG,                     log,                     map,                floats,   no) \
-    X(CLAMP,                   clamp,                   map,                floats,   no) \
-    X(LEAKY_RELU,              leaky_relu,              map,                floats,   no) \
-    X(FILL,                    fill,                    mask,               floats,   no) \
-    X(SILU_BACK,               silu_back,               binary,             floats,   no) \
-    X(NORM,                    norm,                    norm,               any,      yes) \
-    X(RMS_NORM,                rms_norm,                norm,               any,      yes) \
-    X(L2_NORM,                 l2_norm,                 norm,               any,      yes) \
-    X(RMS_NORM_BACK,           rms_norm_back,           rms_norm_back,      any,      no) \
-    X(GROUP_NORM,              group_norm,              group_norm,         any,      yes) \
-    X(SUM,                     sum,                     sum,                floats,   yes) \
-    X(SUM_ROWS,                sum_rows,                reduce,             floats,   yes) \
-    X(MEAN,                    mean,                    reduce,             floats,   yes) \
-    X(CUMSUM,                  cumsum,                  reduce,             any,      yes) \
-    X(ARGMAX,                  argmax,                  reduce,             argmax,   no) \
-    X(COUNT_EQUAL,             count_equal,             count_equal,        any,      yes) \
-    X(SOFT_MAX,                soft_max,                soft_max,           floats,   yes) \
-    X(SOFT_MAX_BACK,           soft_max_back,           soft_max_back,      any,      no) \
-    X(ROPE,                    rope,                    rope,               any,      no) \
-    X(ROPE_BACK,               rope_back,               rope,               any,      no) \
-    X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      cross_entropy,      floats,   yes) \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
-    X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \
-    X(OPT_STEP_SGD,            opt_step_sgd,            opt_step,           any,      no) \
-    GCUDAI_KERNEL_WHEN(CONV, \
-    X(IM2COL,                  im2col,                  conv,               any,      no) \
-    X(IM2COL_BACK,             im2col_back,             conv,               any,      no) \
-    X(IM2COL_3D,               im2col_3d,               im2col_3d,          any,      no) \
-    X(CONV_2D,                 conv_2d,                 conv,               any,      yes) \
-    X(CONV_2D_DW,              conv_2d_dw,              conv,               any,      no) \
-    X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       conv_transpose,     any,      no) \
-    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       conv_transpose,     any,      yes) \
-    X(POOL_1D,                 pool_1d,                 pool,               any,      no) \
-    X(POOL_2D,                 pool_2d,                 pool,               any,      no) \
-    X(POOL_2D_BACK,            pool_2d_back,            pool,               any,      yes) \
-    X(UPSCALE,                 upscale,                 upscale,            any,      no)) \
-    GCUDAI_KERNEL_WHEN(RECURRENT, \
-    X(SSM_CONV,                ssm_conv,                ssm_conv,           any,      no) \
-    X(SSM_SCAN,                ssm_scan,                ssm_scan,           any,      yes) \
-    X(RWKV_WKV6,               rwkv_wkv6,               rwkv_wkv6,          any,      no) \
-    X(GATED_LINEAR_ATTN,       gated_linear_attn,       gated_linear_attn,  any,      no) \
-    X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no)) \
-    X(SOLVE_TRI,               solve_tri,               solve_tri,          any,      no) \
-    X(ARGSORT,                 argsort,                 sort,               any,      yes) \
-    X(TOP_K,                   top_k,                   sort,               any,      yes) \
-    X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
-    GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
-    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
-// clang-format on
-
 // The launchers take their own struct, these take the union.
 // The second says how much scratch a node needs and where to put the pointer; NULL: no such operation needs any.
-#define GCUDAI_CUDA_SCRATCH_no(ID, name, args)
-#define GCUDAI_CUDA_SCRATCH_yes(ID, name, args)                                                                        \
+#define GCUDAI_CUDA_RUN_none(ID, name, args)
+#define GCUDAI_CUDA_RUN_own(ID, name, args)
+#define GCUDAI_CUDA_RUN_product(ID, name, args)
+#define GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                          \
+    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
+        return gcuda_launch_##name(&a->args, stream);                                                                  \
+    }
+#define GCUDAI_CUDA_RUN_scratch(ID, name, args)                                                                        \
+    GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                              \
     static void ** gcudai_cuda_scratch_##ID(union gcudai_args * a, size_t * n_bytes) {                                 \
         *n_bytes = gcuda_##name##_scratch_bytes(&a->args);                                                             \
         return &a->args.scratch;                                                                                       \
     }
-#define X(ID, name, args, can, scratch)                                                                                \
-    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
-        return gcuda_launch_##name(&a->args, stream);                                                                  \
-    }                                                                                                                  \
-    GCUDAI_CUDA_SCRATCH_##scratch(ID, name, args)
-GCUDAI_CUDA_OPS(X)
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, ...)        \
+    GCUDAI_KERNEL_WHEN(family, GCUDAI_CUDA_RUN_##launch(ID, name, args))
+GCUDA_OPS(X)
 #undef X
 
+// Where a launcher wants an operand packed, and which operands are.
+struct gcudai_cuda_pack {
+    size_t operand; // of a struct gcuda_array in the args
+    bool (*is_packed)(const struct gcuda_tensor * t);
+};
+
 struct gcudai_cuda_op {
-    enum gcuda_op op;
-    gcuda_status (*can)(const struct gcuda_tensor * y);
+    gcuda_status (*can)(const struct gcuda_tensor * y); // NULL: there is nothing to run
     gcuda_status (*run)(const union gcudai_args * args, gcuda_stream stream);
     void ** (*scratch)(union gcudai_args * args, size_t * n_bytes);
+    const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
+    // offsets of fields in the args, 0: none; the first member is never one of them
+    size_t bad_index, max_shared;
+    int index; // of its flag
+    bool is_promise;
+    struct gcudai_cuda_pack pack;
 };
-#define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
-#define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
+#define GCUDAI_CUDA_PACK_no { 0, NULL }
+#define GCUDAI_CUDA_PACK_rows { offsetof(struct gcuda_norm_args, x), gcuda_is_contiguous_rows }
+#define GCUDAI_CUDA_PACK_kernel { offsetof(struct gcuda_conv_args, kernel), gcuda_is_contiguous }
+#define GCUDAI_CUDA_INDEX_no(args) 0
+#define GCUDAI_CUDA_INDEX_yes(args) offsetof(struct gcuda_##args##_args, bad_index)
+#define GCUDAI_CUDA_INDEX_promise(args) GCUDAI_CUDA_INDEX_yes(args)
+#define GCUDAI_CUDA_FLAG_OF_no(ID) 0
+#define GCUDAI_CUDA_FLAG_OF_yes(ID) GCUDAI_CUDA_FLAG_##ID
+#define GCUDAI_CUDA_FLAG_OF_promise(ID) GCUDAI_CUDA_FLAG_##ID
+#define GCUDAI_CUDA_PROMISE_no false
+#define GCUDAI_CUDA_PROMISE_yes false
+#define GCUDAI_CUDA_PROMISE_promise true
+#define GCUDAI_CUDA_SHARED_no(args) 0
+#define GCUDAI_CUDA_SHARED_yes(args) offsetof(struct gcuda_##args##_args, max_shared)
+// can, run, scratch
+#define GCUDAI_CUDA_FNS_none(ID, name, refuses) NULL, NULL, NULL
+#define GCUDAI_CUDA_FNS_own(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_##name, NULL
+#define GCUDAI_CUDA_FNS_product(ID, name, refuses) gcudai_cuda_##refuses##_can, NULL, NULL // see gcudai_cuda_run_product
+#define GCUDAI_CUDA_FNS_plain(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, NULL
+#define GCUDAI_CUDA_FNS_scratch(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, gcudai_cuda_scratch_##ID
+// for each family and BASE: what stands in its rows if its kernels exist, else in its place
+#define GCUDAI_CUDA_FNS(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses)
+#define GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS_IF_##has(launch, ID, name, refuses)
+#define GCUDAI_CUDA_FNS_IF_1(launch, ID, name, refuses) GCUDAI_CUDA_FNS_##launch(ID, name, refuses)
+#define GCUDAI_CUDA_FNS_IF_0(launch, ID, name, refuses) NULL, NULL, NULL
+
 // Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
 // before the callback does not belong to this node.
 static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
@@ -30511,23 +30619,19 @@ static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_str
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "the CUDA callback returned %s", gcuda_status_to_string(st));
 }
 
-static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
-    { GCUDA_OP_CUSTOM, gcudai_cuda_custom_can, gcudai_cuda_custom, NULL },
-    { GCUDA_OP_MUL_MAT, gcudai_cuda_any_can, NULL, NULL }, // see gcudai_cuda_run_product
-    { GCUDA_OP_MUL_MAT_ID, gcudai_cuda_mul_mat_id_can, NULL, NULL },
-#define X(ID, name, args, can, scratch) \
-    { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID, GCUDAI_CUDA_SCRATCH_OF_##scratch(ID) },
-    GCUDAI_CUDA_OPS(X)
+static const struct gcudai_cuda_op gcudai_cuda_ops[GCUDA_OP_COUNT] = {
+    { NULL, NULL, NULL, NULL, 0, 0, 0, false, { 0, NULL } },
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, shared, pack, cut) \
+    { GCUDAI_CUDA_FNS(GCUDAI_KERNEL_HAS(family), launch, ID, name, refuses),                                                        \
+        GCUDAI_KERNEL_HAS(family) ? NULL : "GCUDA_KERNEL_NO_" #family, GCUDAI_CUDA_INDEX_##index(args),                            \
+        GCUDAI_CUDA_SHARED_##shared(args), GCUDAI_CUDA_FLAG_OF_##index(ID), GCUDAI_CUDA_PROMISE_##index, GCUDAI_CUDA_PACK_##pack },
+    GCUDA_OPS(X)
 #undef X
 };
 
+// NULL: nothing to run, or no kernel in this build.
 static const struct gcudai_cuda_op * gcudai_cuda_op_of(enum gcuda_op op) {
-    for (size_t i = 0; i < sizeof(gcudai_cuda_ops) / sizeof(gcudai_cuda_ops[0]); ++i) {
-        if (gcudai_cuda_ops[i].op == op) {
-            return &gcudai_cuda_ops[i];
-        }
-    }
-    return NULL;
+    return gcudai_op_row(op) != NULL && gcudai_cuda_ops[op].can != NULL ? &gcudai_cuda_ops[op] : NULL;
 }
 
 static const char * gcudai_cuda_whose_context(const struct gcudai_cuda_device * d) {
@@ -30553,7 +30657,7 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
-    const char * left_out = op == NULL ? gcudai_cuda_switch_of_op(y->op) : NULL;
+    const char * left_out = gcudai_cuda_ops[y->op].left_out_by;
     GCUDAI_CAN(y, left_out == NULL, "%s left this operation's kernels out of this build", left_out);
     GCUDAI_CAN(y, op != NULL, "the CUDA backend has no kernel for this operation");
     GCUDAI_TRY(gcudai_cuda_want_built(y, y));
@@ -30595,27 +30699,23 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
 static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcudai_args * args) {
-    switch (y->op) {
-        case GCUDA_OP_GET_ROWS:
-        case GCUDA_OP_GET_ROWS_BACK:
-        case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
-        case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
-        case GCUDA_OP_MUL_MAT_ID: return &args->mul_mat_id.bad_index;
-        case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
-        case GCUDA_OP_FLASH_ATTN_EXT: return gcudai_param_i32(y, 4) > 0 ? &args->flash_attn_ext.bad_index : NULL;
-        default: return NULL;
-    }
+    const struct gcudai_cuda_op * op = &gcudai_cuda_ops[y->op];
+    const bool is_none = op->bad_index == 0 || (op->is_promise && gcudai_param_i32(y, 4) <= 0);
+    return is_none ? NULL : (int32_t **) (void *) ((char *) args + op->bad_index);
 }
 
 // The flags are words, one for each of these operations, so that a message can say which of them it was.
-static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_OP_GET_ROWS, GCUDA_OP_GET_ROWS_BACK,
-    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN, GCUDA_OP_FLASH_ATTN_EXT };
+#define GCUDAI_CUDA_INDEXER_no(ID)
+#define GCUDAI_CUDA_INDEXER_yes(ID) GCUDA_OP_##ID,
+#define GCUDAI_CUDA_INDEXER_promise(ID) GCUDA_OP_##ID,
+static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = {
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, ...) \
+    GCUDAI_CUDA_INDEXER_##index(ID)
+    GCUDA_OPS(X)
+#undef X
+};
 
-static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
-    int i = 0;
-    while (i + 1 < GCUDAI_CUDA_INDEXERS && gcudai_cuda_indexers[i] != op) { ++i; }
-    return cu->bad_index + i;
-}
+static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) { return cu->bad_index + gcudai_cuda_ops[op].index; }
 
 // What synchronize says when flags were set.
 static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
@@ -30624,7 +30724,7 @@ static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
     bool has_promise = false;
     for (int i = 0; i < GCUDAI_CUDA_INDEXERS; ++i) {
         if (cu->bad_index_host[i] == 0) { continue; }
-        if (gcudai_cuda_indexers[i] == GCUDA_OP_FLASH_ATTN_EXT) {
+        if (gcudai_cuda_ops[gcudai_cuda_indexers[i]].is_promise) {
             has_promise = true;
         } else {
             gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "an index of ", gcudai_op_lower(gcudai_cuda_indexers[i]));
@@ -30654,18 +30754,8 @@ static void gcudai_nvtx_push(const struct gcuda_tensor * y);
 static void gcudai_nvtx_pop(void);
 // The kernels that may choose a variant with more shared memory than there always is, under the backend's cap.
 static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op op, union gcudai_args * args) {
-    switch (op) {
-        case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
-        case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
-        case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
-        case GCUDA_OP_FLASH_ATTN_EXT_BACK: args->flash_attn_ext_back.max_shared = cu->max_shared; break;
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_BACK:
-        case GCUDA_OP_CONV_2D:
-        case GCUDA_OP_CONV_2D_DW: args->conv.max_shared = cu->max_shared; break;
-        case GCUDA_OP_CONV_TRANSPOSE_2D: args->conv_transpose.max_shared = cu->max_shared; break;
-        default: break;
-    }
+    const size_t at = gcudai_cuda_ops[op].max_shared;
+    if (at > 0) { memcpy((char *) args + at, &cu->max_shared, sizeof(cu->max_shared)); }
 }
 
 static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
@@ -30674,14 +30764,9 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
 
 // The operand that must be packed before the launch: the operation allows any strides, its kernels do not. NULL: none.
 static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
-    const struct gcuda_tensor * a = y->src[0];
-    switch (y->op) {
-        case GCUDA_OP_NORM:
-        case GCUDA_OP_RMS_NORM:
-        case GCUDA_OP_L2_NORM: return gcuda_is_contiguous_rows(a) ? NULL : &args->norm.x;
-        case GCUDA_OP_CONV_2D: return gcuda_is_contiguous(a) ? NULL : &args->conv.kernel;
-        default: return NULL;
-    }
+    const struct gcudai_cuda_pack * pack = &gcudai_cuda_ops[y->op].pack;
+    const bool is_none = pack->is_packed == NULL || pack->is_packed(y->src[0]);
+    return is_none ? NULL : (struct gcuda_array *) (void *) ((char *) args + pack->operand);
 }
 
 // gcudai_cuda_run_op with a packed copy of that operand, if it needs one.
@@ -30825,96 +30910,209 @@ struct gcudai_cuda_cut_array {
 struct gcudai_cuda_cut {
     enum gcuda_op op;
     struct { int d, n; } least; // slices along d have at least n elements, except the last
-    struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
+    double (*products)(const struct gcuda_tensor * y); // multiply-adds; NULL: memory-bound
+    const struct gcudai_cuda_turns * turns;            // NULL: nothing is sequential
+    struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL; none: the node is never cut
+};
+
+// Operations that are cut along positions or tokens.
+struct gcudai_cuda_turns {
+    double (*us)(const struct gcuda_tensor * y);           // microseconds of all steps, a lower bound for any slice: about 1.5 times those on Hopper
+    bool (*can)(const union gcudai_args * args);           // NULL: always
+    void (*prepare)(const struct gcudai_cuda_cut * cut, union gcudai_args * args); // NULL: nothing to do
+    size_t is_begun, is_open; // offsets of these fields in the args; 0: none
 };
 
 // clang-format off
-#define GCUDAI_CUT_STEPS { 0, GCUDAI_CUDA_CUT_STEP }
+#define GCUDAI_CUT_PLAIN { 0, GCUDAI_CUDA_CUT_STEP }, NULL, NULL
 #define GCUDAI_CUT(args, array, rule) { offsetof(struct gcuda_##args##_args, array), rule }
-#define GCUDAI_CUT_MAP(ID, args) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") } }
-#define GCUDAI_CUT_COPY(ID) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(cpy, y, "0#1#2#3#"), GCUDAI_CUT(cpy, x, "0#1#2#3#") } }
-#define GCUDAI_CUT_BINARY(ID) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(binary, y, "0=1=2=3="), GCUDAI_CUT(binary, a, "0=1=2=3="), \
-                                         GCUDAI_CUT(binary, b, "0%1%2%3%") } }
-#define GCUDAI_CUT_ROWS(ID, args) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") } }
-#define GCUDAI_CUT_PLANES(ID, args) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") } }
-#define GCUDAI_CUT_TRANSPOSED(ID) \
-    { GCUDA_OP_##ID, { 2, GCUDAI_CUDA_CUT_CHANNELS }, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), \
-                                                            GCUDAI_CUT(conv_transpose, x, "......3=") } }
+// The rule of each name in the column `cut` of GCUDA_OPS: least, products, turns, arrays.
+#define GCUDAI_CUT_OF_whole(args) { 0, 0 }, NULL, NULL, { { 0, NULL } }
+#define GCUDAI_CUT_OF_map(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_copy(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0#1#2#3#"), GCUDAI_CUT(args, x, "0#1#2#3#") }
+#define GCUDAI_CUT_OF_binary(args) \
+    GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, a, "0=1=2=3="), GCUDAI_CUT(args, b, "0%1%2%3%") }
+#define GCUDAI_CUT_OF_rows(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") }
+#define GCUDAI_CUT_OF_planes(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") }
+#define GCUDAI_CUT_TRANSPOSED(args, products)                                                                        \
+    { 2, GCUDAI_CUDA_CUT_CHANNELS }, products, NULL,                                                                 \
+        { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, kernel, "....2=.."), GCUDAI_CUT(args, x, "......3=") }
+#define GCUDAI_CUT_OF_conv_transpose_1d(args) GCUDAI_CUT_TRANSPOSED(args, gcudai_cuda_transposed_1d_products)
+#define GCUDAI_CUT_OF_conv_transpose_2d(args) GCUDAI_CUT_TRANSPOSED(args, gcudai_cuda_transposed_2d_products)
 
 #define GCUDAI_CUT_TOKENS(args, array) GCUDAI_CUT(args, array, "......3=2=")
 #define GCUDAI_CUT_LINEAR(args) \
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
-// Never cut, so not in the table:
+#define GCUDAI_CUT_OF_pool_2d_back(args) GCUDAI_CUT_PLAIN, {                                             \
+    GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") }
+#define GCUDAI_CUT_OF_glu(args) GCUDAI_CUT_PLAIN, {                                                  \
+    GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_add_id(args) GCUDAI_CUT_PLAIN, {                                                          \
+    GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") }
+#define GCUDAI_CUT_OF_repeat(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") }
+#define GCUDAI_CUT_OF_concat(args) GCUDAI_CUT_PLAIN, {                                                        \
+    GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_get_rows(args) GCUDAI_CUT_PLAIN, {                                                              \
+    GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") }
+#define GCUDAI_CUT_OF_get_rows_back(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") }
+#define GCUDAI_CUT_OF_set_rows(args) GCUDAI_CUT_PLAIN, {                                                              \
+    GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") }
+#define GCUDAI_CUT_OF_timestep_embedding(args) GCUDAI_CUT_PLAIN, {                                 \
+    GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") }
+#define GCUDAI_CUT_OF_rms_norm_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
+    GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") }
+#define GCUDAI_CUT_OF_group_norm(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") }
+#define GCUDAI_CUT_OF_argmax(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") }
+#define GCUDAI_CUT_OF_soft_max(args) GCUDAI_CUT_PLAIN, {                                                               \
+    GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") }
+#define GCUDAI_CUT_OF_soft_max_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
+    GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") }
+#define GCUDAI_CUT_OF_rope(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
+#define GCUDAI_CUT_OF_rope_back(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
+#define GCUDAI_CUT_OF_opt_step_adamw(args) GCUDAI_CUT_PLAIN, {                                                        \
+    GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), \
+    GCUDAI_CUT(opt_step, v, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_opt_step_sgd(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_mul_mat(args) { 1, GCUDAI_CUDA_CUT_PRODUCT }, gcudai_cuda_rows_products, NULL, {           \
+    GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") }
+#define GCUDAI_CUT_OF_mul_mat_id(args) { 2, GCUDAI_CUDA_CUT_PRODUCT }, gcudai_cuda_rows_products, NULL, {                 \
+    GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), \
+    GCUDAI_CUT(mul_mat_id, ids, "....1=..") }
+#define GCUDAI_CUT_OF_out_prod(args) { 1, GCUDAI_CUDA_CUT_PRODUCT }, gcudai_cuda_out_products, NULL, {              \
+    GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") }
+#define GCUDAI_CUT_OF_flash_attn_ext(args) { 0, GCUDAI_CUDA_CUT_STEP }, gcudai_cuda_attention_products, &gcudai_cuda_attention_turns, { \
+    GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."),                                           \
+    GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="),                                        \
+    GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") }
+#define GCUDAI_CUT_OF_ssm_scan(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_scan_turns, {                         \
+    GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="),  \
+    GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), \
+    GCUDAI_CUT(ssm_scan, last, "......3=..") }
+#define GCUDAI_CUT_OF_rwkv_wkv6(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_rwkv6_turns, {                                 \
+    GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), \
+    GCUDAI_CUT_TOKENS(rwkv_wkv6, td) }
+#define GCUDAI_CUT_OF_gated_linear_attn(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_gated_turns, {                \
+    GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), \
+    GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) }
+#define GCUDAI_CUT_OF_rwkv_wkv7(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_rwkv7_turns, {                                 \
+    GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), \
+    GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) }
+#define GCUDAI_CUT_OF_im2col(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") }
+#define GCUDAI_CUT_OF_conv_2d(args) { 2, GCUDAI_CUDA_CUT_CHANNELS }, gcudai_cuda_conv_products, NULL, {      \
+    GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") }
+#define GCUDAI_CUT_OF_conv_2d_dw(args) { 0, GCUDAI_CUDA_CUT_STEP }, gcudai_cuda_conv_products, NULL, {       \
+    GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") }
+#define GCUDAI_CUT_OF_ssm_conv(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") }
+#define GCUDAI_CUT_OF_solve_tri(args) { 0, GCUDAI_CUDA_CUT_COLUMNS }, gcudai_cuda_rows_products, NULL, {               \
+    GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") }
+// clang-format on
+
+static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
+    return (struct gcuda_array *) (void *) ((char *) args + c->offset);
+}
+
+// ---- what a node costs ----
+
+// Multiply-adds: elements of the result times the length of a sum.
+static double gcudai_cuda_rows_products(const struct gcuda_tensor * y) { return (double) gcuda_nelements(y) * (double) y->src[0]->ne[0]; }
+static double gcudai_cuda_out_products(const struct gcuda_tensor * y) { return (double) gcuda_nelements(y) * (double) y->src[0]->ne[1]; }
+static double gcudai_cuda_attention_products(const struct gcuda_tensor * y) {
+    return 2.0 * (double) gcuda_nelements(y) * (double) y->src[1]->ne[1];
+}
+static double gcudai_cuda_conv_products(const struct gcuda_tensor * y) {
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
+}
+// Transposed: the part of the kernel that contributes to an element.
+static double gcudai_cuda_transposed_1d_products(const struct gcuda_tensor * y) {
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
+}
+static double gcudai_cuda_transposed_2d_products(const struct gcuda_tensor * y) {
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) /
+           pow((double) gcudai_param_i32(y, 0), 2.0);
+}
+
+static double gcudai_cuda_attention_us(const struct gcuda_tensor * y) {
+    return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
+}
+static double gcudai_cuda_scan_us(const struct gcuda_tensor * y) { return 0.2 * (double) y->src[1]->ne[2]; }
+// The last source has the states, one for each sequence.
+static double gcudai_cuda_linear_us(const struct gcuda_tensor * y) {
+    return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[gcudai_op_row(y->op)->n_src - 1]->ne[1];
+}
+
+// ---- operations that process positions or tokens sequentially ----
+
+// Whether the kernels can save the state from which the next slice continues.
+static bool gcudai_cuda_attention_can_turn(const union gcudai_args * args) { return args->flash_attn_ext.running.data != NULL; }
+static bool gcudai_cuda_scan_can_turn(const union gcudai_args * args) { // another alignment would select another kernel
+    return (uintptr_t) args->ssm_scan.s.data % 16 == (uintptr_t) args->ssm_scan.last.data % 16;
+}
+
+// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
+static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+    struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
+    struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
+    const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
+    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
+    state->ne[2] = state->ne[3] = 1;
+    state->nb[0] = sizeof(float);
+    state->nb[1] = state->nb[0] * (size_t) state->ne[0];
+    for (int k = 3; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
+        struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[k], args);
+        in->ne[2] /= n_seqs;
+        in->ne[3] = n_seqs;
+        in->nb[3] = in->nb[2] * (size_t) in->ne[2];
+    }
+    const struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[3], args);
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        y->ne[d] = in->ne[d];
+        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
+    }
+    *last = *state;
+    last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
+}
+
+static void gcudai_cuda_cut_ssm_scan(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+    struct gcuda_ssm_scan_args * p = &args->ssm_scan;
+    (void) cut;
+    p->last = p->s;
+    p->last.ne[3] = p->x.ne[3];
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        p->y.ne[d] = p->x.ne[d];
+        p->y.nb[d] = d == 0 ? sizeof(float) : p->y.nb[d - 1] * (size_t) p->y.ne[d - 1];
+    }
+    p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
+}
+
+static const struct gcudai_cuda_turns gcudai_cuda_attention_turns = { gcudai_cuda_attention_us, gcudai_cuda_attention_can_turn, NULL,
+    offsetof(struct gcuda_flash_attn_ext_args, is_begun), offsetof(struct gcuda_flash_attn_ext_args, is_open) };
+static const struct gcudai_cuda_turns gcudai_cuda_scan_turns = { gcudai_cuda_scan_us, gcudai_cuda_scan_can_turn, gcudai_cuda_cut_ssm_scan,
+    offsetof(struct gcuda_ssm_scan_args, is_begun), 0 };
+static const struct gcudai_cuda_turns gcudai_cuda_rwkv6_turns = { gcudai_cuda_linear_us, NULL, gcudai_cuda_cut_linear,
+    offsetof(struct gcuda_rwkv_wkv6_args, is_begun), 0 };
+static const struct gcudai_cuda_turns gcudai_cuda_rwkv7_turns = { gcudai_cuda_linear_us, NULL, gcudai_cuda_cut_linear,
+    offsetof(struct gcuda_rwkv_wkv7_args, is_begun), 0 };
+static const struct gcudai_cuda_turns gcudai_cuda_gated_turns = { gcudai_cuda_linear_us, NULL, gcudai_cuda_cut_linear,
+    offsetof(struct gcuda_gated_linear_attn_args, is_begun), 0 };
+
+// Rows with the rule `whole`, and products with weights split over devices, are never cut:
 //   SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative   one sum over all elements
 //   SET, ACC                                                  a region inside a copy
 //   ARANGE, ROLL, REPEAT_BACK                                 elements depend on their index
 //   FLASH_ATTN_EXT_BACK                                       its results are one row
 //   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
-//   CUSTOM, and products with weights split over devices
-static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
-    GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
-    GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
-    GCUDAI_CUT_BINARY(ADD1), GCUDAI_CUT_BINARY(SILU_BACK),
-    GCUDAI_CUT_MAP(SCALE, map), GCUDAI_CUT_MAP(SQR, map), GCUDAI_CUT_MAP(SQRT, map), GCUDAI_CUT_MAP(SIN, map),
-    GCUDAI_CUT_MAP(COS, map), GCUDAI_CUT_MAP(LOG, map), GCUDAI_CUT_MAP(CLAMP, map), GCUDAI_CUT_MAP(LEAKY_RELU, map),
-    GCUDAI_CUT_MAP(UNARY, unary), GCUDAI_CUT_MAP(FILL, mask), GCUDAI_CUT_MAP(PAD, pad),
-    GCUDAI_CUT_ROWS(NORM, norm), GCUDAI_CUT_ROWS(RMS_NORM, norm), GCUDAI_CUT_ROWS(L2_NORM, norm),
-    GCUDAI_CUT_ROWS(SUM_ROWS, reduce), GCUDAI_CUT_ROWS(MEAN, reduce), GCUDAI_CUT_ROWS(CUMSUM, reduce),
-    GCUDAI_CUT_ROWS(ARGSORT, sort), GCUDAI_CUT_ROWS(TOP_K, sort), GCUDAI_CUT_ROWS(PAD_REFLECT_1D, pad_reflect_1d),
-    GCUDAI_CUT_PLANES(DIAG_MASK_INF, mask), GCUDAI_CUT_PLANES(DIAG_MASK_ZERO, mask), GCUDAI_CUT_PLANES(TRI, mask),
-    GCUDAI_CUT_PLANES(DIAG, mask), GCUDAI_CUT_PLANES(UPSCALE, upscale), GCUDAI_CUT_PLANES(POOL_1D, pool),
-    GCUDAI_CUT_PLANES(POOL_2D, pool), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_1D), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_2D),
-    { GCUDA_OP_POOL_2D_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") } },
-    { GCUDA_OP_GLU, GCUDAI_CUT_STEPS, { GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") } },
-    { GCUDA_OP_ADD_ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") } },
-    { GCUDA_OP_REPEAT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") } },
-    { GCUDA_OP_CONCAT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") } },
-    { GCUDA_OP_GET_ROWS, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") } },
-    { GCUDA_OP_GET_ROWS_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") } },
-    { GCUDA_OP_SET_ROWS, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") } },
-    { GCUDA_OP_TIMESTEP_EMBEDDING, GCUDAI_CUT_STEPS, { GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") } },
-    { GCUDA_OP_RMS_NORM_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") } },
-    { GCUDA_OP_GROUP_NORM, GCUDAI_CUT_STEPS, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") } },
-    { GCUDA_OP_ARGMAX, GCUDAI_CUT_STEPS, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") } },
-    { GCUDA_OP_SOFT_MAX, GCUDAI_CUT_STEPS, { GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") } },
-    { GCUDA_OP_SOFT_MAX_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") } },
-    { GCUDA_OP_ROPE, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
-    { GCUDA_OP_ROPE_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
-    { GCUDA_OP_OPT_STEP_ADAMW, GCUDAI_CUT_STEPS, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), GCUDAI_CUT(opt_step, v, "0=1=2=3=") } },
-    { GCUDA_OP_OPT_STEP_SGD, GCUDAI_CUT_STEPS, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") } },
-    { GCUDA_OP_MUL_MAT, { 1, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") } },
-    { GCUDA_OP_MUL_MAT_ID, { 2, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), GCUDAI_CUT(mul_mat_id, ids, "....1=..") } },
-    { GCUDA_OP_OUT_PROD, { 1, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") } },
-    { GCUDA_OP_FLASH_ATTN_EXT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="), GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") } },
-    { GCUDA_OP_SSM_SCAN, GCUDAI_CUT_STEPS, { GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="), GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), GCUDAI_CUT(ssm_scan, last, "......3=..") } },
-    { GCUDA_OP_RWKV_WKV6, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), GCUDAI_CUT_TOKENS(rwkv_wkv6, td) } },
-    { GCUDA_OP_GATED_LINEAR_ATTN, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) } },
-    { GCUDA_OP_RWKV_WKV7, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) } },
-    { GCUDA_OP_IM2COL, GCUDAI_CUT_STEPS, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
-    { GCUDA_OP_CONV_2D, { 2, GCUDAI_CUDA_CUT_CHANNELS }, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
-    { GCUDA_OP_CONV_2D_DW, GCUDAI_CUT_STEPS, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
-    { GCUDA_OP_SSM_CONV, GCUDAI_CUT_STEPS, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
-    { GCUDA_OP_SOLVE_TRI, { 0, GCUDAI_CUDA_CUT_COLUMNS }, { GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") } },
+//   CUSTOM                                                    the caller's kernels
+static const struct gcudai_cuda_cut gcudai_cuda_cuts[GCUDA_OP_COUNT] = {
+    { GCUDA_OP_NONE, GCUDAI_CUT_OF_whole(none) },
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, shared, pack, cut) \
+    { GCUDA_OP_##ID, GCUDAI_CUT_OF_##cut(args) },
+    GCUDA_OPS(X)
+#undef X
 };
-// clang-format on
 
 static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
-    for (size_t i = 0; i < sizeof(gcudai_cuda_cuts) / sizeof(gcudai_cuda_cuts[0]); ++i) {
-        if (gcudai_cuda_cuts[i].op == op) {
-            return &gcudai_cuda_cuts[i];
-        }
-    }
-    return NULL;
-}
-
-static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
-    return (struct gcuda_array *) (void *) ((char *) args + c->offset);
+    return gcudai_cuda_cuts[op].arrays[0].rule != NULL ? &gcudai_cuda_cuts[op] : NULL;
 }
 
 // An array's rule along dimension d. Most operations process nothing sequentially: their rules end before CUT_TURN.
@@ -30930,14 +31128,6 @@ static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gc
         if (rule[1] == '=' && a->data != NULL) { return a->ne[rule[0] - '0']; }
     }
     return d == GCUDAI_CUDA_CUT_TURN ? 0 : gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
-}
-
-// Whether the kernels can save the state from which the next slice continues.
-static bool gcudai_cuda_can_turn(const struct gcudai_cuda_cut * cut, const union gcudai_args * args) {
-    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // another alignment would select another kernel
-    return cut->op == GCUDA_OP_FLASH_ATTN_EXT ? args->flash_attn_ext.running.data != NULL
-           : cut->op == GCUDA_OP_SSM_SCAN     ? (uintptr_t) p->s.data % 16 == (uintptr_t) p->last.data % 16
-                                              : true;
 }
 
 enum gcudai_cuda_cuttable { GCUDAI_CUDA_CUT_STOP, GCUDAI_CUDA_CUT_NO, GCUDAI_CUDA_CUT_YES };
@@ -30960,7 +31150,8 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     enum gcudai_cuda_cuttable can = GCUDAI_CUDA_CUT_YES;
-    if (d == GCUDAI_CUDA_CUT_TURN && (n < 2 * GCUDAI_CUDA_CUT_TURNS || !gcudai_cuda_can_turn(cut, args))) { return GCUDAI_CUDA_CUT_NO; }
+    const bool can_turn = cut->turns == NULL || cut->turns->can == NULL || cut->turns->can(args);
+    if (d == GCUDAI_CUDA_CUT_TURN && (n < 2 * GCUDAI_CUDA_CUT_TURNS || !can_turn)) { return GCUDAI_CUDA_CUT_NO; }
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         if (a->data != NULL) {
@@ -30992,17 +31183,9 @@ static int64_t gcudai_cuda_cut_step(
     return d == GCUDAI_CUDA_CUT_TURN && n - at - want < GCUDAI_CUDA_CUT_TURNS ? n - at : want;
 }
 
-static void gcudai_cuda_cut_turn(enum gcuda_op op, union gcudai_args * args, bool is_begun, bool is_open) {
-    switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT:
-            args->flash_attn_ext.is_begun = is_begun;
-            args->flash_attn_ext.is_open = is_open;
-            break;
-        case GCUDA_OP_SSM_SCAN: args->ssm_scan.is_begun = is_begun; break;
-        case GCUDA_OP_RWKV_WKV6: args->rwkv_wkv6.is_begun = is_begun; break;
-        case GCUDA_OP_RWKV_WKV7: args->rwkv_wkv7.is_begun = is_begun; break;
-        default: args->gated_linear_attn.is_begun = is_begun; break;
-    }
+static void gcudai_cuda_cut_turn(const struct gcudai_cuda_turns * turns, union gcudai_args * args, bool is_begun, bool is_open) {
+    if (turns->is_begun > 0) { memcpy((char *) args + turns->is_begun, &is_begun, sizeof(is_begun)); }
+    if (turns->is_open > 0) { memcpy((char *) args + turns->is_open, &is_open, sizeof(is_open)); }
 }
 
 // Changes args to those of the slice [at, at + step) of dimension d.
@@ -31022,82 +31205,7 @@ static void gcudai_cuda_cut_slice(
         a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
         a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
     }
-    if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->op, args, at > 0, at + step < n); }
-}
-
-// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
-static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
-    struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
-    struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
-    const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
-    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
-    state->ne[2] = state->ne[3] = 1;
-    state->nb[0] = sizeof(float);
-    state->nb[1] = state->nb[0] * (size_t) state->ne[0];
-    for (int k = 3; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
-        struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[k], args);
-        in->ne[2] /= n_seqs;
-        in->ne[3] = n_seqs;
-        in->nb[3] = in->nb[2] * (size_t) in->ne[2];
-    }
-    const struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[3], args);
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        y->ne[d] = in->ne[d];
-        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
-    }
-    *last = *state;
-    last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
-}
-
-static void gcudai_cuda_cut_ssm_scan(struct gcuda_ssm_scan_args * p) {
-    p->last = p->s;
-    p->last.ne[3] = p->x.ne[3];
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        p->y.ne[d] = p->x.ne[d];
-        p->y.nb[d] = d == 0 ? sizeof(float) : p->y.nb[d - 1] * (size_t) p->y.ne[d - 1];
-    }
-    p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
-}
-
-// Describes each of several results in one tensor as a separate array.
-static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
-    if (cut->op == GCUDA_OP_SSM_SCAN) { gcudai_cuda_cut_ssm_scan(&args->ssm_scan); }
-    if (cut->op == GCUDA_OP_RWKV_WKV6 || cut->op == GCUDA_OP_RWKV_WKV7 || cut->op == GCUDA_OP_GATED_LINEAR_ATTN) {
-        gcudai_cuda_cut_linear(cut, args);
-    }
-}
-
-// ---- what a node costs ----
-
-// Multiply-adds of a product or a convolution; 0 for memory-bound operations.
-static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
-    const double n = (double) gcuda_nelements(y);
-    switch (y->op) {
-        case GCUDA_OP_MUL_MAT:
-        case GCUDA_OP_MUL_MAT_ID:
-        case GCUDA_OP_SOLVE_TRI: return n * (double) y->src[0]->ne[0];
-        case GCUDA_OP_OUT_PROD: return n * (double) y->src[0]->ne[1];
-        case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
-        case GCUDA_OP_CONV_2D:
-        case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
-        case GCUDA_OP_CONV_TRANSPOSE_1D: // the part of the kernel that contributes to an element
-            return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
-        case GCUDA_OP_CONV_TRANSPOSE_2D:
-            return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) / pow((double) gcudai_param_i32(y, 0), 2.0);
-        default: return 0.0;
-    }
-}
-
-// Microseconds of the sequential steps over positions or tokens, a lower bound for any slice: about 1.5 times those on Hopper.
-static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
-    switch (y->op) {
-        case GCUDA_OP_FLASH_ATTN_EXT: return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
-        case GCUDA_OP_SSM_SCAN: return 0.2 * (double) y->src[1]->ne[2];
-        case GCUDA_OP_RWKV_WKV6: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[5]->ne[1];
-        case GCUDA_OP_RWKV_WKV7: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[6]->ne[1];
-        case GCUDA_OP_GATED_LINEAR_ATTN: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[4]->ne[1];
-        default: return 0.0;
-    }
+    if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->turns, args, at > 0, at + step < n); }
 }
 
 // Estimated microseconds until the operation has been measured. Assumes a slow device: per SM 5 GB/s and 4 billion multiply-adds
@@ -31107,8 +31215,10 @@ static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcud
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0;
     }
-    const double us = n_bytes / (5e3 * cu->device->n_sm) + gcudai_cuda_products_of(y) / (4e3 * cu->device->n_sm);
-    const double turns_us = gcudai_cuda_turns_us(y);
+    const struct gcudai_cuda_cut * cut = &gcudai_cuda_cuts[y->op];
+    const double products = cut->products != NULL ? cut->products(y) : 0.0;
+    const double us = n_bytes / (5e3 * cu->device->n_sm) + products / (4e3 * cu->device->n_sm);
+    const double turns_us = cut->turns != NULL ? cut->turns->us(y) : 0.0;
     return GCUDAI_MAX(us, turns_us);
 }
 
@@ -31275,7 +31385,7 @@ static gcuda_status gcudai_cuda_run_chunked(
     if (is_attention) { GCUDAI_TRY(gcudai_cuda_plan_attention(args, &is_plain)); }
     if (!is_plain) { guess *= 0.01; } // about a hundred times as fast as the plain path
     if (cut == NULL || gcudai_cuda_cost(cu, y, guess) <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, guess); }
-    gcudai_cuda_cut_prepare(cut, args);
+    if (cut->turns != NULL && cut->turns->prepare != NULL) { cut->turns->prepare(cut, args); }
     return is_attention && is_plain ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
                                     : gcudai_cuda_run_sliced(cu, y, cut, args, guess, is_plain ? GCUDAI_CUDA_CUT_TURN : 3);
 }
@@ -32534,14 +32644,9 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
 
 // The gated activation that equals this activation for a gate of 1.
 static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
-    switch (op) {
-        case GCUDA_UNARY_OP_RELU: return GCUDA_GLU_OP_REGLU;
-        case GCUDA_UNARY_OP_GELU: return GCUDA_GLU_OP_GEGLU;
-        case GCUDA_UNARY_OP_SILU: return GCUDA_GLU_OP_SWIGLU;
-        case GCUDA_UNARY_OP_GELU_ERF: return GCUDA_GLU_OP_GEGLU_ERF;
-        case GCUDA_UNARY_OP_GELU_QUICK: return GCUDA_GLU_OP_GEGLU_QUICK;
-        default: return GCUDA_GLU_OP_COUNT;
-    }
+    int gate = 0;
+    while (gate < GCUDA_GLU_OP_COUNT && (gcudai_glu_acts[gate] != op || op == GCUDA_UNARY_OP_COUNT)) { ++gate; }
+    return (enum gcuda_glu_op) gate;
 }
 
 // The next node, if it is a later step of the epilogue.
@@ -36156,15 +36261,37 @@ static gcuda_status gcudai_cuda_want_handle(
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
-    switch (type) {
-        case GCUDA_CUDA_HANDLE_FD: *to = cudaExternalMemoryHandleTypeOpaqueFd; break;
-        case GCUDA_CUDA_HANDLE_WIN32: *to = cudaExternalMemoryHandleTypeOpaqueWin32; break;
-        case GCUDA_CUDA_HANDLE_WIN32_KMT: *to = cudaExternalMemoryHandleTypeOpaqueWin32Kmt; break;
-        case GCUDA_CUDA_HANDLE_D3D12_HEAP: *to = cudaExternalMemoryHandleTypeD3D12Heap; break;
-        case GCUDA_CUDA_HANDLE_D3D12_RESOURCE: *to = cudaExternalMemoryHandleTypeD3D12Resource; break;
-        default: return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
+// What CUDA calls a handle as memory, as a binary semaphore and as a timeline; -1: it cannot be one.
+struct gcudai_cuda_handle {
+    enum gcuda_cuda_handle type;
+    int memory, semaphore, timeline;
+};
+static const struct gcudai_cuda_handle gcudai_cuda_handles[] = {
+    { GCUDA_CUDA_HANDLE_FD, cudaExternalMemoryHandleTypeOpaqueFd, cudaExternalSemaphoreHandleTypeOpaqueFd,
+        cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd },
+    { GCUDA_CUDA_HANDLE_WIN32, cudaExternalMemoryHandleTypeOpaqueWin32, cudaExternalSemaphoreHandleTypeOpaqueWin32,
+        cudaExternalSemaphoreHandleTypeTimelineSemaphoreWin32 },
+    { GCUDA_CUDA_HANDLE_WIN32_KMT, cudaExternalMemoryHandleTypeOpaqueWin32Kmt, cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt,
+        cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt },
+    { GCUDA_CUDA_HANDLE_D3D12_HEAP, cudaExternalMemoryHandleTypeD3D12Heap, -1, -1 },
+    { GCUDA_CUDA_HANDLE_D3D12_RESOURCE, cudaExternalMemoryHandleTypeD3D12Resource, -1, -1 },
+    { GCUDA_CUDA_HANDLE_D3D12_FENCE, -1, cudaExternalSemaphoreHandleTypeD3D12Fence, cudaExternalSemaphoreHandleTypeD3D12Fence },
+};
+
+// NULL: there is no such type.
+static const struct gcudai_cuda_handle * gcudai_cuda_handle_of(enum gcuda_cuda_handle type) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_handles) / sizeof(gcudai_cuda_handles[0]); ++i) {
+        if (gcudai_cuda_handles[i].type == type) { return &gcudai_cuda_handles[i]; }
     }
+    return NULL;
+}
+
+static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
+    const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(type);
+    if (handle == NULL || handle->memory < 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
+    }
+    *to = (enum cudaExternalMemoryHandleType) handle->memory;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36256,19 +36383,11 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 
 static gcuda_status gcudai_cuda_semaphore_type(
     const struct gcuda_cuda_external_semaphore * s, enum cudaExternalSemaphoreHandleType * to) {
-    switch (s->type) {
-        case GCUDA_CUDA_HANDLE_FD:
-            *to = s->is_timeline ? cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd
-                                 : cudaExternalSemaphoreHandleTypeOpaqueFd;
-            break;
-        case GCUDA_CUDA_HANDLE_WIN32:
-            *to = s->is_timeline ? cudaExternalSemaphoreHandleTypeTimelineSemaphoreWin32
-                                 : cudaExternalSemaphoreHandleTypeOpaqueWin32;
-            break;
-        case GCUDA_CUDA_HANDLE_WIN32_KMT: *to = cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt; break;
-        case GCUDA_CUDA_HANDLE_D3D12_FENCE: *to = cudaExternalSemaphoreHandleTypeD3D12Fence; break;
-        default: return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
+    const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(s->type);
+    if (handle == NULL || handle->semaphore < 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
     }
+    *to = (enum cudaExternalSemaphoreHandleType) (s->is_timeline ? handle->timeline : handle->semaphore);
     return GCUDA_STATUS_SUCCESS;
 }
 

@@ -3703,7 +3703,7 @@ template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream
 
 gcuda_status gcuda_launch_glu(const gcuda_glu_args * args, gcuda_stream stream) {
     switch (args->op) {
-#define X(ID, value) \
+#define X(ID, ...) \
     case GCUDA_GLU_OP_##ID: return glu<GCUDA_GLU_OP_##ID>(*args, stream);
         GCUDA_GLU_OPS(X)
 #undef X

@@ -32,9 +32,9 @@ def switches():
         with open(os.path.join(ROOT, file), encoding="utf-8") as f:
             text = f.read()
         names |= set(re.findall(r"\bGCUDA_KERNEL_NO_([A-Z][A-Z0-9_]*)\b(?! ?##)", text))
-        names |= set(re.findall(r"\bGCUDAI_(?:KERNEL_HAS|KERNEL_WHEN|CUDA_LEFT_OUT)\(([A-Z][A-Z0-9_]+)\b", text))
-        types = re.search(r"#define GCUDAI_KERNEL_TYPES\(X\)((?:.*\\\n)*.*)", text)
-        names |= set(re.findall(r"X\((\w+)\)", types[1])) if types else set()
+        names |= set(re.findall(r"\bGCUDAI_(?:KERNEL_HAS|KERNEL_WHEN)\(([A-Z][A-Z0-9_]+)\b", text))
+        table = re.search(r"#define GCUDA_TYPES\(X\)((?:.*\\\n)*.*)", text)
+        names |= set(re.findall(r"X\((\w+),.*\byes\)", table[1])) if table else set()
     return sorted(names - {"ID", "FAMILY"})
 
 
