@@ -22593,6 +22593,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 
 template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32, stages = 2;
+    static constexpr int bounds = 480; // 136 registers for each thread: those of a block of k_attn_join (24,576) are free
     static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
     static size_t shared_bytes(int n_panels) {
         return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * weight_bytes + stages * n_panels * panel_bytes);
@@ -22865,7 +22866,7 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
 #endif // D_SM90
 
 template <typename T, int PARTS>
-static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::threads, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
+static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
 #if D_SM90
     typedef d_attn_latent_shape<T, PARTS> S;
     DYNAMIC_SHARED(char, shared);
