@@ -20116,6 +20116,10 @@ static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int
     }
 }
 
+// Plain path: a block has ATTN_QUERIES queries (tokens times heads that share k and v) and goes over all positions, 32 at a time.
+//   floor   k and v once per 16 queries; q, mask and y once
+//   shared  39 KiB
+//   needs   q, k, v and mask of any type and stride; DV above ATTN_HELD accumulates in y
 template <bool HAS_BLOCKS>
 static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_attn_ext_args p, const d_attn a) {
     __shared__ float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
@@ -20231,6 +20235,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
+//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
@@ -20284,7 +20289,10 @@ struct d_attn_mma {
 };
 
 // ---- classes of the mask ----
-// A block has 32 tiles of 32 tokens: one word for each.
+// Classes of the mask's tiles. A block has 32 tiles (one word) of 32 tokens, a warp four of these tiles.
+//   floor   the mask read once; 8 bytes written per 2,048 positions and 32 tokens
+//   shared  64 bytes
+//   needs   a mask of any type; 16-byte loads where it is F16, aligned, with n_kv a multiple of 8
 static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTANT gcuda_array mask, uint2 * classes, int64_t n_tokens,
     int n_words, int n_class_blocks) {
     __shared__ uint32_t seen[8], full[8];
@@ -21065,7 +21073,12 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
-// A block has up to 8 RT rows and a part of the tiles that they see; its warps process quarters of tiles round robin, each with its own ring.
+// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round robin and are added at
+// the end, in their order.
+//   floor   k and v once per block of rows; q, mask and y once
+//   shared  q, then per warp a ring of 2 to ATTN_MAX_STAGES stages of 16 positions of k and v (cp.async)
+//   needs   rows of k and v at multiples of 16 bytes (codes: 2); DK and DV up to 8 DT, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int KT, int DT, int RT, bool HAS_CODES>
 static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, RT, HAS_CODES>)) k_attn_split(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -21383,7 +21396,11 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
 
 #define ATTN_ROWS_THREADS 128
 
-// A block has 64 MT rows and a part of the tiles that they see; its warps share a ring of tiles, and have 16 MT rows each.
+// ROWS: a block has 64 MT rows and a split of the tiles that they see. A warp has 16 MT of these rows; all share a ring of tiles.
+//   floor   2 (DK + DV) operations per row and position on tensor cores; k and v once per block of rows
+//   shared  q and two stages of 64 positions of k and v (cp.async)
+//   needs   k and v F16 or BF16, rows at multiples of 16 bytes; DK and DV up to 8 DT, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int KT, int DT, int MT, int NP>
 static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -21762,7 +21779,12 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
     }
 }
 
-// A block has 16 MT rows and a part of the tiles that they see.
+// ELEMENTS: a block has 16 MT rows and a split of the tiles that they see. A warp has a share of the elements of k, then every eighth 16
+// elements of v.
+//   floor   k and v once per block of rows; where v is in k, k alone
+//   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
+//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int MT, int TP, bool HAS_CODES>
 static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elements(const D_GRID_CONSTANT d_attn_elements e) {
     constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, shares = ATTN_ELEMENT_WARPS / MT, per_tile = ATTN_TILE / TP;
@@ -22519,7 +22541,11 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 }
 #endif // D_SM90
 
-// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
+// WGMMA: persistent blocks with 128 rows of an item at a time. One warpgroup copies (TMA, mask), two multiply and compute the softmax.
+//   floor   2 (DK + DV) operations per row and position on tensor cores. Head 64: 16 exponentials a clock take equally long
+//   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
+//   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
+//   arch    9.0a
 template <typename T, int DK, int DV, int PARTS>
 static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
 #if D_SM90
@@ -22865,6 +22891,11 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
 }
 #endif // D_SM90
 
+// Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies (TMA).
+//   floor   k once per 16 rows
+//   shared  q, weights, two stages of 64 positions of k: 166 KiB for 576/512 in F16
+//   needs   what attn_set_latent asks; without code for 9.0a it has no static shared memory
+//   arch    9.0a
 template <typename T, int PARTS>
 static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
 #if D_SM90
@@ -23109,10 +23140,12 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 }
 
 // ---- adding splits ----
-// Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
-// parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
-// 32 lanes, 4 parts, 8 at once; for long values 16 lanes, 16 parts, 9 at once: 132 splits of 16 rows of 512 elements are 4.3 MB, which 128
-// blocks read in one go, 33 KB each.
+// Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
+// added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
+//   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
+//   shared    16 bytes per thread
+//   measured  LANES, PARTS, DEPTH: 32, 4, 8; for long values 16, 16, 9, so that 128 blocks read 33 KB each in one go
+//   needs     DV a multiple of 4
 template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
@@ -24112,6 +24145,10 @@ struct d_attn_back_pair {
     }
 };
 
+// Plain gradient of q. A block has ATTN_QUERIES queries of a head and goes over all positions once, with a running maximum. It leaves maximum,
+// sum and y . dy of each query in `queries`.
+//   floor   k and v once per 16 queries; q, y, dy and mask once, dq written once
+//   needs   types and strides as k_flash_attn; DK above ATTN_HELD accumulates in dq
 static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
@@ -24206,6 +24243,9 @@ static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int
     }
 }
 
+// Plain gradient of k and v. A block has 32 positions of the heads that share them and goes over all queries of these heads.
+//   floor   q and dy once per 32 positions; k, v and mask once, dk and dv written once
+//   needs   what k_attn_back_queries wrote to `queries`
 static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
@@ -24236,6 +24276,9 @@ static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTA
     }
 }
 
+// Gradient of the sinks. A block has a head, a thread every 256th of its queries.
+//   floor   16 bytes per query and head
+//   needs   what the kernels for queries wrote to `queries`
 static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
     for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
         double sum = 0.0;
@@ -24285,7 +24328,9 @@ static inline __device__ uint32_t d_back_finite(uint32_t pair) {
     return pair;
 }
 
-// A warp a row: of q, then of dy, k and v.
+// Packs q, dy, k and v as F16 rows with the order of d_back_fetch. A warp has a row: of q, then of dy, k and v.
+//   floor   these rows read once, 2 bytes written per element
+//   needs   head sizes 64 and 128
 static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
     const gcuda_flash_attn_ext_back_args & p = a.b.p;
     const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
@@ -24514,6 +24559,11 @@ static inline __device__ int d_back_next_positions(const d_back & a, int plane, 
     return j;
 }
 
+// Gradient of q on tensor cores (mma.sync). A block has BACK_ROWS tokens of a head, a warp 32 of them; positions come BACK_STEP at a time.
+//   floor   6 DK operations per token and position
+//   shared  rows of q and dy, two stages of k and v (cp.async)
+//   needs   rows of k_attn_back_pack; head sizes 64 and 128
+//   arch    8.0
 template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_queries(const D_GRID_CONSTANT d_back a) {
     DYNAMIC_SHARED(char, shared);
     constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes;
@@ -24622,6 +24672,11 @@ template <int MT> static inline __device__ int d_back_next_tokens(const d_back &
     return unit;
 }
 
+// Gradient of k and v on tensor cores (mma.sync). A block has 64 MT positions, a warp 16 MT of them; tokens come BACK_STEP at a time.
+//   floor   8 DK operations per token and position
+//   shared  rows of k and v, two stages of q and dy with their sums (cp.async)
+//   needs   rows of k_attn_back_pack, `queries` of k_attn_back_mma_queries; head sizes 64 and 128
+//   arch    8.0
 template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_kv(const D_GRID_CONSTANT d_back a) {
     DYNAMIC_SHARED(char, shared);
     __shared__ float4 sums[2][BACK_STEP];
