@@ -21987,13 +21987,16 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 #ifndef ATTN_WG_POLY
 #define ATTN_WG_POLY 4
 #endif
+#ifndef ATTN_WG_POLY_LONG
+#define ATTN_WG_POLY_LONG 0
+#endif
 #ifndef ATTN_WG_STAGES
 #define ATTN_WG_STAGES 4
 #endif
 template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
     static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
-    static constexpr int poly = DK <= 64 && DV <= 64 && !d_attn_wg_type<T>::is_bf16 ? ATTN_WG_POLY : 0; // d_attn_wg_soften
+    static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : ATTN_WG_POLY_LONG; // d_attn_wg_soften
     static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
     static constexpr int bias_tile_bytes = rows * 128, bias_bytes = tiles * bias_tile_bytes;
@@ -22610,7 +22613,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 // So consumer warpgroups share only the stages. A block has 16 rows and goes over its visible tiles of 64 positions:
 //   warp 8   producer, TMA: a stage is a tile, one panel of 64 elements for each mbarrier `full`, so that scores begin with the first
 //   block    two consumer warpgroups and the producer warp
-//   shared   q, weights of each warpgroup, two stages: 166 KiB for 576/512 in F16
+//   shared   q, weights of each warpgroup, two stages, the result: 199 KiB for 576/512 in F16
 //   floor    k once at the speed of reading: 72 KB a tile are 5,400 clocks of a multiprocessor of an H100; both warpgroups read it twice from
 //            shared memory, 2,000 clocks
 //   needs    k F16 or BF16, rows and strides multiples of 16 bytes, v in k, q F32 (attn_is_wide_q), no mask or F16, GCUDA_PREC_DEFAULT;
@@ -22619,10 +22622,11 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 
 template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32, stages = 2;
-    static constexpr int bounds = 480; // 136 registers for each thread: those of a block of k_attn_join (24,576) are free
+    static constexpr int bounds = 512; // 128 registers: three warps of a scheduler leave room for one of k_attn_join, so that its blocks wait next to these
     static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
+    static constexpr int out_stride = 4 * ATTN_MAX_ELEMENTS + 16, out_bytes = rows * out_stride; // a row of the result, F32
     static size_t shared_bytes(int n_panels) {
-        return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * weight_bytes + stages * n_panels * panel_bytes);
+        return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * weight_bytes + stages * n_panels * panel_bytes + out_bytes);
     }
 };
 
@@ -22634,8 +22638,8 @@ struct d_attn_latent_shared {
     float of_warps[2][4][16];    // maxima or sums of each warp of a warpgroup
 };
 struct d_attn_latent_ring { // addresses in shared memory
-    uint32_t q, weights, k, full, empty; // full: of each stage and panel
-    char * q_rows, * weight_rows, * k_rows; // for threads
+    uint32_t q, weights, k, out, full, empty; // full: of each stage and panel
+    char * q_rows, * weight_rows, * k_rows, * out_rows; // for threads
     int n_panels;
     d_attn_latent_shared * all;
 };
@@ -22659,9 +22663,11 @@ template <typename S> static inline __device__ void d_attn_latent_fetch(const d_
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
         const int head = d_divide(b.head0, a.heads_per_k);
         d_attn_wg_walk walk;
+        if (a.classes != nullptr && item == (int) blockIdx.x) { d_pdl_prologue(); }
         const int n_tiles = walk.begin(a, b, split);
         for (int n = 0; n == 0 || n < n_tiles; ++n, at.next()) {
             const int tile = n < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
+            if (a.classes == nullptr && item == (int) blockIdx.x && n == 0) { d_pdl_prologue(); }
             d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
             __syncwarp(); // no lane falls a phase behind
             if (lane == 0) { ring.all->codes[at.index] = tile + (n + 1 < n_tiles ? 0 : ATTN_WG_LAST); }
@@ -22675,21 +22681,29 @@ template <typename S> static inline __device__ void d_attn_latent_fetch(const d_
 }
 
 // The 16 rows of q, a consumer warp two, as T in panels of 64 elements with 128-byte swizzle; and what is known about them. Rows that do not
-// exist repeat the last one.
-template <typename S, int PARTS> static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring) {
+// exist repeat the last one. is_first: the block's first item, with the PDL wait.
+template <typename S, int PARTS> static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, bool is_first) {
     constexpr int quads = ATTN_LATENT_PANELS / 2; // of a lane
     const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    const char * rows[2];
     float4 v[2][quads];
     UNROLL for (int i = 0; i < 2; ++i) {
-        const int row = (int) threadIdx.x / 32 + 8 * i, own = row < b.n_rows ? row : b.n_rows - 1;
-        const char * x = d_attn_q_row(a, b, own);
+        const int row = (int) threadIdx.x / 32 + 8 * i, own = row < b.n_rows ? row : b.n_rows - 1, head = d_attn_head(a, b, own);
+        rows[i] = d_attn_q_row(a, b, own);
+        if (lane == 0) {
+            ring.all->slope[row] = a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
+            ring.all->mask_row[row] = (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, own);
+        }
+    }
+    if (is_first) { d_pdl_prologue(); } // after everything that needs no memory
+    UNROLL for (int i = 0; i < 2; ++i) {
         UNROLL for (int k = 0; k < quads; ++k) {
             const int d = 4 * lane + 128 * k;
-            v[i][k] = d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            v[i][k] = d < dk ? *(const float4 *) (rows[i] + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     }
     UNROLL for (int i = 0; i < 2; ++i) {
-        const int row = (int) threadIdx.x / 32 + 8 * i, own = row < b.n_rows ? row : b.n_rows - 1;
+        const int row = (int) threadIdx.x / 32 + 8 * i;
         int exponent = 0;
         if (!S::is_bf16) {
             float max = 0.0f;
@@ -22708,12 +22722,7 @@ template <typename S, int PARTS> static inline __device__ void d_attn_latent_put
                 UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
             }
         }
-        if (lane == 0) {
-            const int head = d_attn_head(a, b, own);
-            ring.all->unit[row] = a.scale * __uint_as_float((uint32_t) (127 + exponent) << 23);
-            ring.all->slope[row] = a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
-            ring.all->mask_row[row] = (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, own);
-        }
+        if (lane == 0) { ring.all->unit[row] = a.scale * __uint_as_float((uint32_t) (127 + exponent) << 23); }
     }
 }
 
@@ -22802,24 +22811,32 @@ static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, flo
     }
 }
 
-// Writes the warpgroup's elements of the result, or of a partial one with its sums.
+// Writes the result, or a partial one with its sums: through shared memory, a row by one TMA store.
+template <typename S>
 static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, int split) {
     const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
     const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
     d_attn_latent_reduce<false>(st.sum, ring.all->of_warps[group]);
     UNROLL for (int c = 0; c < 4; ++c) {
         const int row = c / 2 * 8 + 2 * t + c % 2;
-        if (row >= b.n_rows) { continue; }
-        const int64_t out = d_attn_out_row(a, b, row);
-        const float scale = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[c], st.sum[c]) : 1.0f;
-        float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
-        if (a.parts != nullptr && threadIdx.x < 4) { ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[c], st.sum[c]); }
+        const float scale = a.parts == nullptr && row < b.n_rows ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[c], st.sum[c]) : 1.0f;
+        char * to = ring.out_rows + row * S::out_stride + (64 * group + 16 * warp + lane / 4) * 4;
         UNROLL for (int i = 0; i < 4; ++i) {
-            UNROLL for (int r = 0; r < 2; ++r) {
-                const int d = 64 * (group + 2 * i) + 16 * warp + 8 * r + lane / 4;
-                if (d < a.dv) { y[d] = st.o[i][c / 2 * 4 + 2 * r + c % 2] * scale; }
-            }
+            UNROLL for (int r = 0; r < 2; ++r) { *(float *) (to + 512 * i + 32 * r) = st.o[i][c / 2 * 4 + 2 * r + c % 2] * scale; }
         }
+        if (a.parts != nullptr && threadIdx.x < 4 && row < b.n_rows) {
+            ((float2 *) a.part_sums)[split * n_rows + d_attn_out_row(a, b, row)] = make_float2(st.max[c], st.sum[c]);
+        }
+    }
+    d_fence_async();
+    d_named_sync(3, 128 * S::consumers);
+    const int row = (int) threadIdx.x;
+    if (row < b.n_rows) {
+        const int64_t out = d_attn_out_row(a, b, row);
+        float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+        d_tma_store(y, ring.out + row * S::out_stride, 4 * a.dv);
+        d_tma_commit();
+        d_tma_wait<0>(); // also: the rows are the next item's
     }
 }
 
@@ -22833,7 +22850,7 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
         d_named_sync(3, 128 * S::consumers); // q has been read
-        d_attn_latent_put_q<S, PARTS>(a, b, ring);
+        d_attn_latent_put_q<S, PARTS>(a, b, ring, item == (int) blockIdx.x);
         d_fence_async();
         d_named_sync(3, 128 * S::consumers);
         d_attn_latent_state st;
@@ -22864,8 +22881,8 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
                     const uint64_t q = d_desc_k_128(ring.q + (part * n_panels + panel) * S::q_panel_bytes);
                     UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), s, k + 2 * i, q + 2 * i, 1); }
                 }
+                d_wgmma_commit();
             }
-            d_wgmma_commit();
             d_wgmma_wait<0>();
             d_wgmma_read(s);
             if (!is_full) { d_attn_latent_clean<S>(ring, bias, ring.k_rows + at.index * n_panels * S::panel_bytes); }
@@ -22886,14 +22903,14 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
             if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * at.index); }
             at.next();
         }
-        d_attn_latent_store(st, a, b, ring, split);
+        d_attn_latent_store<S>(st, a, b, ring, split);
     }
 }
 #endif // D_SM90
 
 // Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies (TMA).
 //   floor   k once per 16 rows
-//   shared  q, weights, two stages of 64 positions of k: 166 KiB for 576/512 in F16
+//   shared  q, weights, two stages of 64 positions of k, the result: 199 KiB for 576/512 in F16
 //   needs   what attn_set_latent asks; without code for 9.0a it has no static shared memory
 //   arch    9.0a
 template <typename T, int PARTS>
@@ -22911,6 +22928,8 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
     ring.q = d_shared_address(ring.q_rows);
     ring.weights = d_shared_address(ring.weight_rows);
     ring.k = d_shared_address(ring.k_rows);
+    ring.out_rows = ring.k_rows + S::stages * ring.n_panels * S::panel_bytes;
+    ring.out = d_shared_address(ring.out_rows);
     ring.full = d_shared_address(barriers);
     ring.empty = ring.full + 8 * S::stages * ATTN_LATENT_PANELS;
     ring.all = &all;
@@ -22921,7 +22940,6 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
         for (int i = 0; i < S::stages; ++i) { d_mbarrier_init(ring.empty + 8 * i, 4 * S::consumers); }
         d_mbarrier_fence_init();
     }
-    d_pdl_prologue();
     __syncthreads();
     if (is_producer) {
         d_attn_latent_fetch<S>(a, map, ring);
@@ -23144,9 +23162,10 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 // added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
 //   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
 //   shared    16 bytes per thread
-//   measured  LANES, PARTS, DEPTH: 32, 4, 8; for long values 16, 16, 9, so that 128 blocks read 33 KB each in one go
+//   shape     LANES, PARTS, DEPTH: 32, 4, 8; for long values 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and
+//             128 threads: blocks wait next to those of k_attn_latent
 //   needs     DV a multiple of 4
-template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
+template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS, 512 / (LANES * PARTS)) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
     d_pdl_prologue();
@@ -23440,7 +23459,7 @@ template <typename F> static gcuda_status attn_with_latent(gcuda_type type, F f)
 static bool attn_set_latent(const gcuda_flash_attn_ext_args & p, const d_attn_mma & a, attn_blocks & w) {
     const bool has_mask = p.mask.data != nullptr, is_readable = (!has_mask || (p.mask.type == GCUDA_TYPE_F16 && p.mask.nb[0] == 2)) && attn_is_wide_q(p);
     if (!a.is_v_in_k || p.prec == GCUDA_PREC_F32 || !is_readable || !attn_is_aligned(p.k) || !attn_is_wg_aligned(p.k)) { return false; }
-    if (p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS || p.k.ne[0] > 64 * ATTN_LATENT_PANELS) { return false; }
+    if (p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS || p.k.ne[0] > 64 * ATTN_LATENT_PANELS || (uintptr_t) p.y.data % 16 != 0) { return false; }
     attn_blocks latent = w;
     latent.is_latent = true;
     const gcuda_status st = attn_with_latent(p.k.type, [&](auto kernel, auto shape) {
@@ -23636,7 +23655,7 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
-    if (x.w.is_latent && p.plan.n_splits <= 0) { // no more than give the longest one fewer tiles: partial results are large
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.n_splits <= 0) { // no more than give the longest one fewer tiles: partial results are large
         const int64_t longest = (a.n_tiles + x.n_splits - 1) / x.n_splits;
         x.n_splits = longest > 0 ? (a.n_tiles + longest - 1) / longest : 1;
     }
@@ -23892,7 +23911,7 @@ static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
-        return launch_pdl_dependent(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
+        return launch_pdl_dependent(k_attn_join<16, 8, 17>, x.n_rows * ((x.a.dv + 63) / 64), dim3(128), 0, 0, stream, x.a);
     }
     return launch_pdl_dependent(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
