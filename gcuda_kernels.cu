@@ -20177,6 +20177,10 @@ static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int
     }
 }
 
+// Plain path: a block has ATTN_QUERIES queries (tokens times heads that share k and v) and goes over all positions, 32 at a time.
+//   floor   k and v once per 16 queries; q, mask and y once
+//   shared  39 KiB
+//   needs   q, k, v and mask of any type and stride; DV above ATTN_HELD accumulates in y
 template <bool HAS_BLOCKS>
 static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_attn_ext_args p, const d_attn a) {
     __shared__ float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
@@ -20292,6 +20296,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
+//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
@@ -20345,7 +20350,10 @@ struct d_attn_mma {
 };
 
 // ---- classes of the mask ----
-// A block has 32 tiles of 32 tokens: one word for each.
+// Classes of the mask's tiles. A block has 32 tiles (one word) of 32 tokens, a warp four of these tiles.
+//   floor   the mask read once; 8 bytes written per 2,048 positions and 32 tokens
+//   shared  64 bytes
+//   needs   a mask of any type; 16-byte loads where it is F16, aligned, with n_kv a multiple of 8
 static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTANT gcuda_array mask, uint2 * classes, int64_t n_tokens,
     int n_words, int n_class_blocks) {
     __shared__ uint32_t seen[8], full[8];
@@ -21126,7 +21134,12 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
-// A block has up to 8 RT rows and a part of the tiles that they see; its warps process quarters of tiles round robin, each with its own ring.
+// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round robin and are added at
+// the end, in their order.
+//   floor   k and v once per block of rows; q, mask and y once
+//   shared  q, then per warp a ring of 2 to ATTN_MAX_STAGES stages of 16 positions of k and v (cp.async)
+//   needs   rows of k and v at multiples of 16 bytes (codes: 2); DK and DV up to 8 DT, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int KT, int DT, int RT, bool HAS_CODES>
 static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, RT, HAS_CODES>)) k_attn_split(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -21444,7 +21457,11 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
 
 #define ATTN_ROWS_THREADS 128
 
-// A block has 64 MT rows and a part of the tiles that they see; its warps share a ring of tiles, and have 16 MT rows each.
+// ROWS: a block has 64 MT rows and a split of the tiles that they see. A warp has 16 MT of these rows; all share a ring of tiles.
+//   floor   2 (DK + DV) operations per row and position on tensor cores; k and v once per block of rows
+//   shared  q and two stages of 64 positions of k and v (cp.async)
+//   needs   k and v F16 or BF16, rows at multiples of 16 bytes; DK and DV up to 8 DT, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int KT, int DT, int MT, int NP>
 static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -21823,7 +21840,12 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
     }
 }
 
-// A block has 16 MT rows and a part of the tiles that they see.
+// ELEMENTS: a block has 16 MT rows and a split of the tiles that they see. A warp has a share of the elements of k, then every eighth 16
+// elements of v.
+//   floor   k and v once per block of rows; where v is in k, k alone
+//   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
+//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int MT, int TP, bool HAS_CODES>
 static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elements(const D_GRID_CONSTANT d_attn_elements e) {
     constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, shares = ATTN_ELEMENT_WARPS / MT, per_tile = ATTN_TILE / TP;
@@ -22022,10 +22044,20 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 // A consumer warpgroup starts the scores of the next stage and the values of this one together, and makes the softmax of the next while its
 // values are summed.
 //   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
-//   shared  q, two stages of k and v, one or two of the mask
+//   shared  q, two stages of k and v, of heads of 64 four (TMA's latency is longer than a step of theirs), one or two of the mask
+#ifndef ATTN_WG_POLY
+#define ATTN_WG_POLY 4
+#endif
+#ifndef ATTN_WG_POLY_LONG
+#define ATTN_WG_POLY_LONG 0
+#endif
+#ifndef ATTN_WG_STAGES
+#define ATTN_WG_STAGES 4
+#endif
 template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
-    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = 2;
+    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
+    static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : ATTN_WG_POLY_LONG; // d_attn_wg_soften
     static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
     static constexpr int bias_tile_bytes = rows * 128, bias_bytes = tiles * bias_tile_bytes;
@@ -22126,14 +22158,38 @@ struct d_attn_wg_walk {
 };
 
 // ---- the warps that bring in ----
+// A stage of k or v, from one lane: the tiles of its codes, panels of 64 elements.
+template <typename S>
+static inline __device__ void d_attn_wg_load(const d_tensor_map & map, const int (&code)[2], int head, int s, uint32_t to, int n_bytes, uint32_t full) {
+    d_mbarrier_arrive_expect(full, n_bytes);
+    UNROLL for (int i = 0; i < S::tiles; ++i) {
+        NO_UNROLL for (int panel = 0; panel < n_bytes / S::panel_bytes; ++panel) {
+            d_tma_load_4d(to + panel * S::panel_bytes + i * (ATTN_TILE * 128), map, 64 * panel, code[i] / 4, head, s, full);
+        }
+    }
+}
+// k of a stage is loaded before v of the stage before, which is the order in which consumers release them: a consumer needs v only after the
+// softmax of the scores.
 template <typename S>
 static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S> & ring) {
     const int lane = (int) threadIdx.x % 32;
-    d_pipeline_state<S::stages> at = { 0, 1 };
+    d_pipeline_state<S::stages> at = { 0, 1 }, v_at = { 0, 1 };
+    int v_code[2] = { 0, 0 }, v_head = 0, v_s = 0; // of the stage whose v comes next
+    auto load_v = [&]() {
+        d_mbarrier_wait(ring.v_empty + 8 * v_at.index, v_at.phase);
+        d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase);
+        __syncwarp();
+        if (lane == 0) {
+            UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->v_codes[v_at.index][i] = v_code[i]; }
+            d_attn_wg_load<S>(v_map, v_code, v_head, v_s, ring.v + v_at.index * S::v_bytes, S::v_bytes, ring.v_full + 8 * v_at.index);
+        }
+        v_at.next();
+    };
+    bool has_v = false;
     for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
-        const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
+        const int k_head = d_divide(b.head0, a.heads_per_k);
         NO_UNROLL for (int row = lane; row < b.n_rows; row += 32) { d_prefetch_l2(d_attn_q_row(a, b, row), (int) a.p.q.ne[0] * 4); }
         d_attn_wg_walk walk;
         const int n_tiles = walk.begin(a, b, split);
@@ -22145,32 +22201,20 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
                 code[0] = i == 0 ? one : code[0];
                 code[1] = i == 1 ? one : code[1];
             }
-            const uint32_t k_full = ring.k_full + 8 * at.index, v_full = ring.v_full + 8 * at.index;
             d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
             __syncwarp(); // no lane falls a phase behind
             if (lane == 0) {
                 UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->k_codes[at.index][i] = code[i]; }
-                d_mbarrier_arrive_expect(k_full, S::k_bytes);
-                UNROLL for (int i = 0; i < S::tiles; ++i) {
-                    UNROLL for (int panel = 0; panel < S::k_bytes / S::panel_bytes; ++panel) {
-                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, code[i] / 4, k_head, b.s, k_full);
-                    }
-                }
+                d_attn_wg_load<S>(k_map, code, k_head, b.s, ring.k + at.index * S::k_bytes, S::k_bytes, ring.k_full + 8 * at.index);
             }
-            d_mbarrier_wait(ring.v_empty + 8 * at.index, at.phase);
-            d_mbarrier_wait(ring.v_clean + 8 * at.index, at.phase);
-            __syncwarp();
-            if (lane == 0) {
-                UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->v_codes[at.index][i] = code[i]; }
-                d_mbarrier_arrive_expect(v_full, S::v_bytes);
-                UNROLL for (int i = 0; i < S::tiles; ++i) {
-                    UNROLL for (int panel = 0; panel < S::v_bytes / S::panel_bytes; ++panel) {
-                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, code[i] / 4, v_head, b.s, v_full);
-                    }
-                }
-            }
+            if (has_v) { load_v(); }
+            has_v = true;
+            v_code[0] = code[0], v_code[1] = code[1];
+            v_head = d_divide(b.head0, a.heads_per_v);
+            v_s = b.s;
         }
     }
+    if (has_v) { load_v(); }
 }
 
 // Whether a query with rows in this block sees position j of this lane. The mask is F16.
@@ -22367,8 +22411,18 @@ struct d_attn_wg_rows {
     float max[2], sum[2], unit[2], slope[2]; // as in d_attn_state
 };
 
-// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with.
-template <int H>
+// 2 to x for x up to 0 within 1e-4, which is less than rounding to F16 leaves; below 2^-126: 0. On FMA units, where d_exp2 waits for its own:
+// x = n + r with n whole, 2^r by a polynomial, n added to the exponent.
+static inline __device__ float d_attn_wg_exp2(float x) {
+    const float t = x + 12582912.0f, r = x - (t - 12582912.0f); // 1.5 * 2^23: the last bits of t are n
+    const float p = ((0.05517165f * r + 0.24261112f) * r + 0.69326099f) * r + 0.99992807f;
+    const float y = __uint_as_float(__float_as_uint(p) + (__float_as_uint(t) << 23));
+    return x < -126.0f ? 0.0f : y;
+}
+
+// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with. POLY: of
+// 16 scores of a lane so many by d_attn_wg_exp2.
+template <int POLY, int H>
 static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & st, const float (&unit)[2], float (&factor)[2]) {
     UNROLL for (int r = 0; r < 2; ++r) {
         float max = -INFINITY, sum = 0.0f;
@@ -22380,7 +22434,8 @@ static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & s
         factor[r] = d_exp2(st.max[r] - base);
         st.max[r] = max;
         UNROLL for (int i = 2 * r; i < H; i += 4) {
-            s[i] = d_exp2(s[i] * unit[r] - base);
+            const bool is_poly = H <= 64 && i / 4 % 8 < POLY;
+            s[i] = is_poly ? d_attn_wg_exp2(s[i] * unit[r] - base) : d_exp2(s[i] * unit[r] - base);
             s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
             sum += s[i] + s[i + 1];
         }
@@ -22499,7 +22554,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                 }
                 unit[0] = st.slope[0], unit[1] = st.slope[1];
             }
-            d_attn_wg_soften(s, st, unit, factor);
+            d_attn_wg_soften<S::poly>(s, st, unit, factor);
         };
         auto free_v = [&]() {
             __syncwarp();
@@ -22550,7 +22605,11 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 }
 #endif // D_SM90
 
-// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
+// WGMMA: persistent blocks with 128 rows of an item at a time. One warpgroup copies (TMA, mask), two multiply and compute the softmax.
+//   floor   2 (DK + DV) operations per row and position on tensor cores. Head 64: 16 exponentials a clock take equally long
+//   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
+//   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
+//   arch    9.0a
 template <typename T, int DK, int DV, int PARTS>
 static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
 #if D_SM90
@@ -22605,6 +22664,351 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     }
 #else
     (void) a, (void) k_map, (void) v_map;
+#endif
+}
+
+// ---- latent attention: v in k, up to 16 rows, on warpgroup matrix instructions (9.0a) ----
+// ELEMENTS where k and v are the same rows in F16 or BF16. Positions are the rows of both products, so that no row is wasted:
+//   scores  S^T = K Q^T: 64 positions x 16 rows; each consumer warpgroup computes all of them for itself
+//   values  O^T = V^T P^T: a consumer warpgroup has every second 64 elements of v; V^T is the tile of k, read MN-major
+// So consumer warpgroups share only the stages. A block has 16 rows and goes over its visible tiles of 64 positions:
+//   warp 8   producer, TMA: a stage is a tile, one panel of 64 elements for each mbarrier `full`, so that scores begin with the first
+//   block    two consumer warpgroups and the producer warp
+//   shared   q, weights of each warpgroup, two stages, the result: 199 KiB for 576/512 in F16
+//   floor    k once at the speed of reading: 72 KB a tile are 5,400 clocks of a multiprocessor of an H100; both warpgroups read it twice from
+//            shared memory, 2,000 clocks
+//   needs    k F16 or BF16, rows and strides multiples of 16 bytes, v in k, q F32 (attn_is_wide_q), no mask or F16, GCUDA_PREC_DEFAULT;
+//            without code for 9.0a it has no static shared memory (attn_set_latent)
+#define ATTN_LATENT_PANELS 10 // of 64 elements: rows of k have up to 640
+
+template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
+    static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32, stages = 2;
+    static constexpr int bounds = 512; // 128 registers: three warps of a scheduler leave room for one of k_attn_join, so that its blocks wait next to these
+    static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
+    static constexpr int out_stride = 4 * ATTN_MAX_ELEMENTS + 16, out_bytes = rows * out_stride; // a row of the result, F32
+    static size_t shared_bytes(int n_panels) {
+        return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * weight_bytes + stages * n_panels * panel_bytes + out_bytes);
+    }
+};
+
+#if D_SM90
+struct d_attn_latent_shared {
+    int codes[2];                // of each stage: position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+    int mask_row[16];
+    float unit[16], slope[16];   // what a product of q and k is multiplied with, and a bias
+    float of_warps[2][4][16];    // maxima or sums of each warp of a warpgroup
+};
+struct d_attn_latent_ring { // addresses in shared memory
+    uint32_t q, weights, k, out, full, empty; // full: of each stage and panel
+    char * q_rows, * weight_rows, * k_rows, * out_rows; // for threads
+    int n_panels;
+    d_attn_latent_shared * all;
+};
+
+// Prefetches the tiles of the first stages to L2 before the PDL wait: k may still be written, which L2 sees.
+static inline __device__ void d_attn_latent_prefetch(const d_attn_mma & a) {
+    int split = 0;
+    const d_attn_block b = d_attn_block_of(a, (int) blockIdx.x, 16, split);
+    const char * k = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+    const int first = d_attn_walk::first_of(a.n_tiles, a, split), n = d_attn_walk::first_of(a.n_tiles, a, split + 1) - first;
+    const int begin = first * ATTN_TILE, last = (first + (n < 2 ? n : 2)) * ATTN_TILE, end = last < a.n_kv ? last : a.n_kv;
+    NO_UNROLL for (int j = begin + (int) threadIdx.x % 32; j < end; j += 32) { d_prefetch_l2(k + j * (int64_t) a.p.k.nb[1], 2 * (int) a.p.k.ne[0]); }
+}
+
+template <typename S> static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_tensor_map & map, const d_attn_latent_ring & ring) {
+    const int lane = (int) threadIdx.x % 32;
+    d_pipeline_state<S::stages> at = { 0, 1 };
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        const int head = d_divide(b.head0, a.heads_per_k);
+        d_attn_wg_walk walk;
+        if (a.classes != nullptr && item == (int) blockIdx.x) { d_pdl_prologue(); }
+        const int n_tiles = walk.begin(a, b, split);
+        for (int n = 0; n == 0 || n < n_tiles; ++n, at.next()) {
+            const int tile = n < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
+            if (a.classes == nullptr && item == (int) blockIdx.x && n == 0) { d_pdl_prologue(); }
+            d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
+            __syncwarp(); // no lane falls a phase behind
+            if (lane == 0) { ring.all->codes[at.index] = tile + (n + 1 < n_tiles ? 0 : ATTN_WG_LAST); }
+            if (lane < ring.n_panels) {
+                const uint32_t full = ring.full + 8 * (at.index * ATTN_LATENT_PANELS + lane);
+                d_mbarrier_arrive_expect(full, S::panel_bytes);
+                d_tma_load_4d(ring.k + (at.index * ring.n_panels + lane) * S::panel_bytes, map, 64 * lane, tile / 4, head, b.s, full);
+            }
+        }
+    }
+}
+
+// The 16 rows of q, a consumer warp two, as T in panels of 64 elements with 128-byte swizzle; and what is known about them. Rows that do not
+// exist repeat the last one. is_first: the block's first item, with the PDL wait.
+template <typename S, int PARTS> static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, bool is_first) {
+    constexpr int quads = ATTN_LATENT_PANELS / 2; // of a lane
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    const char * rows[2];
+    float4 v[2][quads];
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const int row = (int) threadIdx.x / 32 + 8 * i, own = row < b.n_rows ? row : b.n_rows - 1, head = d_attn_head(a, b, own);
+        rows[i] = d_attn_q_row(a, b, own);
+        if (lane == 0) {
+            ring.all->slope[row] = a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
+            ring.all->mask_row[row] = (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, own);
+        }
+    }
+    if (is_first) { d_pdl_prologue(); } // after everything that needs no memory
+    UNROLL for (int i = 0; i < 2; ++i) {
+        UNROLL for (int k = 0; k < quads; ++k) {
+            const int d = 4 * lane + 128 * k;
+            v[i][k] = d < dk ? *(const float4 *) (rows[i] + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const int row = (int) threadIdx.x / 32 + 8 * i;
+        int exponent = 0;
+        if (!S::is_bf16) {
+            float max = 0.0f;
+            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+            exponent = d_attn_wg_exponent(__reduce_max_sync(0xffffffffu, __float_as_uint(max)));
+        }
+        const float factor = __uint_as_float((uint32_t) (127 - exponent) << 23);
+        UNROLL for (int k = 0; k < quads; ++k) {
+            const int d = 4 * lane + 128 * k;
+            float x[4] = { v[i][k].x * factor, v[i][k].y * factor, v[i][k].z * factor, v[i][k].w * factor };
+            UNROLL for (int part = 0; part < PARTS; ++part) {
+                if (d < 64 * ring.n_panels) {
+                    *(uint2 *) (ring.q_rows + (part * ring.n_panels + d / 64) * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
+                        make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
+                }
+                UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
+            }
+        }
+        if (lane == 0) { ring.all->unit[row] = a.scale * __uint_as_float((uint32_t) (127 + exponent) << 23); }
+    }
+}
+
+// What a lane keeps of its rows 2t, 2t + 1, 2t + 8, 2t + 9 (t = lane % 4), and of the elements lane / 4 and lane / 4 + 8 of 16 for each warp.
+struct d_attn_latent_state {
+    float o[4][8]; // of every second 64 elements
+    float max[4], sum[4], unit[4], slope[4]; // sum: of this lane's positions
+    int mask_row[4];
+};
+
+// Of 4 rows, each over the lanes with the same rows, and over the warps of the warpgroup: IS_MAX, else the sum.
+template <bool IS_MAX> static inline __device__ void d_attn_latent_reduce(float (&x)[4], float (*of_warps)[16]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+    UNROLL for (int k = 4; k < 32; k *= 2) {
+        UNROLL for (int c = 0; c < 4; ++c) {
+            const float other = __shfl_xor_sync(0xffffffffu, x[c], k);
+            x[c] = IS_MAX ? fmaxf(x[c], other) : x[c] + other;
+        }
+    }
+    if (lane < 4) {
+        UNROLL for (int c = 0; c < 4; ++c) { of_warps[warp][c / 2 * 8 + 2 * t + c % 2] = x[c]; }
+    }
+    d_named_sync(1 + (int) threadIdx.x / 128, 128);
+    UNROLL for (int c = 0; c < 4; ++c) {
+        const int row = c / 2 * 8 + 2 * t + c % 2;
+        const float y[4] = { of_warps[0][row], of_warps[1][row], of_warps[2][row], of_warps[3][row] };
+        x[c] = IS_MAX ? fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3])) : (y[0] + y[1]) + (y[2] + y[3]);
+    }
+}
+
+// Biases of positions j and j + 8; -inf: not seen. bias[2 c + r]: of row c of this lane.
+static inline __device__ void d_attn_latent_biases(float (&bias)[8], const d_attn_mma & a, const int (&mask_row)[4], int j) {
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const int at = j + i % 2 * 8;
+        bias[i] = at < a.n_kv ? 0.0f : -INFINITY;
+        if (a.p.mask.data != nullptr && at < a.n_kv) {
+            bias[i] = __half2float(((const __half *) ((const char *) a.p.mask.data + mask_row[i / 2] * (int64_t) a.p.mask.nb[1]))[at]);
+        }
+    }
+}
+
+// Zeros in the warpgroup's part of rows of v that no row of the block sees: they may be anything, NaN too. All consumers.
+template <typename S> static inline __device__ void d_attn_latent_clean(const d_attn_latent_ring & ring, const float (&bias)[8], char * tile) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, first = (int) threadIdx.x / 32 % 4 * 16 + lane / 4;
+    d_named_sync(3, 128 * S::consumers); // both warpgroups have computed scores of the tile
+    UNROLL for (int r = 0; r < 2; ++r) {
+        bool sees = false;
+        UNROLL for (int c = 0; c < 4; ++c) { sees = sees || bias[2 * c + r] != -INFINITY; }
+        const uint32_t lanes = __ballot_sync(0xffffffffu, sees);
+        if ((lanes >> lane / 4 * 4 & 0xfu) != 0) { continue; }
+        NO_UNROLL for (int panel = group; panel < ring.n_panels; panel += 2) {
+            char * row = tile + panel * S::panel_bytes + (first + 8 * r) * 128 + lane % 4 * 32;
+            *(uint4 *) row = make_uint4(0, 0, 0, 0);
+            *(uint4 *) (row + 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; what was summed before is scaled to match.
+template <typename S>
+static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, float (&s)[8], const d_attn_mma & a, const d_attn_latent_ring & ring, const float (&bias)[8], bool is_full) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+    float max[4], x[8]; // x[2 c + r]
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const int c = i / 2;
+        x[i] = s[c / 2 * 4 + i % 2 * 2 + c % 2] * st.unit[c];
+        if (a.cap != 0.0f) { x[i] = a.cap * d_attn_wg_tanh(x[i]); }
+        if (!is_full) { x[i] = bias[i] == -INFINITY ? -INFINITY : x[i] + st.slope[c] * bias[i]; } // k may be anything there
+    }
+    UNROLL for (int c = 0; c < 4; ++c) { max[c] = fmaxf(x[2 * c], x[2 * c + 1]); }
+    d_attn_latent_reduce<true>(max, ring.all->of_warps[group]);
+    char * to = ring.weight_rows + group * S::weight_bytes;
+    UNROLL for (int c = 0; c < 4; ++c) {
+        const float top = fmaxf(st.max[c], max[c]), base = top == -INFINITY ? 0.0f : top, shrink = d_exp2(st.max[c] - base);
+        const int row = c / 2 * 8 + 2 * t + c % 2;
+        st.max[c] = top;
+        st.sum[c] *= shrink;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { st.o[i][c / 2 * 4 + 2 * r + c % 2] *= shrink; }
+        }
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const float w = d_exp2(x[2 * c + r] - base);
+            st.sum[c] += w;
+            *(uint16_t *) (to + row * 128 + ((2 * warp + r) ^ row % 8) * 16 + lane / 4 * 2) = (uint16_t) d_attn_pair<S::is_bf16>(w, 0.0f);
+        }
+    }
+}
+
+// Writes the result, or a partial one with its sums: through shared memory, a row by one TMA store.
+template <typename S>
+static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, int split) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    d_attn_latent_reduce<false>(st.sum, ring.all->of_warps[group]);
+    UNROLL for (int c = 0; c < 4; ++c) {
+        const int row = c / 2 * 8 + 2 * t + c % 2;
+        const float scale = a.parts == nullptr && row < b.n_rows ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[c], st.sum[c]) : 1.0f;
+        char * to = ring.out_rows + row * S::out_stride + (64 * group + 16 * warp + lane / 4) * 4;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { *(float *) (to + 512 * i + 32 * r) = st.o[i][c / 2 * 4 + 2 * r + c % 2] * scale; }
+        }
+        if (a.parts != nullptr && threadIdx.x < 4 && row < b.n_rows) {
+            ((float2 *) a.part_sums)[split * n_rows + d_attn_out_row(a, b, row)] = make_float2(st.max[c], st.sum[c]);
+        }
+    }
+    d_fence_async();
+    d_named_sync(3, 128 * S::consumers);
+    const int row = (int) threadIdx.x;
+    if (row < b.n_rows) {
+        const int64_t out = d_attn_out_row(a, b, row);
+        float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+        d_tma_store(y, ring.out + row * S::out_stride, 4 * a.dv);
+        d_tma_commit();
+        d_tma_wait<0>(); // also: the rows are the next item's
+    }
+}
+
+// A consumer warpgroup.
+template <typename S, typename T, int PARTS> static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const d_attn_latent_ring & ring) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, n_panels = ring.n_panels;
+    const uint64_t weights = d_desc_k_128(ring.weights + group * S::weight_bytes);
+    d_pipeline_state<S::stages> at = { 0, 0 };
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        d_named_sync(3, 128 * S::consumers); // q has been read
+        d_attn_latent_put_q<S, PARTS>(a, b, ring, item == (int) blockIdx.x);
+        d_fence_async();
+        d_named_sync(3, 128 * S::consumers);
+        d_attn_latent_state st;
+        UNROLL for (int c = 0; c < 4; ++c) {
+            const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
+            st.max[c] = -INFINITY;
+            st.sum[c] = 0.0f;
+            st.unit[c] = ring.all->unit[row];
+            st.slope[c] = ring.all->slope[row];
+            st.mask_row[c] = ring.all->mask_row[row];
+        }
+        UNROLL for (int i = 0; i < 32; ++i) { st.o[i / 8][i % 8] = 0.0f; }
+        bool is_last = false;
+        NO_UNROLL while (!is_last) {
+            const uint32_t tile = ring.k + at.index * n_panels * S::panel_bytes, full = ring.full + 8 * at.index * ATTN_LATENT_PANELS;
+            float s[8], bias[8];
+            UNROLL for (int i = 0; i < 8; ++i) { s[i] = 0.0f, bias[i] = 0.0f; }
+            d_mbarrier_wait(full, at.phase);
+            const int code = ring.all->codes[at.index], j = code / 4 + 16 * warp + lane / 4;
+            const bool is_full = (code & ATTN_WG_FULL) != 0;
+            is_last = (code & ATTN_WG_LAST) != 0;
+            if (!is_full) { d_attn_latent_biases(bias, a, st.mask_row, j); }
+            d_wgmma_fence();
+            NO_UNROLL for (int panel = 0; panel < n_panels; ++panel) {
+                const uint64_t k = d_desc_k_128(tile + panel * S::panel_bytes);
+                d_mbarrier_wait(full + 8 * panel, at.phase);
+                UNROLL for (int part = 0; part < PARTS; ++part) {
+                    const uint64_t q = d_desc_k_128(ring.q + (part * n_panels + panel) * S::q_panel_bytes);
+                    UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), s, k + 2 * i, q + 2 * i, 1); }
+                }
+                d_wgmma_commit();
+            }
+            d_wgmma_wait<0>();
+            d_wgmma_read(s);
+            if (!is_full) { d_attn_latent_clean<S>(ring, bias, ring.k_rows + at.index * n_panels * S::panel_bytes); }
+            d_attn_latent_soften<S>(st, s, a, ring, bias, is_full);
+            d_fence_async();
+            d_named_sync(1 + group, 128); // weights of all warps are there
+            d_wgmma_fence();
+            UNROLL for (int n = 0; n < ATTN_TILE / 16; ++n) {
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0; // after the result: any
+                    d_wgmma_ss<false, true>(T(), st.o[i], d_desc_mn_128(tile + panel * S::panel_bytes, S::panel_bytes) + 128 * n, weights + 2 * n, 1);
+                }
+            }
+            d_wgmma_commit();
+            d_wgmma_wait<0>();
+            UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_read(st.o[i]); }
+            __syncwarp(); // lane 0 arrives for all
+            if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * at.index); }
+            at.next();
+        }
+        d_attn_latent_store<S>(st, a, b, ring, split);
+    }
+}
+#endif // D_SM90
+
+// Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies (TMA).
+//   floor   k once per 16 rows
+//   shared  q, weights, two stages of 64 positions of k, the result: 199 KiB for 576/512 in F16
+//   needs   what attn_set_latent asks; without code for 9.0a it has no static shared memory
+//   arch    9.0a
+template <typename T, int PARTS>
+static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
+#if D_SM90
+    typedef d_attn_latent_shape<T, PARTS> S;
+    DYNAMIC_SHARED(char, shared);
+    D_SHARED_MBARRIERS(barriers, S::stages * (ATTN_LATENT_PANELS + 1));
+    __shared__ d_attn_latent_shared all;
+    d_attn_latent_ring ring;
+    ring.n_panels = ((int) a.p.k.ne[0] + 63) / 64;
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.weight_rows = ring.q_rows + PARTS * ring.n_panels * S::q_panel_bytes;
+    ring.k_rows = ring.weight_rows + S::consumers * S::weight_bytes;
+    ring.q = d_shared_address(ring.q_rows);
+    ring.weights = d_shared_address(ring.weight_rows);
+    ring.k = d_shared_address(ring.k_rows);
+    ring.out_rows = ring.k_rows + S::stages * ring.n_panels * S::panel_bytes;
+    ring.out = d_shared_address(ring.out_rows);
+    ring.full = d_shared_address(barriers);
+    ring.empty = ring.full + 8 * S::stages * ATTN_LATENT_PANELS;
+    ring.all = &all;
+    const bool is_producer = (int) threadIdx.x >= 128 * S::consumers;
+    if (is_producer && a.classes == nullptr) { d_attn_latent_prefetch(a); }
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::stages * ATTN_LATENT_PANELS; ++i) { d_mbarrier_init(ring.full + 8 * i, 1); }
+        for (int i = 0; i < S::stages; ++i) { d_mbarrier_init(ring.empty + 8 * i, 4 * S::consumers); }
+        d_mbarrier_fence_init();
+    }
+    __syncthreads();
+    if (is_producer) {
+        d_attn_latent_fetch<S>(a, map, ring);
+    } else {
+        d_attn_latent_compute<S, T, PARTS>(a, ring);
+    }
+#else
+    (void) a, (void) map;
 #endif
 }
 
@@ -22815,11 +23219,14 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 }
 
 // ---- adding splits ----
-// Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
-// parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
-// 32 lanes, 4 parts, 8 at once; for long values 16 lanes, 16 parts, 9 at once: 132 splits of 16 rows of 512 elements are 4.3 MB, which 128
-// blocks read in one go, 33 KB each.
-template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
+// Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
+// added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
+//   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
+//   shared    16 bytes per thread
+//   shape     LANES, PARTS, DEPTH: 32, 4, 8; for long values 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and
+//             128 threads: blocks wait next to those of k_attn_latent
+//   needs     DV a multiple of 4
+template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS, 512 / (LANES * PARTS)) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
     d_pdl_prologue();
@@ -22922,6 +23329,7 @@ struct attn_blocks {
     int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp; ELEMENTS: sixteens of a block
     int n_positions;                     // ELEMENTS: of a stage
     bool has_pair;  // there are registers for two blocks on a multiprocessor
+    bool is_latent; // ELEMENTS: k_attn_latent
     size_t n_bytes; // of shared memory
 };
 
@@ -23065,17 +23473,6 @@ static void attn_set_element_sides(const gcuda_flash_attn_ext_args & p, d_attn_e
     }
 }
 
-// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
-static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
-    const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
-    const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
-    const bool has_packed = attn_is_packed(p.k.type) || attn_is_packed(p.v.type); // no kernel for 32 rows
-    for (int mt = want <= 16 ? 1 : want <= 32 && !has_packed ? 2 : 4; mt >= 1; mt /= has_packed ? 4 : 2) {
-        if (attn_try_elements(p, e, w, mt, 32, 2)) { return true; }
-    }
-    return attn_try_elements(p, e, w, 1, 16, 1);
-}
-
 #define ATTN_WG_POSITIONS (1 << 28) // d_attn_wg_shared holds position * 4 + flags in an int
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
 // Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
@@ -23112,6 +23509,45 @@ static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
     return p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
+
+// f(kernel, shape) of k_attn_latent for a type of k.
+template <typename F> static gcuda_status attn_with_latent(gcuda_type type, F f) {
+    return type == GCUDA_TYPE_F16    ? f(k_attn_latent<__half, 1>, d_attn_latent_shape<__half, 1>())
+           : type == GCUDA_TYPE_BF16 ? f(k_attn_latent<__nv_bfloat16, 2>, d_attn_latent_shape<__nv_bfloat16, 2>())
+                                     : GCUDA_STATUS_UNSUPPORTED;
+}
+// Whether k_attn_latent can take blocks of 16 rows of p.
+static bool attn_set_latent(const gcuda_flash_attn_ext_args & p, const d_attn_mma & a, attn_blocks & w) {
+    const bool has_mask = p.mask.data != nullptr, is_readable = (!has_mask || (p.mask.type == GCUDA_TYPE_F16 && p.mask.nb[0] == 2)) && attn_is_wide_q(p);
+    if (!a.is_v_in_k || p.prec == GCUDA_PREC_F32 || !is_readable || !attn_is_aligned(p.k) || !attn_is_wg_aligned(p.k)) { return false; }
+    if (p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS || p.k.ne[0] > 64 * ATTN_LATENT_PANELS || (uintptr_t) p.y.data % 16 != 0) { return false; }
+    attn_blocks latent = w;
+    latent.is_latent = true;
+    const gcuda_status st = attn_with_latent(p.k.type, [&](auto kernel, auto shape) {
+        cudaFuncAttributes attributes = {};
+        latent.n_warps = shape.threads / 32;
+        latent.n_bytes = shape.shared_bytes((int) ((p.k.ne[0] + 63) / 64));
+        const bool has_code = asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0; // as in attn_set_wg
+        return has_code ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
+    });
+    if (st != GCUDA_STATUS_SUCCESS || !fits_shared(latent.n_bytes, p.max_shared)) { return false; }
+    w = latent;
+    return true;
+}
+
+// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
+static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
+    const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
+    const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
+    const bool has_packed = attn_is_packed(p.k.type) || attn_is_packed(p.v.type); // no kernel for 32 rows
+    for (int mt = want <= 16 ? 1 : want <= 32 && !has_packed ? 2 : 4; mt >= 1; mt /= has_packed ? 4 : 2) {
+        if (attn_try_elements(p, e, w, mt, 32, 2)) {
+            if (mt == 1) { (void) attn_set_latent(p, e.m, w); }
+            return true;
+        }
+    }
+    return attn_try_elements(p, e, w, 1, 16, 1);
+}
 
 // How many units of row blocks, of n, are worked on together: an even number of rounds of all multiprocessors (d_attn_wg_next), of more than
 // two only as far as k and v stay in the L2 cache; all without classes, where all items take equally long.
@@ -23280,6 +23716,10 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.n_splits <= 0) { // no more than give the longest one fewer tiles: partial results are large
+        const int64_t longest = (a.n_tiles + x.n_splits - 1) / x.n_splits;
+        x.n_splits = longest > 0 ? (a.n_tiles + longest - 1) / longest : 1;
+    }
     a.n_splits = divisor_of(x.n_splits);
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
         a.n_section = attn_wg_section(p, groups * x.n_splits, n_row_blocks, x.has_classes);
@@ -23450,7 +23890,16 @@ template <typename... P, typename... A> static gcuda_status attn_launch_with(voi
 }
 static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
 
+static gcuda_status attn_launch_latent(const attn_plan & x, gcuda_stream stream) {
+    const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    d_tensor_map map;
+    if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &map)) { return device_lacks(); }
+    return attn_with_latent(x.a.p.k.type, [&](auto kernel, auto) { return attn_launch_with(kernel, x, stream, x.a, map); });
+}
+
 static gcuda_status attn_launch_elements(const attn_plan & x, gcuda_stream stream) {
+    if (x.w.is_latent) { return attn_launch_latent(x, stream); }
     d_attn_elements e = x.e;
     e.m = x.a;
     const bool has_codes = e.raw_k.n_pieces > 0 || e.raw_v.n_pieces > 0;
@@ -23523,7 +23972,7 @@ static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
-        return launch_pdl_dependent(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
+        return launch_pdl_dependent(k_attn_join<16, 8, 17>, x.n_rows * ((x.a.dv + 63) / 64), dim3(128), 0, 0, stream, x.a);
     }
     return launch_pdl_dependent(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
@@ -23776,6 +24225,10 @@ struct d_attn_back_pair {
     }
 };
 
+// Plain gradient of q. A block has ATTN_QUERIES queries of a head and goes over all positions once, with a running maximum. It leaves maximum,
+// sum and y . dy of each query in `queries`.
+//   floor   k and v once per 16 queries; q, y, dy and mask once, dq written once
+//   needs   types and strides as k_flash_attn; DK above ATTN_HELD accumulates in dq
 static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
@@ -23870,6 +24323,9 @@ static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int
     }
 }
 
+// Plain gradient of k and v. A block has 32 positions of the heads that share them and goes over all queries of these heads.
+//   floor   q and dy once per 32 positions; k, v and mask once, dk and dv written once
+//   needs   what k_attn_back_queries wrote to `queries`
 static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
@@ -23900,6 +24356,9 @@ static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTA
     }
 }
 
+// Gradient of the sinks. A block has a head, a thread every 256th of its queries.
+//   floor   16 bytes per query and head
+//   needs   what the kernels for queries wrote to `queries`
 static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
     for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
         double sum = 0.0;
@@ -23949,7 +24408,9 @@ static inline __device__ uint32_t d_back_finite(uint32_t pair) {
     return pair;
 }
 
-// A warp a row: of q, then of dy, k and v.
+// Packs q, dy, k and v as F16 rows with the order of d_back_fetch. A warp has a row: of q, then of dy, k and v.
+//   floor   these rows read once, 2 bytes written per element
+//   needs   head sizes 64 and 128
 static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
     const gcuda_flash_attn_ext_back_args & p = a.b.p;
     const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
@@ -24178,6 +24639,11 @@ static inline __device__ int d_back_next_positions(const d_back & a, int plane, 
     return j;
 }
 
+// Gradient of q on tensor cores (mma.sync). A block has BACK_ROWS tokens of a head, a warp 32 of them; positions come BACK_STEP at a time.
+//   floor   6 DK operations per token and position
+//   shared  rows of q and dy, two stages of k and v (cp.async)
+//   needs   rows of k_attn_back_pack; head sizes 64 and 128
+//   arch    8.0
 template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_queries(const D_GRID_CONSTANT d_back a) {
     DYNAMIC_SHARED(char, shared);
     constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes;
@@ -24286,6 +24752,11 @@ template <int MT> static inline __device__ int d_back_next_tokens(const d_back &
     return unit;
 }
 
+// Gradient of k and v on tensor cores (mma.sync). A block has 64 MT positions, a warp 16 MT of them; tokens come BACK_STEP at a time.
+//   floor   8 DK operations per token and position
+//   shared  rows of k and v, two stages of q and dy with their sums (cp.async)
+//   needs   rows of k_attn_back_pack, `queries` of k_attn_back_mma_queries; head sizes 64 and 128
+//   arch    8.0
 template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_kv(const D_GRID_CONSTANT d_back a) {
     DYNAMIC_SHARED(char, shared);
     __shared__ float4 sums[2][BACK_STEP];
