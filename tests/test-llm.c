@@ -224,6 +224,45 @@ TEST(llm_random_texts) {
     close_model(&f);
 }
 
+// Merges through texts that are no token: the tables grow for them, and what stays such a text is written as its characters.
+TEST(llm_merges_of_no_tokens) {
+    enum { N_LETTERS = 26, N_PAIRS = N_LETTERS * N_LETTERS, N_TOKENS = 256 + 1, N_LONG = 500 };
+    static char texts[256][8], lines[N_PAIRS + 2][N_LONG + 4];
+    static const char * tokens[N_TOKENS], * merges[N_PAIRS + 2];
+    struct llm_model m;
+    struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
+    int32_t got[64];
+    size_t n = 0;
+    memset(&m, 0, sizeof m);
+    for (int i = 0; i < 256; ++i) {
+        byte_text(i, texts[i]);
+        tokens[i] = texts[i];
+    }
+    tokens[256] = "abcd";
+    for (int i = 0; i < N_PAIRS; ++i) { snprintf(lines[i], sizeof lines[i], "%c %c", 'a' + i / N_LETTERS, 'a' + i % N_LETTERS); }
+    strcpy(lines[N_PAIRS], "ab cd");
+    memset(lines[N_PAIRS + 1], 'q', N_LONG);
+    lines[N_PAIRS + 1][N_LONG / 2] = ' ';
+    for (int i = 0; i < N_PAIRS + 2; ++i) { merges[i] = lines[i]; }
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.ggml.model", "gpt2"));
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.ggml.pre", "gpt-2"));
+    CHECK_OK(gcuda_gguf_set_arr_str(g, "tokenizer.ggml.tokens", tokens, N_TOKENS));
+    CHECK_OK(gcuda_gguf_set_arr_str(g, "tokenizer.ggml.merges", merges, N_PAIRS + 2));
+    m.file.g = g;
+    m.arena = llmi_arena(0);
+    CHECK_OK(llmi_vocab_load(&m.vocab, &m.file, m.arena));
+    CHECK_EQ_I(m.vocab.n_symbols, N_TOKENS + N_PAIRS + 3); // the long line is three texts
+    CHECK_OK(llm_tokenize(&m, "abcdzabxy", 9, 0, got, 64, &n));
+    // by rank: ab, cd, then za (later than both), bx is no neighbour any more; xy stays
+    CHECK(n == 6 && got[0] == 256 && got[1] == 'z' && got[2] == 'a' && got[3] == 'b' && got[4] == 'x' && got[5] == 'y');
+    for (int32_t i = 0; i < m.vocab.n_symbols; ++i) { // each text is found, once
+        const uint32_t at = m.vocab.text_at[i];
+        CHECK_EQ_I(llmi_find(&m.vocab, m.vocab.text + at, m.vocab.text_at[i + 1] - at), i);
+    }
+    gcuda_free(m.arena);
+    gcuda_gguf_free(g);
+}
+
 TEST(llm_chat_templates) {
     static const struct { const char * text, * name; } rows[] = {
         { "{{ '<|im_start|>' + role }}", "chatml" }, { "x<|im_start|>y<|im_sep|>", "phi4" }, { "chatml", "chatml" }, { "<|assistant|> <|end|>", "phi3" },
