@@ -3263,6 +3263,8 @@ enum { LLMI_INPUT_ALIGN = 256 };
 static gcuda_status llmi_place_input(struct llmi_build * b, struct gcuda_tensor * t) {
     if (t == NULL || b->input_buffer == NULL) { return GCUDA_STATUS_SUCCESS; }
     char * at = (char *) gcuda_backend_buffer_get_base(b->input_buffer) + b->n_input_bytes;
+    t->buffer = NULL; // of a graph that is resized: where it was
+    t->data = NULL;
     b->n_input_bytes += (size_t) llmi_pad((int64_t) gcuda_nbytes(t), LLMI_INPUT_ALIGN);
     return gcuda_backend_tensor_alloc(b->input_buffer, t, at);
 }
@@ -3290,6 +3292,22 @@ static void llmi_make_inputs(struct llmi_build * b) {
     for (int i = 0; i < 2; ++i) {
         if (b->in.mask[i] != NULL) { gcuda_set_dynamic(b->in.mask[i]); }
     }
+}
+
+// Gives masks and cache views the sizes of the key. Nothing else in a decoder's graph depends on them: nodes and their memory stay.
+static gcuda_status llmi_resize_graph(struct llmi_build * b) {
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_tensor * mask = b->in.mask[i];
+        if (mask == NULL) { continue; }
+        mask->ne[0] = b->key.n_kv[i * b->window_cache];
+        mask->nb[1] = (size_t) mask->ne[0] * mask->nb[0];
+        mask->nb[2] = mask->nb[3] = (size_t) mask->ne[1] * mask->nb[1];
+    }
+    for (int i = 0; i < gcuda_graph_n_nodes(b->graph); ++i) {
+        struct gcuda_tensor * t = gcuda_graph_nodes(b->graph)[i];
+        if (t->op == GCUDA_OP_FLASH_ATTN_EXT) { t->src[1]->ne[1] = t->src[2]->ne[1] = t->src[3]->ne[0]; } // keys, values, mask
+    }
+    return llmi_place_inputs(b);
 }
 
 static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, struct gcuda_tensor ** result) {
@@ -3528,14 +3546,22 @@ static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_pl
     return llmi_made(*plan);
 }
 
-// The graph of a key, placed in memory. The one of the run before is used again if its key was the same.
+// Whether the last graph becomes that of the key by other sizes of the cache's views: with one backend, which has a buffer for all inputs.
+static bool llmi_can_resize(const struct llm_session * s, const struct llmi_graph_key * key) {
+    const struct llmi_graph_key * old = &s->build.key;
+    return s->result != NULL && s->build.input_buffer != NULL && (s->m->traits & LLMI_ENCODER) == 0 && !key->is_embedding && !old->is_embedding
+        && key->n_tokens == old->n_tokens && key->n_outputs == old->n_outputs;
+}
+
+// The graph of a key, placed in memory. The one of the run before is used again if its key was the same, or differs in the cache's cells.
 static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key key) {
     if (s->result != NULL && memcmp(&key, &s->build.key, sizeof key) == 0) { return GCUDA_STATUS_SUCCESS; }
+    struct gcuda_tensor * result = llmi_can_resize(s, &key) ? s->result : NULL;
+    const bool is_old = result != NULL;
     s->result = NULL;
     s->build.key = key;
-    struct gcuda_tensor * result = NULL;
-    LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
-    LLMI_TRY(llmi_place(s));
+    LLMI_TRY(is_old ? llmi_resize_graph(&s->build) : llmi_build_graph(&s->build, s->max_nodes, &result));
+    if (!is_old) { LLMI_TRY(llmi_place(s)); }
     gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
     if (plan != NULL) { LLMI_TRY(llmi_use_plan(s, plan)); }
     s->result = result;
