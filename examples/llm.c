@@ -792,7 +792,7 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
     if (depth > 0) { TRY(llm_eval_tokens(a->session, 0, tokens, (size_t) depth)); }
     for (int i = -1; i < n_runs; ++i) { // the first one is not counted
         TRY(bench_prompt(a, tokens, depth, &prompt[i < 0 ? 0 : i]));
-        TRY(bench_generation(a, tokens, depth, i < 0 ? 2 : n, &generation[i < 0 ? 0 : i]));
+        TRY(bench_generation(a, tokens, depth, i < 0 && n > 2 ? 2 : n, &generation[i < 0 ? 0 : i]));
     }
     const struct sample p = summary(prompt, n_runs), g = summary(generation, n_runs);
     if (a->o.json) {
