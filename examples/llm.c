@@ -771,6 +771,7 @@ static gcuda_status bench_profile(struct app * a, int depth) {
     struct gcuda_cuda_plan_stats s;
     int32_t token = 0;
     double host_us = 0.0, all_us = 0.0;
+    memset(&s, 0, sizeof s);
     TRY(llm_eval_tokens(a->session, 0, &token, 1));
     TRY(profile_host(a, &host_us, &all_us));
     printf("a token: %.1f us, %.1f of them in calls of the host\n", all_us, host_us);
