@@ -361,6 +361,8 @@ def language_models(total, level):
         check = [pythons[0], "tests/llm/check.py", "--small", "--probe", "build/sim/llm-probe", "--backend", "CUDA0"]
         total.test([*check, *what], {}, 3600)
         total.test([*check, "--only", "two GPUs"], {"GCUDA_SIM_DEVICES": "2"}, 3600)
+    if pythons and level == "full" and total.build(["build/sim/llm", "build/llm"]):
+        total.test([pythons[0], "tests/llm/check.py", "--program", "build/sim/llm", "--backend", "CUDA0", "--only", "device:"], {}, 36000)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
