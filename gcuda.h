@@ -8515,14 +8515,7 @@ static void gcudai_quantize_weighted_q5_1(const float * x, void * y, int64_t n, 
     }
 }
 
-<<<<<<< HEAD
-// =====================================================================================================
-// >>impl-quantize   quantizing rows on several threads; checking blocks
-// =====================================================================================================
-
-=======
 // ---- the registry's facts about a type -------------------------------------------------------------
->>>>>>> registry
 typedef void (*gcudai_weighted_t)(const float * x, void * y, int64_t n, const float * importance);
 
 // Where the floats of a block are whose exponent must not be all ones: `width` bytes at at[0] and at[1].
@@ -8555,6 +8548,10 @@ struct gcudai_type_info {
     const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
 };
 static const struct gcudai_type_info * gcudai_type_of(enum gcuda_type type); // NULL for an invalid id
+
+// =====================================================================================================
+// >>impl-quantize   quantizing rows on several threads; checking blocks
+// =====================================================================================================
 
 // ---- many rows -------------------------------------------------------------------------------------
 struct gcudai_quantize_job {
@@ -23490,100 +23487,6 @@ static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
     return i != GCUDAI_NONE ? &g->lives[i] : NULL;
 }
 
-<<<<<<< HEAD
-=======
-static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
-    unsigned char bytes[512];
-    const size_t size = gcuda_nbytes(t);
-    *is_untouched = size > 0;
-    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
-        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
-        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
-        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Sources that are not read: the destination of a copy, and tensors that give only a shape.
-static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
-    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
-    const bool is_unread = (gcudai_op_row(node->op)->unread >> k & 1u) != 0;
-    return is_unread && (node->view_src == NULL || owner == node->view_src);
-}
-
-// INVALID_DATA if a source of the node has not been written.
-static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const struct gcuda_tensor * src = node->src[k];
-        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
-        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
-        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
-        if (is_untouched) {
-            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
-                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
-                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
-        }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
-static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
-    struct gcudai_life * own = gcudai_check_life(node);
-    if (own != NULL) { own->is_filled = false; }
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
-        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
-        const gcuda_gallocr_t g = owner->buffer->checker;
-        const size_t at = gcudai_map_get(&g->map, node);
-        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Fills a tensor whose last reader was a copy between backends.
-static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
-    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
-    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
-}
-
-// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
-static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    char message[GCUDAI_MESSAGE_BYTES];
-    gcuda_status bad = GCUDA_STATUS_SUCCESS;
-    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
-        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
-        one.no_fusion = true;
-        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
-        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
-            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
-            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
-            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
-            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
-            if (st != GCUDA_STATUS_SUCCESS && bad == GCUDA_STATUS_SUCCESS) {
-                bad = st;
-                memcpy(message, gcudai_message, sizeof(message));
-            }
-        }
-    }
-    return bad == GCUDA_STATUS_SUCCESS ? bad : gcuda_set_last_error(bad, message);
-}
-
-// Node by node if a checking allocator placed a tensor of the graph.
-static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    bool is_checked = false;
-    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
-        const struct gcuda_tensor * t = graph->nodes[i];
-        is_checked = gcudai_check_life(t) != NULL;
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
-    }
-    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
-}
-
->>>>>>> registry
 static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
     if (t == NULL) {
         return GCUDA_STATUS_SUCCESS;
@@ -24444,14 +24347,8 @@ static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, boo
 // Sources that are not read: the destination of a copy, and tensors that give only a shape.
 static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
     const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
-    switch (node->op) {
-        case GCUDA_OP_CPY:
-        case GCUDA_OP_SET_ROWS: return k > 0 && owner == node->view_src;
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_3D:
-        case GCUDA_OP_FILL: return k == 0;
-        default: return false;
-    }
+    const bool is_unread = (gcudai_op_row(node->op)->unread >> k & 1u) != 0;
+    return is_unread && (node->view_src == NULL || owner == node->view_src);
 }
 
 // INVALID_DATA if a source of the node has not been written.
