@@ -1504,7 +1504,7 @@ static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64
     const char * text;
     for (uint64_t i = 0; i < n; ++i) {
         size_t size = 0;
-        if (gcuda_gguf_get_arr_str(f->g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS) { sum += size > 0 ? size : LLMI_EMPTY_TEXT; }
+        if (gcuda_gguf_get_arr_str(f->g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS) { sum += size > 0 ? size : (size_t) LLMI_EMPTY_TEXT; }
     }
     return sum;
 }
