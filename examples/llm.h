@@ -1504,7 +1504,7 @@ static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64
     const char * text;
     for (uint64_t i = 0; i < n; ++i) {
         size_t size = 0;
-        if (gcuda_gguf_get_arr_str(f->g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS) { sum += size > 0 ? size : LLMI_EMPTY_TEXT; }
+        if (gcuda_gguf_get_arr_str(f->g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS) { sum += size > 0 ? size : (size_t) LLMI_EMPTY_TEXT; }
     }
     return sum;
 }
@@ -1680,7 +1680,7 @@ static gcuda_status llmi_add_merge(struct llmi_vocab * v, struct gcuda_context *
 static gcuda_status llmi_load_merges(const struct llmi_file * f, struct llmi_vocab * v, struct gcuda_context * arena, int64_t merges, uint64_t n_merges) {
     struct llmi_merge_line lines[LLMI_LOAD_BATCH];
     for (uint64_t first = 0; first < n_merges; first += LLMI_LOAD_BATCH) {
-        const uint64_t n = n_merges - first < LLMI_LOAD_BATCH ? n_merges - first : LLMI_LOAD_BATCH;
+        const uint64_t n = (uint64_t) llmi_min((int64_t) (n_merges - first), LLMI_LOAD_BATCH);
         for (uint64_t i = 0; i < n; ++i) { LLMI_TRY(llmi_read_merge(f, v, merges, first + i, &lines[i])); }
         for (uint64_t i = 0; i < n; ++i) {
             struct llmi_merge_line * l = &lines[i];
