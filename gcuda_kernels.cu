@@ -20304,10 +20304,10 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
-//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582;
-//              causal 360, 16,384 x 16,384 486; a bias everywhere 260
-//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 576/512, 1 x 16 heads, 22.9 us (26 %), of which 11 do not
-//              depend on the positions; 320/256 27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
+//              WGMMA, 4,096 x 4,096, no mask: 535 TFLOP/s at 128 (cuBLAS F16 762), 366 at 64, 378 at 80, 575 at 256; 512 x 16,384 594;
+//              causal 411, 16,384 x 16,384 517; a bias everywhere 331. Unchanged code at 80 varied by 10 % between builds
+//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 576/512, 1 x 16 heads, 22.9 us (26 %); 320/256
+//              27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). ELEMENTS makes F16
@@ -22045,6 +22045,11 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 // values are summed.
 //   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
 //   shared  q, two stages of k and v, of heads of 64 four (TMA's latency is longer than a step of theirs), one or two of the mask
+// Tuning of head sizes up to 64; TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged code varied by up to 10 % between
+// these builds, so differences below that say nothing:
+//   ATTN_WG_STAGES      of k and v    2: 309, 4: 326 (without the polynomial). Longer rows leave room for two
+//   ATTN_WG_POLY        of 16 exponentials on FMA units    0: 326, 4: 366, 6: 299
+//   ATTN_WG_POLY_LONG   the same for longer rows
 #ifndef ATTN_WG_POLY
 #define ATTN_WG_POLY 4
 #endif
