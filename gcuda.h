@@ -139,10 +139,10 @@ ADDING AN OPERATION
     2. its >>op:NAME block in >>ops: argument struct, comment, constructors
     3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
        gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
-    4. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda. Until then the row
-       says that nothing is launched, and the device refuses the operation by name
-    5. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME); what each constructor refuses: a
-       row in tests/test-errors.c
+    4. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, which the row declares. Until then the row says
+       that nothing is launched, and the device refuses the operation by name
+    5. a reference and its cases in the family's tests/ops-*.h: TEST(NAME) with >>op:NAME, and in .refuses what the
+       constructor refuses. Constructors with other sources have rows in tests/test-errors.c
 
     The row may also name:
       - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c
@@ -160,12 +160,14 @@ ADDING AN OPERATION
       - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
 
-    A new block type:
-      - its row in GCUDA_TYPES, with all facts, and struct gcuda_block_NAME
-      - gcudai_dequantize_row_NAME and, as the row says, gcudai_quantize_row_NAME, gcudai_quantize_weighted_NAME,
-        gcudai_codes_NAME and gcudai_codes_NAME_avx2
-      - on CUDA its struct d_format in gcuda_kernels.cu and its place in the lists of formats there
-      - its blocks in tests/test-quants.c
+    A new block type of weights:
+      - its row in GCUDA_TYPES, with all facts; `none` in the column switch while CUDA has no kernels for it
+      - in >>impl-quants gcudai_dequantize_row_NAME and, as the row says, gcudai_quantize_row_NAME and
+        gcudai_quantize_weighted_NAME
+      - in >>impl-simd gcudai_codes_NAME and gcudai_codes_NAME_avx2
+      - its id in weight_types of tests/test-mulmat.c
+      - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES
+    tests/tools/places.py adds a dummy operation, activation and type, and leaves out one place after the other.
 
     A new path of matrix products on CUDA:
       - its name in enum gcuda_mul_mat_path and in enum gcudai_cuda_mm_path; for gcuda_cuda_params.product in gcudai_cuda_product_named
@@ -503,7 +505,7 @@ typedef struct {
 //   kind       GCUDAI_Q_*: how the CPU multiplies its codes
 //   centre     mean code of a format with a stored minimum
 //   partner    type of blocks of activations that go with these weights; COUNT: none
-//   switch     GCUDA_KERNEL_NO_ID leaves its CUDA kernels out
+//   switch     yes: GCUDA_KERNEL_NO_ID leaves its CUDA kernels out; no: no switch does; none: it has none yet, and CUDA refuses it
 // clang-format off
 #define GCUDA_TYPES(X)                                                                                                                  \
     /* ID      id  lower     name       block bytes quantized | read write align imatrix floats | weights kind centre partner switch */ \
@@ -3831,6 +3833,18 @@ GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
 // All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
+// Rows of GCUDA_OPS declare their launcher and, with the column launch `scratch`, how many bytes args.scratch needs. Those below stand
+// here again where there is more to say.
+#define GCUDAI_DECLARE_none(name, args)
+#define GCUDAI_DECLARE_own(name, args)
+#define GCUDAI_DECLARE_product(name, args)
+#define GCUDAI_DECLARE_plain(name, args) \
+    GCUDA_KERNEL_API gcuda_status gcuda_launch_##name(const struct gcuda_##args##_args * args, gcuda_stream stream);
+#define GCUDAI_DECLARE_scratch(name, args) \
+    GCUDAI_DECLARE_plain(name, args) GCUDA_KERNEL_API size_t gcuda_##name##_scratch_bytes(const struct gcuda_##args##_args * args);
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, ...) GCUDAI_DECLARE_##launch(name, args)
+GCUDA_OPS(X)
+#undef X
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
@@ -8779,6 +8793,7 @@ enum {
 #define GCUDAI_MUST_may false
 #define GCUDAI_MUST_must true
 #define GCUDAI_SWITCH_OF_no(ID) NULL
+#define GCUDAI_SWITCH_OF_none(ID) "the CUDA backend"
 #define GCUDAI_SWITCH_OF_yes(ID) GCUDAI_KERNEL_HAS(ID) ? NULL : "GCUDA_KERNEL_NO_" #ID
 
 static const struct gcudai_type_info gcudai_type_table[GCUDAI_TYPE_LINES] = {

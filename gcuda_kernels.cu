@@ -1528,6 +1528,16 @@ static inline __device__ void d_codes8_iq1(uint32_t digits, bool is_down, uint32
     X(MXFP4) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S)
 #define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
 // clang-format on
+#define D_IS_WEIGHT_yes_yes 1
+#define D_IS_WEIGHT_yes_none 0
+#define D_IS_WEIGHT_no_yes 0
+#define D_IS_WEIGHT_no_no 0
+#define D_COUNT(ID) +1
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, partner, kernels) \
+    +D_IS_WEIGHT_##weights##_##kernels
+static_assert(0 D_WEIGHT_TYPES(D_COUNT) == 0 GCUDA_TYPES(X), "D_WEIGHT_TYPES lacks a type that GCUDA_TYPES says is a weight with kernels");
+#undef X
+#undef D_COUNT
 
 // Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)

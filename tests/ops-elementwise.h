@@ -240,7 +240,7 @@ TEST(unary) { // >>op:unary, all kinds
     for (int op = 0; op < GCUDA_UNARY_OP_COUNT; ++op) {
         struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 128,2,2,2 5,7,11,13 257,3 0,4", .n_in = 1,
             .build = build_unary, .inplace = op == GCUDA_UNARY_OP_XIELU ? NULL : build_unary_inplace, .ref = ref_unary,
-            .p = &op, .tag = unary_name(op), .max_nmse = 1e-7, .reuse = 1,
+            .p = &op, .tag = unary_name(op), .max_nmse = 1e-7, .reuse = 1, .refuses = "I32 Q4_0",
             .in = { { .lo = -150, .hi = 150, .layouts = LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
         t.shapes = "1024,3", t.in[0].lo = -10, t.in[0].hi = 10, t.inplace = NULL; // where the functions bend

@@ -101,10 +101,17 @@ def check_blocks(text):
           [f"no test says >>op:{name}" for _, name in ops if name != "none" and not re.search(rf">>op:{name}\b", tests)])
     table = read("tests/test-errors.c").replace("BUILD(ident", "").replace("b_##", "")
     table = table[:table.find("struct ctor {")]
+    families = "".join(read(os.path.relpath(p, ROOT)) for p in sorted(glob.glob(os.path.join(ROOT, "tests/ops-*.h"))))
+    refused = set(re.findall(r"\.build = build_(\w+)[^;]*\.refuses\b", families))  # a test of the operation tries it
     declared = re.findall(r"^GCUDA_API struct gcuda_tensor \* gcuda_(\w+)\(\s*struct gcuda_context \* ctx", text[:split], re.M)
-    check(f"test-errors.c refuses NULL and bad sources of {len(declared)} constructors",
-          [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
+    check(f"test-errors.c, or .refuses of a test, tries NULL and bad sources of {len(declared)} constructors",
+          [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and name not in refused and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
+    rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
+    weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
+    products = read("tests/test-mulmat.c")
+    check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
+          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if not re.search(rf"\bGCUDA_TYPE_{t}\b", products)])
 
 def check_words(path, text):
     bad = []
