@@ -6208,7 +6208,7 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
+#define NORM_PARTS_AHEAD(THREADS) ((THREADS) <= 256 ? 7 : 2) // parts of a sum that are read at once: each is 16 registers of a thread
 #define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
 
 // k_norm_mul for a single row, as in decoding; x may be a sum of parts. Everything is addressed directly, and with is_early w and b are loaded before
@@ -6218,6 +6218,7 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
 //   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
     typedef typename H::template row<float> row;
+    constexpr int AHEAD = NORM_PARTS_AHEAD(H::THREADS);
     const int n = (int) p.x.ne[0];
     const bool has_b = p.b.data != nullptr;
     row x, w, b;
@@ -6227,18 +6228,19 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
     if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
-    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
-        row parts[NORM_PARTS_AHEAD];
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
+    const bool has_add = p.add.data != nullptr;
+    row add;
+    add.load((const char *) (has_add ? p.add.data : p.x.data), has_add ? n : 0);
+    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += AHEAD) {
+        row parts[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
             parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
         }
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
             if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
         }
     }
-    if (p.add.data != nullptr) {
-        row add;
-        add.load((const char *) p.add.data, n);
+    if (has_add) {
         x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
         if (p.sum.data != nullptr) { x.store((char *) p.sum.data, n); }
     }
@@ -6703,6 +6705,19 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
     }
 }
 
+// Maximum over a warp.
+static inline __device__ uint32_t d_route_most(uint32_t v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    for (int d = 16; d > 0; d /= 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, v, d);
+        v = other > v ? other : v;
+    }
+    return v;
+#else
+    return __reduce_max_sync(0xffffffffu, v);
+#endif
+}
+
 // Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
 template <typename H>
 static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
@@ -6721,13 +6736,8 @@ static inline __device__ int d_route_next(const gcuda_route_args & p, const type
             }
         }
     }
-    unsigned long long all = held < 0 ? 0 : (unsigned long long) best << 32 | (0xffffffffu - (uint32_t) at);
-    for (int d = 16; d > 0; d /= 2) {
-        const uint32_t high = __shfl_xor_sync(0xffffffffu, (uint32_t) (all >> 32), d), low = __shfl_xor_sync(0xffffffffu, (uint32_t) all, d);
-        const unsigned long long other = (unsigned long long) high << 32 | low;
-        all = other > all ? other : all;
-    }
-    const int chosen = (int) (0xffffffffu - (uint32_t) all);
+    const uint32_t most = d_route_most(held < 0 ? 0 : best);
+    const int chosen = (int) ~d_route_most(held >= 0 && best == most ? ~(uint32_t) at : 0);
     const bool is_mine = held >= 0 && at == chosen;
     if (is_mine) { taken |= 1u << held; }
     *value = __shfl_sync(0xffffffffu, own, __ffs((int) __ballot_sync(0xffffffffu, is_mine)) - 1);
@@ -6769,14 +6779,16 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
         p.logits.ne[2] * p.logits.ne[3] != 1 || p.ids.type != GCUDA_TYPE_I32 || p.weights.type != GCUDA_TYPE_F32) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held<float, 32>(n, p.is_wide, [&](auto h) {
+    const auto launch_as_held = [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::THREADS <= 32) { // with fewer lanes per row, all of the warp has the same row
             return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
         }
-    });
+    };
+    if (p.logits.ne[1] == 0) { return GCUDA_STATUS_SUCCESS; }
+    return p.is_wide && n <= 128 && n % 4 == 0 ? launch_as_held(held<32, 1, true>()) : with_held<float, 32>(n, p.is_wide, launch_as_held);
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
@@ -23202,6 +23214,15 @@ static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
     return attn_rounded_bytes(mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
 }
 
+// SPLIT: so few tiles are not split. k_attn_join takes 4.9 us in a decoder's token, a tile less than 0.6 us (H100, F16, heads of 128).
+#define ATTN_WHOLE_TILES 8
+
+// Splits that keep every multiprocessor busy, for `units` blocks of rows.
+static int64_t attn_wanted_splits(const attn_plan & x, int64_t units, int64_t room) {
+    const bool is_whole = x.path == GCUDA_FLASH_ATTN_SPLIT && x.a.n_tiles <= enough(ATTN_WHOLE_TILES);
+    return is_whole ? 1 : room / (units > 0 ? units : 1);
+}
+
 // Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
 // fill half of the device are not split by rows.
 static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
@@ -23215,7 +23236,7 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     x.class_bytes = x.has_classes && p.mask_classes == nullptr ? attn_class_bytes(p.mask, a) : 0;
     if (x.path == GCUDA_FLASH_ATTN_ROWS || x.path == GCUDA_FLASH_ATTN_WGMMA) { attn_set_halves(p, x, room); }
     const int64_t groups = x.n_heads / a.group.n * x.n_seqs, units = n_row_blocks * groups;
-    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
+    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : attn_wanted_splits(x, units, room);
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
