@@ -6211,25 +6211,22 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
 #define NORM_PARTS_AHEAD(THREADS) ((THREADS) <= 256 ? 7 : 2) // parts of a sum that are read at once: each is 16 registers of a thread
 #define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
 
-// k_norm_mul for a single row, as in decoding; x may be a sum of parts. Everything is addressed directly, and with is_early w and b are loaded before
-// the PDL wait. With p.form, y is a prequantized activation column.
-//   shared  that of d_block_reduce
-//   floor   latency: one pass over x, w, add and b
-//   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
-template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
+// rms_norm(x + add) * w + b of a single row, as in decoding, in the registers of a block; x may be a sum of parts. Everything is addressed
+// directly. Holds the PDL wait; with is_early, w and b and what `meanwhile` loads are read before it. The writer stores the sum.
+template <typename H, typename F>
+static inline __device__ void d_norm_mul_row(
+    const gcuda_norm_mul_args & p, bool is_early, bool is_writer, typename H::template row<float> & x, F meanwhile) {
     typedef typename H::template row<float> row;
     constexpr int AHEAD = NORM_PARTS_AHEAD(H::THREADS);
     const int n = (int) p.x.ne[0];
-    const bool has_b = p.b.data != nullptr;
-    row x, w, b;
-    d_pdl_trigger();
+    const bool has_b = p.b.data != nullptr, has_add = p.add.data != nullptr;
+    row w, b, add;
     if (!is_early) { d_pdl_wait(); }
     w.load((const char *) p.w.data, n);
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
+    meanwhile();
     if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
-    const bool has_add = p.add.data != nullptr;
-    row add;
     add.load((const char *) (has_add ? p.add.data : p.x.data), has_add ? n : 0);
     for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += AHEAD) {
         row parts[AHEAD];
@@ -6242,12 +6239,24 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     }
     if (has_add) {
         x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
-        if (p.sum.data != nullptr) { x.store((char *) p.sum.data, n); }
+        if (p.sum.data != nullptr && is_writer) { x.store((char *) p.sum.data, n); }
     }
     float mean;
     const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, n, p.eps, &mean);
     x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
     if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+}
+
+// k_norm_mul for a single row. With p.form, y is a prequantized activation column.
+//   shared  that of d_block_reduce
+//   floor   latency: one pass over x, w, add and b
+//   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
+template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
+    typedef typename H::template row<float> row;
+    const int n = (int) p.x.ne[0];
+    row x;
+    d_pdl_trigger();
+    d_norm_mul_row<H>(p, is_early, true, x, [] {});
     if (p.form != 0) {
         d_norm_column<row, H::THREADS>(x, n, d_vec_form_of_number(p.form), (char *) p.y.data);
     } else {
@@ -6291,6 +6300,80 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
         }
         const int64_t at_once = H::BLOCK / H::THREADS;
         return launch_pdl_early_weights(k_norm_mul<H>, (n + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
+    });
+}
+
+// ---- that norm and a product of its row with few rows of floats: the router of a layer with experts ----
+#define NORM_PRODUCT_STEP 512  // elements that a warp multiplies, as k_mul_mat_vec_float
+#define NORM_PRODUCT_STEPS 8   // of a row: so many warps have one each
+#define NORM_PRODUCT_MOST 512  // rows of a
+
+// Rows of a times y = rms_norm(x + add) * w + b, with the bits of k_norm_mul_row and k_mul_mat_vec_float. A block computes all of y, the
+// first one stores it, and two rows of a, one step a warp; their weights are loaded before the PDL wait.
+//   shared  y, 16 H::THREADS floats; sums [step][row]; that of d_block_reduce
+//   floor   latency: one pass over x, w, add and b, then over y
+//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps. Results overlap no operand
+template <typename H>
+static __global__ void __launch_bounds__(H::BLOCK) k_norm_product(const D_GRID_CONSTANT gcuda_norm_product_args p, const bool is_early) {
+    constexpr int AHEAD = NORM_PRODUCT_STEP / 128;
+    __shared__ float4 shared_y[4 * H::THREADS];
+    __shared__ float sums[NORM_PRODUCT_STEPS][2];
+    const int n = (int) p.a.ne[0], m = (int) p.a.ne[1], row0 = 2 * (int) blockIdx.x, lane = (int) threadIdx.x % 32, step = (int) threadIdx.x / 32;
+    const int first = step * (NORM_PRODUCT_STEP / 4) + lane; // vector of 4 elements
+    typename H::template row<float> x;
+    float4 a[AHEAD][2];
+    d_pdl_trigger();
+    d_norm_mul_row<H>(p.norm, is_early, blockIdx.x == 0, x, [&] {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float4 * from = (const float4 *) ((const char *) p.a.data + (row0 + r) * (int64_t) p.a.nb[1]) + first + 32 * u;
+                a[u][r] = row0 + r < m && 4 * (first + 32 * u) < n ? *from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+    });
+    if (blockIdx.x == 0) { x.store((char *) p.norm.y.data, n); }
+    x.store((char *) shared_y, n);
+    __syncthreads();
+    float sum[2] = {};
+    UNROLL for (int u = 0; u < AHEAD; ++u) {
+        const float4 v = 4 * (first + 32 * u) < n ? shared_y[first + 32 * u] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        UNROLL for (int r = 0; r < 2; ++r) {
+            sum[r] += a[u][r].x * v.x;
+            sum[r] += a[u][r].y * v.y;
+            sum[r] += a[u][r].z * v.z;
+            sum[r] += a[u][r].w * v.w;
+        }
+    }
+    const bool is_upper = lane >= 16; // half of the lanes add up each row
+    float all = (is_upper ? sum[1] : sum[0]) + __shfl_xor_sync(0xffffffffu, is_upper ? sum[0] : sum[1], 16);
+    UNROLL for (int d = 8; d > 0; d /= 2) { all += __shfl_xor_sync(0xffffffffu, all, d); }
+    if (lane % 16 == 0) { sums[step][lane / 16] = all; }
+    __syncthreads();
+    if ((int) threadIdx.x < 2 && row0 + (int) threadIdx.x < m) {
+        float y = 0.0f;
+        for (int s = 0; s * NORM_PRODUCT_STEP < n; ++s) { y += sums[s][threadIdx.x]; }
+        *(float *) ((char *) p.y.data + (row0 + (int) threadIdx.x) * (int64_t) p.y.nb[0]) = y;
+    }
+}
+
+bool gcuda_norm_product_takes(const gcuda_norm_product_args * args) {
+    const gcuda_norm_mul_args & norm = args->norm;
+    const gcuda_array & a = args->a, & y = args->y;
+    const bool is_matrix = a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[2] * a.ne[3] == 1 && a.ne[1] >= 1 && a.ne[1] <= NORM_PRODUCT_MOST;
+    return is_matrix && norm.form == 0 && norm.n_parts <= 1 && is_norm_mul_row(norm) && a.ne[0] == norm.x.ne[0] && a.ne[0] % 4 == 0 &&
+           a.ne[0] <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP && y.type == GCUDA_TYPE_F32 && n_elements(y) == a.ne[1] && y.ne[0] == a.ne[1];
+}
+
+gcuda_status gcuda_launch_norm_product(const gcuda_norm_product_args * args, gcuda_stream stream) {
+    if (!gcuda_norm_product_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    return with_held<float>(args->a.ne[0], true, [&](auto h) {
+        typedef decltype(h) H;
+        if constexpr (H::WIDE && H::THREADS > 32 && 16 * H::THREADS <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP) {
+            return launch_pdl_early_weights(
+                k_norm_product<H>, (args->a.ne[1] + 1) / 2, dim3(H::BLOCK), 0, 0, stream, *args, reads_weights_early());
+        } else {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
     });
 }
 
