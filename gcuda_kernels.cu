@@ -6221,13 +6221,14 @@ static inline __device__ void d_norm_mul_row(
     const int n = (int) p.x.ne[0];
     const bool has_b = p.b.data != nullptr, has_add = p.add.data != nullptr;
     row w, b, add;
+    const auto load_add = [&] { add.load((const char *) (has_add ? p.add.data : p.x.data), has_add ? n : 0); };
     if (!is_early) { d_pdl_wait(); }
     w.load((const char *) p.w.data, n);
     b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
     meanwhile();
     if (is_early) { d_pdl_wait(); }
     x.load((const char *) p.x.data, n);
-    add.load((const char *) (has_add ? p.add.data : p.x.data), has_add ? n : 0);
+    if (row::PARTS <= 4) { load_add(); } // of longer rows a thread has no registers for it yet
     for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += AHEAD) {
         row parts[AHEAD];
         UNROLL for (int k = 0; k < AHEAD; ++k) {
@@ -6237,6 +6238,7 @@ static inline __device__ void d_norm_mul_row(
             if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
         }
     }
+    if (row::PARTS > 4) { load_add(); }
     if (has_add) {
         x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
         if (p.sum.data != nullptr && is_writer) { x.store((char *) p.sum.data, n); }
@@ -6801,29 +6803,36 @@ static inline __device__ uint32_t d_route_most(uint32_t v) {
 #endif
 }
 
-// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
+// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1; 0: taken, or no expert.
 template <typename H>
-static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
+static inline __device__ void d_route_keys(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t * keys) {
     typedef typename H::template row<float> row;
     const int n = (int) p.logits.ne[0];
     const float * bias = (const float *) p.bias.data;
-    uint32_t best = 0;
-    int at = 0, held = -1;
-    float own = 0.0f;
-    for (int k = 0; k < row::PARTS; ++k) {
-        for (int j = 0; j < row::N; ++j) {
-            const int i = row::place(k) + j, h = k * row::N + j;
-            if (i < n && (taken >> h & 1u) == 0) {
-                const uint32_t key = d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
-                if (held < 0 || key > best) { best = key, at = i, held = h, own = x.v[k][j]; }
-            }
+    UNROLL for (int k = 0; k < row::PARTS; ++k) {
+        UNROLL for (int j = 0; j < row::N; ++j) {
+            const int i = row::place(k) + j;
+            keys[k * row::N + j] = i >= n ? 0 : 1 + d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
         }
     }
-    const uint32_t most = d_route_most(held < 0 ? 0 : best);
-    const int chosen = (int) ~d_route_most(held >= 0 && best == most ? ~(uint32_t) at : 0);
-    const bool is_mine = held >= 0 && at == chosen;
-    if (is_mine) { taken |= 1u << held; }
-    *value = __shfl_sync(0xffffffffu, own, __ffs((int) __ballot_sync(0xffffffffu, is_mine)) - 1);
+}
+
+// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
+// One warp works alone, so instructions are what counts: keys stay in registers and are made once.
+template <typename H> static inline __device__ int d_route_next(const typename H::template row<float> & x, uint32_t * keys, float * value) {
+    typedef typename H::template row<float> row;
+    constexpr int MOST = row::PARTS * row::N;
+    uint32_t best = 0;
+    int at = 0, held = 0;
+    float own = 0.0f;
+    UNROLL for (int h = 0; h < MOST; ++h) { best = keys[h] > best ? keys[h] : best; }
+    const uint32_t most = d_route_most(best);
+    UNROLL for (int h = MOST - 1; h >= 0; --h) {
+        if (keys[h] == most) { at = row::place(h / row::N) + h % row::N, held = h, own = x.v[h / row::N][h % row::N]; }
+    }
+    const int chosen = (int) ~d_route_most(best == most ? ~(uint32_t) at : 0);
+    UNROLL for (int h = 0; h < MOST; ++h) { keys[h] = best == most && at == chosen && held == h ? 0 : keys[h]; }
+    *value = __shfl_sync(0xffffffffu, own, chosen / row::N % H::THREADS);
     return chosen;
 }
 
@@ -6838,12 +6847,14 @@ template <typename H, int N> static __global__ void __launch_bounds__(256) k_rou
         x.load(d_at(p.logits, 0, r, 0, 0), n);
         d_route_probs<H>(p, x);
         float w[N] = {};
-        uint32_t taken = 0;
-        for (int u = 0; u < used; ++u) {
+        uint32_t keys[H::template row<float>::PARTS * H::template row<float>::N];
+        d_route_keys<H>(p, x, keys);
+        char * ids = d_at(p.ids, 0, r, 0, 0);
+        NO_UNROLL for (int u = 0; u < used; ++u) {
             float value;
-            const int expert = d_route_next<H>(p, x, taken, &value);
-            if (lane == 0) { *(int32_t *) d_at(p.ids, u, r, 0, 0) = expert; }
-            if (lane == u / N) { w[u % N] = value; }
+            const int expert = d_route_next<H>(x, keys, &value);
+            if (lane == 0) { *(int32_t *) (ids + u * (int64_t) p.ids.nb[0]) = expert; }
+            UNROLL for (int j = 0; j < N; ++j) { w[j] = u == N * lane + j ? value : w[j]; }
         }
         if (p.gate == GCUDA_ROUTE_LATE_SOFT_MAX) { d_route_soft_max<N>(w, used); }
         const float sum = p.has_norm ? d_route_sum<N>(w, used) : 1.0f, least = sum < p.least ? p.least : sum;
@@ -23297,17 +23308,8 @@ static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
     return attn_rounded_bytes(mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
 }
 
-// SPLIT: so few tiles are not split. k_attn_join takes 4.9 us in a decoder's token, a tile less than 0.6 us (H100, F16, heads of 128).
-#define ATTN_WHOLE_TILES 8
-
-// Splits that keep every multiprocessor busy, for `units` blocks of rows.
-static int64_t attn_wanted_splits(const attn_plan & x, int64_t units, int64_t room) {
-    const bool is_whole = x.path == GCUDA_FLASH_ATTN_SPLIT && x.a.n_tiles <= enough(ATTN_WHOLE_TILES);
-    return is_whole ? 1 : room / (units > 0 ? units : 1);
-}
-
 // Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
-// fill half of the device are not split by rows.
+// fill half of the device are not split by rows. Four tiles in one split take 12.6 us, in four splits and k_attn_join 9.8 (H100, F16).
 static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     d_attn_mma & a = x.a;
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / x.w.block_rows;
@@ -23319,7 +23321,7 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     x.class_bytes = x.has_classes && p.mask_classes == nullptr ? attn_class_bytes(p.mask, a) : 0;
     if (x.path == GCUDA_FLASH_ATTN_ROWS || x.path == GCUDA_FLASH_ATTN_WGMMA) { attn_set_halves(p, x, room); }
     const int64_t groups = x.n_heads / a.group.n * x.n_seqs, units = n_row_blocks * groups;
-    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : attn_wanted_splits(x, units, room);
+    const int64_t want = p.plan.n_splits > 0 ? p.plan.n_splits : room / (units > 0 ? units : 1);
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;

@@ -3270,7 +3270,7 @@ static const struct column_case column_cases[] = {
     { GCUDA_TYPE_Q4_0, 1024, C_OUTPUT, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_COLUMNS, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_FORMS, 0, C_NORM },
-    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, C_NORM },
+    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, "norm + router" },
     { GCUDA_TYPE_Q4_0, 1024, C_IDS, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_VIEW, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_OPERAND, 0, C_NORM ", mul_mat + steps" },
