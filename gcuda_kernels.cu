@@ -6307,7 +6307,7 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
 
 // ---- that norm and a product of its row with few rows of floats: the router of a layer with experts ----
 #define NORM_PRODUCT_STEP 512  // elements that a warp multiplies, as k_mul_mat_vec_float
-#define NORM_PRODUCT_STEPS 8   // of a row: so many warps have one each
+#define NORM_PRODUCT_STEPS 8   // of a row, at most: each of a block's warps has one
 #define NORM_PRODUCT_MOST 512  // rows of a
 
 // Rows of a times y = rms_norm(x + add) * w + b, with the bits of k_norm_mul_row and k_mul_mat_vec_float. A block computes all of y, the
