@@ -3926,6 +3926,16 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 //   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and sum at multiples of
 //                   16 bytes
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+// The norm of one row and y = a times its result, in one launch with the bits of path VEC: the router of a layer with experts.
+//   norm   one row of 513 to 4096 elements, a multiple of 4, form 0, no parts; its result is written too
+//   a      F32 [elements, rows], at most 512 rows at multiples of 16 bytes
+//   y      F32 [rows]. No result overlaps another or an operand
+struct gcuda_norm_product_args {
+    struct gcuda_norm_mul_args norm;
+    struct gcuda_array a, y;
+};
+GCUDA_KERNEL_API bool gcuda_norm_product_takes(const struct gcuda_norm_product_args * args); // sizes and alignment; false: UNSUPPORTED
+GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_product(const struct gcuda_norm_product_args * args, gcuda_stream stream);
 // Inputs of attention in one launch, with the bits of separate nodes: rope and set_rows of keys, rope of queries, set_rows of values.
 // Token i of the rope's result, with all its heads, becomes row ids[i] of y.
 //   rope      y is not written; heads of at most 1024 elements
@@ -5094,6 +5104,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
+#define gcuda_launch_norm_product GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_product)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
 #define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
@@ -5175,6 +5186,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
 #define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
 #define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
+#define gcuda_norm_product_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_product_takes)
 #define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
 #define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
 #define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
@@ -31675,6 +31687,7 @@ union gcudai_cuda_fused {
     union gcudai_args op;
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
+    struct gcuda_norm_product_args norm_product; // begins with norm_mul
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
     struct gcudai_cuda_products products;
@@ -31692,6 +31705,7 @@ union gcudai_cuda_fused {
 enum gcudai_cuda_pattern_kind {
     GCUDAI_CUDA_FUSED_OTHER,
     GCUDAI_CUDA_FUSED_NORM,    // args.norm_mul, which may leave its result in a layout of products
+    GCUDAI_CUDA_FUSED_NORM_PRODUCT, // args.norm_product, whose norm writes floats
     GCUDAI_CUDA_FUSED_PRODUCTS // args.products
 };
 
@@ -32686,14 +32700,36 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
     return gcuda_launch_mul_mat(&job, stream);
 }
 
-// ---- products of the same few columns: queries, keys and values ----
-
+// ---- the norm of one row and a product of its result with few rows of floats: a router ----
 // One matrix of weights, and one of columns.
 static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) || !gcudai_cuda_is_product(w, i)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
     return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
 }
+
+static int gcudai_cuda_match_norm_product(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_norm_product_args * p = &args->norm_product; // its norm is args->norm_mul
+    struct gcudai_cuda_sums s;
+    int n = gcudai_cuda_match_add_rms_norm_mul(w, args);
+    if (n == 0) { n = gcudai_cuda_match_rms_norm_mul(w, args); }
+    const struct gcuda_tensor * norm = n > 0 ? w->node[n - 1] : NULL, * y = n > 0 && n < w->n ? w->node[n] : NULL;
+    if (y == NULL || !gcudai_cuda_is_single(w, n) || y->src[1] != norm || y->src[0]->type != GCUDA_TYPE_F32 || y->ne[1] != 1) { return 0; }
+    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, n);
+    const struct gcuda_tensor * sum = p->norm.sum.data != NULL ? w->node[0] : NULL;
+    bool may = !gcudai_cuda_match_sums(&rest, &s) && gcudai_cuda_may_write(w, n + 1, norm, false) && gcudai_cuda_may_write(w, n + 1, y, false) &&
+               !gcudai_cuda_overlap(norm, y);
+    if (sum != NULL) { may = may && gcudai_cuda_may_write(w, n + 1, sum, false) && !gcudai_cuda_overlap(sum, y); }
+    p->a = gcudai_array(y->src[0]);
+    p->y = gcudai_array(y);
+    return may && gcuda_norm_product_takes(p) ? n + 1 : 0;
+}
+
+static gcuda_status gcudai_cuda_run_norm_product(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_norm_product(&args->norm_product, stream);
+}
+
+// ---- products of the same few columns: queries, keys and values ----
 
 // The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
 static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
@@ -32898,6 +32934,8 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
         GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
     { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL,
         GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "norm + router", gcudai_cuda_match_norm_product, gcudai_cuda_run_norm_product, NULL,
+        GCUDAI_CUDA_FUSED_NORM_PRODUCT, { GCUDA_OP_ADD, GCUDA_OP_RMS_NORM, GCUDA_OP_NONE } },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
         GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
@@ -33553,7 +33591,8 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
 // What the step's launch may read early because of node t; NULL: nothing.
 static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
     if (gcudai_is_product(t->op)) { return t->src[0]; }
-    if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
+    const bool has_norm = s->pattern != NULL && (s->pattern->kind == GCUDAI_CUDA_FUSED_NORM || s->pattern->kind == GCUDAI_CUDA_FUSED_NORM_PRODUCT);
+    if (!has_norm || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
     const struct gcuda_norm_mul_args * p = &s->args.norm_mul;
     return t->src[0]->data == p->w.data || t->src[0]->data == p->b.data   ? t->src[0]
            : t->src[1]->data == p->w.data || t->src[1]->data == p->b.data ? t->src[1]

@@ -6218,44 +6218,57 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
+#define NORM_PARTS_AHEAD(THREADS) ((THREADS) <= 256 ? 7 : 2) // parts of a sum that are read at once: each is 16 registers of a thread
 #define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
 
-// k_norm_mul for a single row, as in decoding; x may be a sum of parts. Everything is addressed directly, and with is_early w and b are loaded before
-// the PDL wait. With p.form, y is a prequantized activation column.
+// rms_norm(x + add) * w + b of a single row, as in decoding, in the registers of a block; x may be a sum of parts. Everything is addressed
+// directly. Holds the PDL wait; with is_early, w and b and what `meanwhile` loads are read before it. The writer stores the sum.
+template <typename H, typename F>
+static inline __device__ void d_norm_mul_row(
+    const gcuda_norm_mul_args & p, bool is_early, bool is_writer, typename H::template row<float> & x, F meanwhile) {
+    typedef typename H::template row<float> row;
+    constexpr int AHEAD = NORM_PARTS_AHEAD(H::THREADS);
+    const int n = (int) p.x.ne[0];
+    const bool has_b = p.b.data != nullptr, has_add = p.add.data != nullptr;
+    row w, b, add;
+    const auto load_add = [&] { add.load((const char *) (has_add ? p.add.data : p.x.data), has_add ? n : 0); };
+    if (!is_early) { d_pdl_wait(); }
+    w.load((const char *) p.w.data, n);
+    b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
+    meanwhile();
+    if (is_early) { d_pdl_wait(); }
+    x.load((const char *) p.x.data, n);
+    if (row::PARTS <= 4) { load_add(); } // of longer rows a thread has no registers for it yet
+    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += AHEAD) {
+        row parts[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
+            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
+        }
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
+            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+        }
+    }
+    if (row::PARTS > 4) { load_add(); }
+    if (has_add) {
+        x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
+        if (p.sum.data != nullptr && is_writer) { x.store((char *) p.sum.data, n); }
+    }
+    float mean;
+    const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, n, p.eps, &mean);
+    x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
+    if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+}
+
+// k_norm_mul for a single row. With p.form, y is a prequantized activation column.
 //   shared  that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b
 //   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
     typedef typename H::template row<float> row;
     const int n = (int) p.x.ne[0];
-    const bool has_b = p.b.data != nullptr;
-    row x, w, b;
+    row x;
     d_pdl_trigger();
-    if (!is_early) { d_pdl_wait(); }
-    w.load((const char *) p.w.data, n);
-    b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
-    if (is_early) { d_pdl_wait(); }
-    x.load((const char *) p.x.data, n);
-    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
-        row parts[NORM_PARTS_AHEAD];
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
-            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
-        }
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
-            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
-        }
-    }
-    if (p.add.data != nullptr) {
-        row add;
-        add.load((const char *) p.add.data, n);
-        x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
-        if (p.sum.data != nullptr) { x.store((char *) p.sum.data, n); }
-    }
-    float mean;
-    const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, n, p.eps, &mean);
-    x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
-    if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+    d_norm_mul_row<H>(p, is_early, true, x, [] {});
     if (p.form != 0) {
         d_norm_column<row, H::THREADS>(x, n, d_vec_form_of_number(p.form), (char *) p.y.data);
     } else {
@@ -6299,6 +6312,80 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
         }
         const int64_t at_once = H::BLOCK / H::THREADS;
         return launch_pdl_early_weights(k_norm_mul<H>, (n + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
+    });
+}
+
+// ---- that norm and a product of its row with few rows of floats: the router of a layer with experts ----
+#define NORM_PRODUCT_STEP 512  // elements that a warp multiplies, as k_mul_mat_vec_float
+#define NORM_PRODUCT_STEPS 8   // of a row, at most: each of a block's warps has one
+#define NORM_PRODUCT_MOST 512  // rows of a
+
+// Rows of a times y = rms_norm(x + add) * w + b, with the bits of k_norm_mul_row and k_mul_mat_vec_float. A block computes all of y, the
+// first one stores it, and two rows of a, one step a warp; their weights are loaded before the PDL wait.
+//   shared  y, 16 H::THREADS floats; sums [step][row]; that of d_block_reduce
+//   floor   latency: one pass over x, w, add and b, then over y
+//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps. Results overlap no operand
+template <typename H>
+static __global__ void __launch_bounds__(H::BLOCK) k_norm_product(const D_GRID_CONSTANT gcuda_norm_product_args p, const bool is_early) {
+    constexpr int AHEAD = NORM_PRODUCT_STEP / 128;
+    __shared__ float4 shared_y[4 * H::THREADS];
+    __shared__ float sums[NORM_PRODUCT_STEPS][2];
+    const int n = (int) p.a.ne[0], m = (int) p.a.ne[1], row0 = 2 * (int) blockIdx.x, lane = (int) threadIdx.x % 32, step = (int) threadIdx.x / 32;
+    const int first = step * (NORM_PRODUCT_STEP / 4) + lane; // vector of 4 elements
+    typename H::template row<float> x;
+    float4 a[AHEAD][2];
+    d_pdl_trigger();
+    d_norm_mul_row<H>(p.norm, is_early, blockIdx.x == 0, x, [&] {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float4 * from = (const float4 *) ((const char *) p.a.data + (row0 + r) * (int64_t) p.a.nb[1]) + first + 32 * u;
+                a[u][r] = row0 + r < m && 4 * (first + 32 * u) < n ? *from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+    });
+    if (blockIdx.x == 0) { x.store((char *) p.norm.y.data, n); }
+    x.store((char *) shared_y, n);
+    __syncthreads();
+    float sum[2] = {};
+    UNROLL for (int u = 0; u < AHEAD; ++u) {
+        const float4 v = 4 * (first + 32 * u) < n ? shared_y[first + 32 * u] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        UNROLL for (int r = 0; r < 2; ++r) {
+            sum[r] += a[u][r].x * v.x;
+            sum[r] += a[u][r].y * v.y;
+            sum[r] += a[u][r].z * v.z;
+            sum[r] += a[u][r].w * v.w;
+        }
+    }
+    const bool is_upper = lane >= 16; // half of the lanes add up each row
+    float all = (is_upper ? sum[1] : sum[0]) + __shfl_xor_sync(0xffffffffu, is_upper ? sum[0] : sum[1], 16);
+    UNROLL for (int d = 8; d > 0; d /= 2) { all += __shfl_xor_sync(0xffffffffu, all, d); }
+    if (lane % 16 == 0) { sums[step][lane / 16] = all; }
+    __syncthreads();
+    if ((int) threadIdx.x < 2 && row0 + (int) threadIdx.x < m) {
+        float y = 0.0f;
+        for (int s = 0; s * NORM_PRODUCT_STEP < n; ++s) { y += sums[s][threadIdx.x]; }
+        *(float *) ((char *) p.y.data + (row0 + (int) threadIdx.x) * (int64_t) p.y.nb[0]) = y;
+    }
+}
+
+bool gcuda_norm_product_takes(const gcuda_norm_product_args * args) {
+    const gcuda_norm_mul_args & norm = args->norm;
+    const gcuda_array & a = args->a, & y = args->y;
+    const bool is_matrix = a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[2] * a.ne[3] == 1 && a.ne[1] >= 1 && a.ne[1] <= NORM_PRODUCT_MOST;
+    return is_matrix && norm.form == 0 && norm.n_parts <= 1 && is_norm_mul_row(norm) && a.ne[0] == norm.x.ne[0] && a.ne[0] % 4 == 0 &&
+           a.ne[0] <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP && y.type == GCUDA_TYPE_F32 && n_elements(y) == a.ne[1] && y.ne[0] == a.ne[1];
+}
+
+gcuda_status gcuda_launch_norm_product(const gcuda_norm_product_args * args, gcuda_stream stream) {
+    if (!gcuda_norm_product_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    return with_held<float>(args->a.ne[0], true, [&](auto h) {
+        typedef decltype(h) H;
+        if constexpr (H::WIDE && H::THREADS > 32 && 16 * H::THREADS <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP) {
+            return launch_pdl_early_weights(
+                k_norm_product<H>, (args->a.ne[1] + 1) / 2, dim3(H::BLOCK), 0, 0, stream, *args, reads_weights_early());
+        } else {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
     });
 }
 
@@ -6713,34 +6800,49 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
     }
 }
 
-// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
+// Maximum over a warp.
+static inline __device__ uint32_t d_route_most(uint32_t v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    for (int d = 16; d > 0; d /= 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, v, d);
+        v = other > v ? other : v;
+    }
+    return v;
+#else
+    return __reduce_max_sync(0xffffffffu, v);
+#endif
+}
+
+// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1; 0: taken, or no expert.
 template <typename H>
-static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
+static inline __device__ void d_route_keys(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t * keys) {
     typedef typename H::template row<float> row;
     const int n = (int) p.logits.ne[0];
     const float * bias = (const float *) p.bias.data;
-    uint32_t best = 0;
-    int at = 0, held = -1;
-    float own = 0.0f;
-    for (int k = 0; k < row::PARTS; ++k) {
-        for (int j = 0; j < row::N; ++j) {
-            const int i = row::place(k) + j, h = k * row::N + j;
-            if (i < n && (taken >> h & 1u) == 0) {
-                const uint32_t key = d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
-                if (held < 0 || key > best) { best = key, at = i, held = h, own = x.v[k][j]; }
-            }
+    UNROLL for (int k = 0; k < row::PARTS; ++k) {
+        UNROLL for (int j = 0; j < row::N; ++j) {
+            const int i = row::place(k) + j;
+            keys[k * row::N + j] = i >= n ? 0 : 1 + d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
         }
     }
-    unsigned long long all = held < 0 ? 0 : (unsigned long long) best << 32 | (0xffffffffu - (uint32_t) at);
-    for (int d = 16; d > 0; d /= 2) {
-        const uint32_t high = __shfl_xor_sync(0xffffffffu, (uint32_t) (all >> 32), d), low = __shfl_xor_sync(0xffffffffu, (uint32_t) all, d);
-        const unsigned long long other = (unsigned long long) high << 32 | low;
-        all = other > all ? other : all;
+}
+
+// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
+// One warp works alone, so instructions are what counts: keys stay in registers and are made once.
+template <typename H> static inline __device__ int d_route_next(const typename H::template row<float> & x, uint32_t * keys, float * value) {
+    typedef typename H::template row<float> row;
+    constexpr int MOST = row::PARTS * row::N;
+    uint32_t best = 0;
+    int at = 0, held = 0;
+    float own = 0.0f;
+    UNROLL for (int h = 0; h < MOST; ++h) { best = keys[h] > best ? keys[h] : best; }
+    const uint32_t most = d_route_most(best);
+    UNROLL for (int h = MOST - 1; h >= 0; --h) {
+        if (keys[h] == most) { at = row::place(h / row::N) + h % row::N, held = h, own = x.v[h / row::N][h % row::N]; }
     }
-    const int chosen = (int) (0xffffffffu - (uint32_t) all);
-    const bool is_mine = held >= 0 && at == chosen;
-    if (is_mine) { taken |= 1u << held; }
-    *value = __shfl_sync(0xffffffffu, own, __ffs((int) __ballot_sync(0xffffffffu, is_mine)) - 1);
+    const int chosen = (int) ~d_route_most(best == most ? ~(uint32_t) at : 0);
+    UNROLL for (int h = 0; h < MOST; ++h) { keys[h] = best == most && at == chosen && held == h ? 0 : keys[h]; }
+    *value = __shfl_sync(0xffffffffu, own, chosen / row::N % H::THREADS);
     return chosen;
 }
 
@@ -6755,12 +6857,14 @@ template <typename H, int N> static __global__ void __launch_bounds__(256) k_rou
         x.load(d_at(p.logits, 0, r, 0, 0), n);
         d_route_probs<H>(p, x);
         float w[N] = {};
-        uint32_t taken = 0;
-        for (int u = 0; u < used; ++u) {
+        uint32_t keys[H::template row<float>::PARTS * H::template row<float>::N];
+        d_route_keys<H>(p, x, keys);
+        char * ids = d_at(p.ids, 0, r, 0, 0);
+        NO_UNROLL for (int u = 0; u < used; ++u) {
             float value;
-            const int expert = d_route_next<H>(p, x, taken, &value);
-            if (lane == 0) { *(int32_t *) d_at(p.ids, u, r, 0, 0) = expert; }
-            if (lane == u / N) { w[u % N] = value; }
+            const int expert = d_route_next<H>(x, keys, &value);
+            if (lane == 0) { *(int32_t *) (ids + u * (int64_t) p.ids.nb[0]) = expert; }
+            UNROLL for (int j = 0; j < N; ++j) { w[j] = u == N * lane + j ? value : w[j]; }
         }
         if (p.gate == GCUDA_ROUTE_LATE_SOFT_MAX) { d_route_soft_max<N>(w, used); }
         const float sum = p.has_norm ? d_route_sum<N>(w, used) : 1.0f, least = sum < p.least ? p.least : sum;
@@ -6779,14 +6883,16 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
         p.logits.ne[2] * p.logits.ne[3] != 1 || p.ids.type != GCUDA_TYPE_I32 || p.weights.type != GCUDA_TYPE_F32) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held<float, 32>(n, p.is_wide, [&](auto h) {
+    const auto launch_as_held = [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::THREADS <= 32) { // with fewer lanes per row, all of the warp has the same row
             return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
         }
-    });
+    };
+    if (p.logits.ne[1] == 0) { return GCUDA_STATUS_SUCCESS; }
+    return p.is_wide && n <= 128 && n % 4 == 0 ? launch_as_held(held<32, 1, true>()) : with_held<float, 32>(n, p.is_wide, launch_as_held);
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
@@ -23715,7 +23821,7 @@ static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
 }
 
 // Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
-// fill half of the device are not split by rows.
+// fill half of the device are not split by rows. Four tiles in one split take 12.6 us, in four splits and k_attn_join 9.8 (H100, F16).
 static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     d_attn_mma & a = x.a;
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / x.w.block_rows;
