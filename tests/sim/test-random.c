@@ -417,7 +417,7 @@ static struct gcuda_tensor * block_rope(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     const int64_t head = 32 * (1 + below(g, 2)), kv_heads = 1 + below(g, 2), heads = kv_heads * (1 + below(g, 3)), tokens = 1 + below(g, 4), positions = 12;
     const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 5), order = below(g, 4);
-    const int steps = below(g, 2) ? below(g, head == 64 ? 8 : 4) : 0;
+    const int steps = (below(g, 2) ? below(g, 4) : 0) | (head == 64 && below(g, 2) ? HEADS_HADAMARD : 0);
     const enum gcuda_type type = cache_type(g);
     struct gcuda_tensor * pos = leaf(g, GCUDA_TYPE_I32, tokens, 1, 1, 1, 50), * ids = leaf(g, GCUDA_TYPE_I64, tokens, 1, 1, 1, positions);
     struct gcuda_tensor * x = heads_of(g, head, kv_heads, tokens, steps), * of_q = heads_of(g, head, heads, tokens, steps);
@@ -511,10 +511,22 @@ static struct gcuda_tensor * block_parts(struct gen * g) {
     return gcuda_mul(c, seen(g, gcuda_rms_norm(c, sum, 1e-5f)), f32(g, n, 1, 1, 1));
 }
 
-enum { N_BLOCKS = 12 };
+// The norm before experts, with a sum or without, and the router's product, of which a bias may be a step.
+static struct gcuda_tensor * block_router(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    const int64_t n = 516 + 4 * below(g, 57), experts = 2 + below(g, 20);
+    struct gcuda_tensor * x = below(g, 2) ? columns(g, n, 1, 1) : f32(g, n, 1, 1, 1);
+    if (below(g, 2)) { x = seen(g, gcuda_add(c, x, f32(g, n, 1, 1, 1))); }
+    struct gcuda_tensor * h = gcuda_mul(c, seen(g, gcuda_rms_norm(c, x, 1e-5f)), f32(g, n, 1, 1, 1));
+    struct gcuda_tensor * y = gcuda_mul_mat(c, f32(g, n, experts, 1, 1), seen(g, h));
+    if (below(g, 4) == 0) { y = gcuda_add(c, seen(g, y), f32(g, experts, 1, 1, 1)); }
+    return gcuda_concat(c, y, gcuda_add(c, h, x), 0); // the residual is needed longer: or h is written in its place
+}
+
+enum { N_BLOCKS = 13 };
 static struct gcuda_tensor * block(struct gen * g, int kind) {
     static struct gcuda_tensor * (* const blocks[N_BLOCKS])(struct gen * g) = { block_routing, block_experts, block_beside, block_gate, block_down,
-        block_steps, block_rope, block_attention, block_add_cast, block_plain, block_soft_max, block_parts };
+        block_steps, block_rope, block_attention, block_add_cast, block_plain, block_soft_max, block_parts, block_router };
     return g->is_smooth ? block_soft_max(g) : blocks[kind](g);
 }
 
