@@ -6334,7 +6334,7 @@ GCUDAI_SHARED void gcudai_symmetric_recode(int max, const float * x, gcuda_fp16_
     GCUDAI_UNROLL for (int i = 0; i < 16; ++i) { q[i] = gcudai_nearest_f32(x[i] / scale, -max, max - 1); }
 }
 
-// Sixteen 6-bit scales of Q3_K, stored with 32 added; the inverse of gcudai_unpack_q3_k_scales.
+// Sixteen 6-bit scales of Q3_K, stored with 32 added; the inverse of gcudai_q3_k_scales.
 GCUDAI_SHARED void gcudai_pack_q3_k_scales(const uint8_t * scales, uint8_t * p) {
     memset(p, 0, 12);
     for (int g = 0; g < 16; ++g) {
@@ -7419,7 +7419,7 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 }
 
 // True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
-// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now, gcudai_isa_has_avx2.
+// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now.
 static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
     if (f == 0) {
@@ -7428,9 +7428,6 @@ static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
     }
     return (f & features) == features;
 }
-
-// May AVX2, FMA and F16C be used? AVX2 and the sets after it come with all three.
-static GCUDAI_UNUSED bool gcudai_isa_has_avx2(void) { return gcuda_cpu_get_isa() >= GCUDA_CPU_ISA_AVX2; }
 
 int gcuda_version(void) { return GCUDA_VERSION; }
 
@@ -7695,146 +7692,28 @@ gcuda_fp16_t gcuda_fp32_to_fp16(float x) { return gcudai_fp32_to_fp16(x); }
 float gcuda_bf16_to_fp32(gcuda_bf16_t x) { return gcudai_bf16_to_fp32(x); }
 gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 
-// The first n elements rounded down to whole vectors, with the bits of the scalar form; they return how many.
-#if GCUDAI_HAVE_X86_SIMD
-GCUDAI_SIMD_BEGIN
-GCUDAI_TARGET_AVX2 static int64_t gcudai_fp16_to_fp32_avx2(const gcuda_fp16_t * x, float * y, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) { _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + i)))); }
-    return i;
-}
-
-GCUDAI_TARGET_AVX2 static int64_t gcudai_fp32_to_fp16_avx2(const float * x, gcuda_fp16_t * y, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) { _mm_storeu_si128((__m128i *) (y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0)); }
-    return i;
-}
-
-GCUDAI_TARGET_AVX2 static int64_t gcudai_bf16_to_fp32_avx2(const gcuda_bf16_t * x, float * y, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) (x + i)));
-        _mm256_storeu_ps(y + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
-    }
-    return i;
-}
-
-GCUDAI_TARGET_AVX2 static int64_t gcudai_fp32_to_bf16_avx2(const float * x, gcuda_bf16_t * y, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        const __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
-        const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-        const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
-        const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-        const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-        const __m256i h = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, is_nan);
-        const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-        _mm_storeu_si128((__m128i *) (y + i), packed);
-    }
-    return i;
-}
-GCUDAI_SIMD_END
-#define GCUDAI_HALF_ROW(name, x, y, n) \
-    (gcudai_isa_has_avx2() ? gcudai_##name##_avx2(x, y, n) : 0)
-#else
-#define GCUDAI_HALF_ROW(name, x, y, n) 0
-#endif
-
-void gcuda_fp16_to_fp32_row(const gcuda_fp16_t * x, float * y, int64_t n) {
-    for (int64_t i = GCUDAI_HALF_ROW(fp16_to_fp32, x, y, n); i < n; ++i) { y[i] = gcudai_fp16_to_fp32(x[i]); }
-}
-
-void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n) {
-    for (int64_t i = GCUDAI_HALF_ROW(fp32_to_fp16, x, y, n); i < n; ++i) { y[i] = gcudai_fp32_to_fp16(x[i]); }
-}
-
-void gcuda_bf16_to_fp32_row(const gcuda_bf16_t * x, float * y, int64_t n) {
-    for (int64_t i = GCUDAI_HALF_ROW(bf16_to_fp32, x, y, n); i < n; ++i) { y[i] = gcudai_bf16_to_fp32(x[i]); }
-}
-
-void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) {
-    for (int64_t i = GCUDAI_HALF_ROW(fp32_to_bf16, x, y, n); i < n; ++i) { y[i] = gcudai_fp32_to_bf16(x[i]); }
-}
-
 // =====================================================================================================
 // >>impl-quants   block formats: dequantize, quantize rows, check them
 // =====================================================================================================
 #include <float.h>
 
-// A block is copied to a local before use: the compiler then knows that nothing written to y can change it, and
-// vectorises. Products are evaluated from left to right, as the type's formula is written.
+// The formats of weights.
+#define GCUDAI_Q_CODES(X)                                                                                              \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)                  \
+    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)                      \
+    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s)                          \
+    X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
 
-static void gcudai_put_signed(float * y, int n, float scale, uint64_t mags, uint32_t signs) {
-    for (int j = 0; j < n; ++j) {
-        const float v = scale * (float) (int) (mags >> 8 * j & 255u);
-        y[j] = gcudai_bits_f32(gcudai_f32_bits(v) ^ (signs >> j & 1u) << 31);
-    }
-}
+// n weights, whole blocks, by way of the codes that matrix products expand them to (>>impl-simd).
+static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n);
 
-// ---- blocks of 32 ----------------------------------------------------------------------------------
-static void gcudai_dequantize_row_q4_0(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q4_0 * blocks = (const struct gcuda_block_q4_0 *) x;
-    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
-        const struct gcuda_block_q4_0 b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d);
-        for (int j = 0; j < 16; ++j) {
-            y[j] = d * (float) ((b.qs[j] & 15) - 8);
-            y[j + 16] = d * (float) ((b.qs[j] >> 4) - 8);
-        }
-    }
-}
+#define X(ID, name) \
+    static void gcudai_dequantize_row_##name(const void * x, float * y, int64_t n) { gcudai_dequantize_weights(GCUDA_TYPE_##ID, x, y, n); }
+GCUDAI_Q_CODES(X)
+#undef X
 
-static void gcudai_dequantize_row_q4_1(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q4_1 * blocks = (const struct gcuda_block_q4_1 *) x;
-    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
-        const struct gcuda_block_q4_1 b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d), m = gcudai_fp16_to_fp32(b.m);
-        for (int j = 0; j < 16; ++j) {
-            y[j] = d * (float) (b.qs[j] & 15) + m;
-            y[j + 16] = d * (float) (b.qs[j] >> 4) + m;
-        }
-    }
-}
-
-// Codes 0..31 of Q5_0 and Q5_1: nibbles, and bit i of a 32-bit word for element i.
-static void gcudai_unpack_q5(const uint8_t * qh, const uint8_t * qs, uint8_t * q) {
-    const uint32_t h = (uint32_t) qh[0] | (uint32_t) qh[1] << 8 | (uint32_t) qh[2] << 16 | (uint32_t) qh[3] << 24;
-    for (int j = 0; j < 16; ++j) {
-        q[j] = (uint8_t) ((qs[j] & 15u) | (h >> j & 1u) << 4);
-        q[j + 16] = (uint8_t) ((uint32_t) qs[j] >> 4 | (h >> (j + 16) & 1u) << 4);
-    }
-}
-
-static void gcudai_dequantize_row_q5_0(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q5_0 * b = (const struct gcuda_block_q5_0 *) x;
-    for (int64_t i = 0; i < n / 32; ++i, ++b, y += 32) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        uint8_t q[32];
-        gcudai_unpack_q5(b->qh, b->qs, q);
-        for (int j = 0; j < 32; ++j) { y[j] = d * (float) (q[j] - 16); }
-    }
-}
-
-static void gcudai_dequantize_row_q5_1(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q5_1 * b = (const struct gcuda_block_q5_1 *) x;
-    for (int64_t i = 0; i < n / 32; ++i, ++b, y += 32) {
-        const float d = gcudai_fp16_to_fp32(b->d), m = gcudai_fp16_to_fp32(b->m);
-        uint8_t q[32];
-        gcudai_unpack_q5(b->qh, b->qs, q);
-        for (int j = 0; j < 32; ++j) { y[j] = d * (float) q[j] + m; }
-    }
-}
-
-static void gcudai_dequantize_row_q8_0(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q8_0 * blocks = (const struct gcuda_block_q8_0 *) x;
-    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
-        const struct gcuda_block_q8_0 b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d);
-        for (int j = 0; j < 32; ++j) { y[j] = d * (float) b.qs[j]; }
-    }
-}
-
+// Q8_1 and Q8_K are formats of activations, not of weights. A block is copied first: the compiler then knows that a store to y
+// cannot change it, and vectorizes.
 static void gcudai_dequantize_row_q8_1(const void * x, float * y, int64_t n) {
     const struct gcuda_block_q8_1 * blocks = (const struct gcuda_block_q8_1 *) x;
     for (int64_t i = 0; i < n / 32; ++i, y += 32) {
@@ -7844,258 +7723,11 @@ static void gcudai_dequantize_row_q8_1(const void * x, float * y, int64_t n) {
     }
 }
 
-// 32 nibbles through a table of 16 values
-static void gcudai_put_nibbles(float * y, float scale, const int8_t * values, const uint8_t * qs) {
-    for (int j = 0; j < 16; ++j) {
-        const uint32_t q = qs[j];
-        y[j] = scale * (float) values[q & 15u];
-        y[j + 16] = scale * (float) values[q >> 4];
-    }
-}
-
-static void gcudai_dequantize_row_iq4_nl(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq4_nl * b = (const struct gcuda_block_iq4_nl *) x;
-    for (int64_t i = 0; i < n / 32; ++i) {
-        gcudai_put_nibbles(y + 32 * i, gcudai_fp16_to_fp32(b[i].d), gcudai_kvalues_iq4nl, b[i].qs);
-    }
-}
-
-static void gcudai_dequantize_row_mxfp4(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_mxfp4 * b = (const struct gcuda_block_mxfp4 *) x;
-    for (int64_t i = 0; i < n / 32; ++i) {
-        gcudai_put_nibbles(y + 32 * i, gcudai_mxfp4_scale(b[i].e), gcudai_kvalues_mxfp4, b[i].qs);
-    }
-}
-
-// ---- blocks of 256 with integer sub-scales ---------------------------------------------------------
-static void gcudai_dequantize_row_q2_k(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q2_k * blocks = (const struct gcuda_block_q2_k *) x;
-    for (int64_t i = 0; i < n / 256; ++i) {
-        const struct gcuda_block_q2_k b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d), dmin = gcudai_fp16_to_fp32(b.dmin);
-        for (int g = 0; g < 16; ++g, y += 16) {
-            const float scale = d * (float) (b.scales[g] & 15), min = dmin * (float) (b.scales[g] >> 4);
-            const uint8_t * q = b.qs + 32 * (g / 8) + 16 * (g % 2);
-            const int shift = 2 * (g % 8 / 2);
-            for (int j = 0; j < 16; ++j) { y[j] = scale * (float) (q[j] >> shift & 3) - min; }
-        }
-    }
-}
-
-// Sixteen 6-bit scales, stored with 32 added: nibbles in eight bytes, the two high bits in four more.
-static void gcudai_unpack_q3_k_scales(const uint8_t * p, int8_t * scales) {
-    for (int g = 0; g < 16; ++g) {
-        const int lo = p[g % 8] >> 4 * (g / 8) & 15, hi = p[8 + g % 4] >> 2 * (g / 4) & 3;
-        scales[g] = (int8_t) ((lo | hi << 4) - 32);
-    }
-}
-
-static void gcudai_dequantize_row_q3_k(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q3_k * blocks = (const struct gcuda_block_q3_k *) x;
-    for (int64_t i = 0; i < n / 256; ++i) {
-        const struct gcuda_block_q3_k b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d);
-        int8_t scales[16];
-        gcudai_unpack_q3_k_scales(b.scales, scales);
-        for (int g = 0; g < 16; ++g, y += 16) {
-            const float scale = d * (float) scales[g];
-            const uint8_t * q = b.qs + 32 * (g / 8) + 16 * (g % 2);
-            const uint8_t * h = b.hmask + 16 * (g % 2);
-            const int shift = 2 * (g % 8 / 2), bit = g / 2;
-            for (int j = 0; j < 16; ++j) {
-                y[j] = scale * (float) ((q[j] >> shift & 3) + 4 * (h[j] >> bit & 1) - 4);
-            }
-        }
-    }
-}
-
-// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K). Four are plain pairs whose top bits carry the high bits of the other
-// four; the last four bytes hold the low nibbles of those.
-static void gcudai_unpack_k_scales(const uint8_t * p, uint8_t * scales, uint8_t * mins) {
-    for (int g = 0; g < 4; ++g) {
-        scales[g] = p[g] & 63u;
-        mins[g] = p[g + 4] & 63u;
-        scales[g + 4] = (uint8_t) ((p[g + 8] & 15u) | (uint32_t) (p[g] >> 6) << 4);
-        mins[g + 4] = (uint8_t) ((uint32_t) (p[g + 8] >> 4) | (uint32_t) (p[g + 4] >> 6) << 4);
-    }
-}
-
-static void gcudai_dequantize_row_q4_k(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q4_k * blocks = (const struct gcuda_block_q4_k *) x;
-    for (int64_t i = 0; i < n / 256; ++i) {
-        const struct gcuda_block_q4_k b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d), dmin = gcudai_fp16_to_fp32(b.dmin);
-        uint8_t scales[8], mins[8];
-        gcudai_unpack_k_scales(b.scales, scales, mins);
-        for (int g = 0; g < 8; ++g, y += 32) {
-            const float scale = d * (float) scales[g], min = dmin * (float) mins[g];
-            const uint8_t * q = b.qs + 32 * (g / 2);
-            const int shift = 4 * (g % 2);
-            for (int j = 0; j < 32; ++j) { y[j] = scale * (float) (q[j] >> shift & 15) - min; }
-        }
-    }
-}
-
-static void gcudai_dequantize_row_q5_k(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q5_k * blocks = (const struct gcuda_block_q5_k *) x;
-    for (int64_t i = 0; i < n / 256; ++i) {
-        const struct gcuda_block_q5_k b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d), dmin = gcudai_fp16_to_fp32(b.dmin);
-        uint8_t scales[8], mins[8];
-        gcudai_unpack_k_scales(b.scales, scales, mins);
-        for (int g = 0; g < 8; ++g, y += 32) {
-            const float scale = d * (float) scales[g], min = dmin * (float) mins[g];
-            const uint8_t * q = b.qs + 32 * (g / 2);
-            const int shift = 4 * (g % 2);
-            for (int j = 0; j < 32; ++j) {
-                y[j] = scale * (float) ((q[j] >> shift & 15) | (b.qh[j] >> g & 1) << 4) - min;
-            }
-        }
-    }
-}
-
-static void gcudai_dequantize_row_q6_k(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_q6_k * blocks = (const struct gcuda_block_q6_k *) x;
-    for (int64_t i = 0; i < n / 256; ++i) {
-        const struct gcuda_block_q6_k b = blocks[i];
-        const float d = gcudai_fp16_to_fp32(b.d);
-        for (int g = 0; g < 16; ++g, y += 16) {
-            const float scale = d * (float) b.scales[g];
-            const int half = g / 8, k = g % 8 / 2; // k: which 32 of the half's 128 elements
-            const uint8_t * lo = b.ql + 64 * half + 32 * (k % 2) + 16 * (g % 2);
-            const uint8_t * hi = b.qh + 32 * half + 16 * (g % 2);
-            for (int j = 0; j < 16; ++j) {
-                y[j] = scale * (float) (((lo[j] >> 4 * (k / 2) & 15) | (hi[j] >> 2 * k & 3) << 4) - 32);
-            }
-        }
-    }
-}
-
 static void gcudai_dequantize_row_q8_k(const void * x, float * y, int64_t n) {
     const struct gcuda_block_q8_k * blocks = (const struct gcuda_block_q8_k *) x;
     for (int64_t i = 0; i < n / 256; ++i, y += 256) {
         const struct gcuda_block_q8_k b = blocks[i];
         for (int j = 0; j < 256; ++j) { y[j] = b.d * (float) b.qs[j]; }
-    }
-}
-
-static void gcudai_dequantize_row_iq4_xs(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq4_xs * b = (const struct gcuda_block_iq4_xs *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 8; ++g, y += 32) {
-            const int scale = (b->scales_l[g / 2] >> 4 * (g % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
-            gcudai_put_nibbles(y, d * (float) (scale - 32), gcudai_kvalues_iq4nl, b->qs + 16 * g);
-        }
-    }
-}
-
-// ---- blocks of 256 with codebooks ------------------------------------------------------------------
-static void gcudai_dequantize_row_iq2_xxs(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq2_xxs * b = (const struct gcuda_block_iq2_xxs *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 8; ++g) {
-            const uint16_t * q = b->qs + 4 * g; // four codes, then 4 x 7 signs and 4 bits scale
-            const uint32_t aux = (uint32_t) q[2] | (uint32_t) q[3] << 16;
-            const float scale = d * (0.5f + (float) (int) (aux >> 28)) * 0.25f;
-            for (int k = 0; k < 4; ++k, y += 8) {
-                const uint32_t code = (uint32_t) q[k / 2] >> 8 * (k % 2) & 255u;
-                gcudai_put_signed(y, 8, scale, gcudai_iq2_entry(gcudai_grid_iq2xxs[code]),
-                                  gcudai_even_signs(aux >> 7 * k & 127u));
-            }
-        }
-    }
-}
-
-static void gcudai_dequantize_row_iq2_xs(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq2_xs * b = (const struct gcuda_block_iq2_xs *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 32; ++g, y += 8) {
-            const float scale = d * (0.5f + (float) (b->scales[g / 4] >> 4 * (g / 2 % 2) & 15)) * 0.25f;
-            const uint32_t q = b->qs[g];
-            gcudai_put_signed(y, 8, scale, gcudai_iq2_entry(gcudai_grid_iq2xs[q & 511u]), gcudai_even_signs(q >> 9));
-        }
-    }
-}
-
-static void gcudai_dequantize_row_iq2_s(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq2_s * b = (const struct gcuda_block_iq2_s *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 32; ++g, y += 8) {
-            const float scale = d * (0.5f + (float) (b->scales[g / 4] >> 4 * (g / 2 % 2) & 15)) * 0.25f;
-            const uint32_t code = (uint32_t) b->qs[g] | ((uint32_t) b->qh[g / 4] >> 2 * (g % 4) & 3u) << 8;
-            gcudai_put_signed(y, 8, scale, gcudai_iq2_entry(gcudai_grid_iq2s[code]), b->signs[g]);
-        }
-    }
-}
-
-static void gcudai_dequantize_row_iq3_xxs(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq3_xxs * b = (const struct gcuda_block_iq3_xxs *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 8; ++g) {
-            const uint16_t * word = b->scales_and_signs + 2 * g;
-            const uint32_t aux = (uint32_t) word[0] | (uint32_t) word[1] << 16;
-            const float scale = d * (0.5f + (float) (int) (aux >> 28)) * 0.5f;
-            for (int k = 0; k < 4; ++k, y += 8) {
-                const uint8_t * q = b->qs + 8 * g + 2 * k;
-                const uint32_t signs = gcudai_even_signs(aux >> 7 * k & 127u);
-                gcudai_put_signed(y, 4, scale, gcudai_iq3_xxs_entry(q[0]), signs);
-                gcudai_put_signed(y + 4, 4, scale, gcudai_iq3_xxs_entry(q[1]), signs >> 4);
-            }
-        }
-    }
-}
-
-static void gcudai_dequantize_row_iq3_s(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq3_s * b = (const struct gcuda_block_iq3_s *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 64; ++g, y += 4) {
-            const float scale = d * (float) (1 + 2 * (b->scales[g / 16] >> 4 * (g / 8 % 2) & 15));
-            const uint32_t code = (uint32_t) b->qs[g] | ((uint32_t) b->qh[g / 8] >> (g % 8) & 1u) << 8;
-            gcudai_put_signed(y, 4, scale, gcudai_iq3_s_entry(code), (uint32_t) b->signs[g / 2] >> 4 * (g % 2));
-        }
-    }
-}
-
-// Eight values -1, 0, 1 of a code, all moved by delta (+-1/8)
-static void gcudai_put_iq1(float * y, float scale, uint32_t code, float delta) {
-    const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[code]);
-    for (int j = 0; j < 8; ++j) { y[j] = scale * ((float) ((int) (digits >> 8 * j & 3u) - 1) + delta); }
-}
-
-static void gcudai_dequantize_row_iq1_s(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq1_s * b = (const struct gcuda_block_iq1_s *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(b->d);
-        for (int g = 0; g < 8; ++g) {
-            const uint32_t h = b->qh[g];
-            const float scale = d * (float) (int) (2u * (h >> 12 & 7u) + 1u);
-            for (int k = 0; k < 4; ++k, y += 8) {
-                gcudai_put_iq1(y, scale, b->qs[4 * g + k] | (h >> 3 * k & 7u) << 8, h & 0x8000u ? -0.125f : 0.125f);
-            }
-        }
-    }
-}
-
-static gcuda_fp16_t gcudai_iq1_m_scale(const struct gcuda_block_iq1_m * b) {
-    return (gcuda_fp16_t) (b->scales[0] >> 12 | (b->scales[1] >> 12) << 4 | (b->scales[2] >> 12) << 8 |
-                           (b->scales[3] >> 12) << 12);
-}
-
-static void gcudai_dequantize_row_iq1_m(const void * x, float * y, int64_t n) {
-    const struct gcuda_block_iq1_m * b = (const struct gcuda_block_iq1_m *) x;
-    for (int64_t i = 0; i < n / 256; ++i, ++b) {
-        const float d = gcudai_fp16_to_fp32(gcudai_iq1_m_scale(b));
-        for (int g = 0; g < 32; ++g, y += 8) {
-            const float scale = d * (float) (2 * (b->scales[g / 8] >> 3 * (g / 2 % 4) & 7) + 1);
-            const uint32_t h = (uint32_t) b->qh[g / 2] >> 4 * (g % 2) & 15u;
-            gcudai_put_iq1(y, scale, b->qs[g] | (h & 7u) << 8, h & 8u ? -0.125f : 0.125f);
-        }
     }
 }
 
@@ -9904,14 +9536,244 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
     }
 }
 
+// ---- loops without products of matrices ----
+// Plain loops that gcc -O2 vectorizes because their counts are constant. They are compiled once for the machine of the build and
+// once for AVX2, and give the same bits in both: no product and sum are contracted.
+#define GCUDAI_LANES 16
+
+// a if cond is 1, b if it is 0. Written with masks, like all of this, because gcc vectorises no float choice at -O2.
+static inline float gcudai_select(uint32_t cond, float a, float b) {
+    const uint32_t mask = 0u - cond;
+    return gcudai_bits_f32((gcudai_f32_bits(a) & mask) | (gcudai_f32_bits(b) & ~mask));
+}
+
+// exp(x) within 1e-7, in loops four times as fast as the library's. x = n ln 2 + r; 2^n is two factors, so that results
+// become infinite or subnormal as they should. Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+static inline float gcudai_exp(float x) {
+    const uint32_t bits = gcudai_f32_bits(x), size = bits & 0x7fffffffu, most = 0x42d00000u; // 104
+    const float c = gcudai_bits_f32((bits & 0x80000000u) | (size < most ? size : most));
+    const int32_t n = (int32_t) gcudai_f32_bits(c * 1.44269504088896341f + 12582912.0f) - 0x4b400000, half = n / 2;
+    const float r = (c - (float) n * 0.693359375f) + (float) n * 2.12194440054690583e-4f; // ln 2 in two parts
+    const float tail = r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
+    const float e = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + tail)));
+    const uint32_t two_a = (uint32_t) (half + 127) << 23, two_b = (uint32_t) (n - half + 127) << 23;
+    const float y = e * gcudai_bits_f32(two_a) * gcudai_bits_f32(two_b);
+    return gcudai_select(size > 0x7f800000u, x, y); // NaN
+}
+
+static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b,
+    int64_t n) {
+    float s[GCUDAI_LANES], sum = 0.0f;
+    int64_t i = 0;
+    for (int l = 0; l < GCUDAI_LANES; ++l) {
+        s[l] = 0.0f;
+    }
+    for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
+        for (int l = 0; l < GCUDAI_LANES; ++l) {
+            s[l] += a[i + l] * b[i + l];
+        }
+    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) {
+        sum += s[l];
+    }
+    for (; i < n; ++i) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+// y += w[0] * x[0] + .. + w[3] * x[3], rows of n
+static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const float * const * x, const float * w,
+    int64_t n) {
+    const float * GCUDAI_RESTRICT x0 = x[0];
+    const float * GCUDAI_RESTRICT x1 = x[1];
+    const float * GCUDAI_RESTRICT x2 = x[2];
+    const float * GCUDAI_RESTRICT x3 = x[3];
+    const float w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
+    int64_t i = 0;
+    for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
+        for (int l = 0; l < GCUDAI_LANES; ++l) {
+            y[i + l] += (w0 * x0[i + l] + w1 * x1[i + l]) + (w2 * x2[i + l] + w3 * x3[i + l]);
+        }
+    }
+    for (; i < n; ++i) {
+        y[i] += (w0 * x0[i] + w1 * x1[i]) + (w2 * x2[i] + w3 * x3[i]);
+    }
+}
+
+// y[j] += sum_k w[k] * x[k][j] for rows x of m elements; m is a constant where this is called
+static GCUDAI_INLINE void gcudai_lane_taps_body(float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT w,
+    const float * GCUDAI_RESTRICT x, int64_t n, const int64_t m) {
+    int64_t k = 0;
+    for (; k + 4 <= n; k += 4, x += 4 * m) {
+        const float w0 = w[k], w1 = w[k + 1], w2 = w[k + 2], w3 = w[k + 3];
+        for (int64_t j = 0; j < m; ++j) {
+            y[j] += (w0 * x[j] + w1 * x[m + j]) + (w2 * x[2 * m + j] + w3 * x[3 * m + j]);
+        }
+    }
+    for (; k < n; ++k, x += m) {
+        const float w0 = w[k];
+        for (int64_t j = 0; j < m; ++j) {
+            y[j] += w0 * x[j];
+        }
+    }
+}
+
+// Pixels that a convolution computes together: many where it has many, few where each costs much.
+#define GCUDAI_CONV_WIDE 64
+#define GCUDAI_CONV_NARROW 16
+
+static GCUDAI_INLINE void gcudai_lane_taps_both(float * y, const float * w, const float * x, int64_t n, int64_t m) {
+    if (m == GCUDAI_CONV_WIDE) {
+        gcudai_lane_taps_body(y, w, x, n, GCUDAI_CONV_WIDE);
+    } else {
+        gcudai_lane_taps_body(y, w, x, n, GCUDAI_CONV_NARROW);
+    }
+}
+
+// w[0..GCUDAI_LANES) become exp(w - max); returns their sum. -inf becomes 0.
+static GCUDAI_INLINE float gcudai_lane_exp_body(float * GCUDAI_RESTRICT w, float max) {
+    float s[GCUDAI_LANES];
+    for (int l = 0; l < GCUDAI_LANES; ++l) { s[l] = w[l] = gcudai_exp(w[l] - max); }
+    for (int l = 0; l < 8; ++l) { s[l] += s[l + 8]; }
+    for (int l = 0; l < 4; ++l) { s[l] += s[l + 4]; }
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// y = scale * (code - zero) + minimum of n weights, a scale per `group` of them. Signed codes have bit 7 flipped and zero = 128.
+static GCUDAI_INLINE void gcudai_q_values_body(const uint8_t * GCUDAI_RESTRICT q, const float * GCUDAI_RESTRICT sc,
+    const float * GCUDAI_RESTRICT mn, int flip, int zero, bool has_min, int n, const int group, float * GCUDAI_RESTRICT y) {
+    for (int g = 0; g < n / group; ++g, q += group, y += group) {
+        const float s = sc[g], m = has_min ? mn[g] : 0.0f;
+        for (int j = 0; j < group; ++j) { y[j] = s * (float) ((q[j] ^ flip) - zero); }
+        if (!has_min) { continue; } // adding 0 would change the sign of a zero
+        for (int j = 0; j < group; ++j) { y[j] += m; }
+    }
+}
+
+static void gcudai_fp16_to_fp32_row_any(const gcuda_fp16_t * x, float * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) { y[i] = gcudai_fp16_to_fp32(x[i]); }
+}
+static void gcudai_fp32_to_fp16_row_any(const float * x, gcuda_fp16_t * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) { y[i] = gcudai_fp32_to_fp16(x[i]); }
+}
+static void gcudai_bf16_to_fp32_row_any(const gcuda_bf16_t * x, float * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) { y[i] = gcudai_bf16_to_fp32(x[i]); }
+}
+static void gcudai_fp32_to_bf16_row_any(const float * x, gcuda_bf16_t * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) { y[i] = gcudai_fp32_to_bf16(x[i]); }
+}
+
+#if GCUDAI_HAVE_X86_SIMD
+GCUDAI_SIMD_BEGIN
+GCUDAI_TARGET_AVX2 static void gcudai_fp16_to_fp32_row_avx2(const gcuda_fp16_t * x, float * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) { _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + i)))); }
+    gcudai_fp16_to_fp32_row_any(x + i, y + i, n - i);
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_fp32_to_fp16_row_avx2(const float * x, gcuda_fp16_t * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) { _mm_storeu_si128((__m128i *) (y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0)); }
+    gcudai_fp32_to_fp16_row_any(x + i, y + i, n - i);
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_bf16_to_fp32_row_avx2(const gcuda_bf16_t * x, float * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) (x + i)));
+        _mm256_storeu_ps(y + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    }
+    gcudai_bf16_to_fp32_row_any(x + i, y + i, n - i);
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_fp32_to_bf16_row_avx2(const float * x, gcuda_bf16_t * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 v = _mm256_loadu_ps(x + i);
+        const __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
+        const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+        const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+        const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+        const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        const __m256i h = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, is_nan);
+        const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+        _mm_storeu_si128((__m128i *) (y + i), packed);
+    }
+    gcudai_fp32_to_bf16_row_any(x + i, y + i, n - i);
+}
+GCUDAI_SIMD_END
+#endif
+
+typedef float (*gcudai_lane_dot_fn)(const float * a, const float * b, int64_t n);
+typedef void (*gcudai_lane_add4_fn)(float * y, const float * const * x, const float * w, int64_t n);
+typedef void (*gcudai_lane_taps_fn)(float * y, const float * w, const float * x, int64_t n, int64_t m);
+
+struct gcudai_loops {
+    gcudai_lane_dot_fn dot;
+    gcudai_lane_add4_fn add4;
+    gcudai_lane_taps_fn taps;
+    float (*exp)(float * w, float max);
+    void (*q_values)(const uint8_t * q, const float * sc, const float * mn, int flip, int zero, bool has_min, int n, int group, float * y);
+    void (*fp16_to_fp32_row)(const gcuda_fp16_t * x, float * y, int64_t n);
+    void (*fp32_to_fp16_row)(const float * x, gcuda_fp16_t * y, int64_t n);
+    void (*bf16_to_fp32_row)(const gcuda_bf16_t * x, float * y, int64_t n);
+    void (*fp32_to_bf16_row)(const float * x, gcuda_bf16_t * y, int64_t n);
+};
+
+#define GCUDAI_LOOPS(target, set)                                                                                                   \
+    target static float gcudai_lane_dot_##set(const float * a, const float * b, int64_t n) { return gcudai_lane_dot_body(a, b, n); } \
+    target static void gcudai_lane_add4_##set(float * y, const float * const * x, const float * w, int64_t n) {                     \
+        gcudai_lane_add4_body(y, x, w, n);                                                                                          \
+    }                                                                                                                               \
+    target static void gcudai_lane_taps_##set(float * y, const float * w, const float * x, int64_t n, int64_t m) {                  \
+        gcudai_lane_taps_both(y, w, x, n, m);                                                                                       \
+    }                                                                                                                               \
+    target static float gcudai_lane_exp_##set(float * w, float max) { return gcudai_lane_exp_body(w, max); }                        \
+    target static void gcudai_q_values_##set(const uint8_t * q, const float * sc, const float * mn, int flip, int zero,             \
+        bool has_min, int n, int group, float * y) {                                                                                \
+        if (group == 32) {                                                                                                          \
+            gcudai_q_values_body(q, sc, mn, flip, zero, has_min, n, 32, y);                                                         \
+        } else {                                                                                                                    \
+            gcudai_q_values_body(q, sc, mn, flip, zero, has_min, n, 16, y);                                                         \
+        }                                                                                                                           \
+    }                                                                                                                               \
+    static const struct gcudai_loops gcudai_loops_##set = {                                                                         \
+        gcudai_lane_dot_##set, gcudai_lane_add4_##set, gcudai_lane_taps_##set, gcudai_lane_exp_##set, gcudai_q_values_##set,        \
+        gcudai_fp16_to_fp32_row_##set, gcudai_fp32_to_fp16_row_##set, gcudai_bf16_to_fp32_row_##set, gcudai_fp32_to_bf16_row_##set  \
+    };
+GCUDAI_LOOPS(, any)
+#if GCUDAI_HAVE_X86_SIMD
+GCUDAI_LOOPS(GCUDAI_TARGET_AVX2, avx2)
+#endif
+#undef GCUDAI_LOOPS
+
 // ---- products, portable ----
+
+// One specialised copy of a kernel per kind or float type: call(K) with a constant K.
+#define GCUDAI_BY_KIND(kind, call)                                                                                     \
+    switch (kind) {                                                                                                    \
+        case GCUDAI_Q_U32: call(GCUDAI_Q_U32); break;                                                                  \
+        case GCUDAI_Q_U16: call(GCUDAI_Q_U16); break;                                                                  \
+        case GCUDAI_Q_M32: call(GCUDAI_Q_M32); break;                                                                  \
+        case GCUDAI_Q_M16: call(GCUDAI_Q_M16); break;                                                                  \
+        case GCUDAI_Q_S32: call(GCUDAI_Q_S32); break;                                                                  \
+        default: call(GCUDAI_Q_S16); break;                                                                            \
+    }
+#define GCUDAI_BY_FLOAT(type, call)                                                                                    \
+    switch (type) {                                                                                                    \
+        case GCUDA_TYPE_F32: call(GCUDA_TYPE_F32); break;                                                              \
+        case GCUDA_TYPE_F16: call(GCUDA_TYPE_F16); break;                                                              \
+        default: call(GCUDA_TYPE_BF16); break;                                                                         \
+    }
 
 // out[0..n_cols) += product of one run of weights with the columns x; n is a multiple of GCUDAI_Q_PAD. center: the mean
 // code of formats with a stored minimum, so that minimum + scale * center is about the mean weight.
 #define GCUDAI_Q_DOT_ARGS                                                                                              \
-    const uint8_t * q, const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int n_cols,    \
+    enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int n_cols,    \
         int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
+#define GCUDAI_DOT_ARGS enum gcuda_type type, const char * w, const char * const * x, int n_cols, int64_t n, float * out
 
 // out[0..n_rows) = products of rows of k packed weights, nb bytes apart, and one column: each as q_dot gives it, bit for bit.
 #define GCUDAI_Q_ROWS_ARGS const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
@@ -9929,9 +9791,7 @@ static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const in
     return sum;
 }
 
-static GCUDAI_INLINE void gcudai_q_dot_scalar(enum gcudai_q_kind kind, const uint8_t * q, const float * sc,
-                                              const float * mn, float center, const struct gcudai_q_col * x,
-                                                  int n_cols, int64_t n, float * out) {
+static void gcudai_q_dot_scalar(GCUDAI_Q_DOT_ARGS) {
     const int group = gcudai_q_group(kind);
     for (int c = 0; c < n_cols; ++c) {
         const float * s = group == 32 ? x[c].s32 : x[c].s16, * r = group == 32 ? x[c].r32 : x[c].r16;
@@ -9945,18 +9805,6 @@ static GCUDAI_INLINE void gcudai_q_dot_scalar(enum gcudai_q_kind kind, const uin
         out[c] += acc;
     }
 }
-
-#define GCUDAI_Q_DOT_SCALAR(name, kind)                                                                                \
-    static void name(GCUDAI_Q_DOT_ARGS) {                              \
-        gcudai_q_dot_scalar(kind, q, sc, mn, center, x, n_cols, n, out);                                               \
-    }
-GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_u32_scalar, GCUDAI_Q_U32)
-GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_u16_scalar, GCUDAI_Q_U16)
-GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_m32_scalar, GCUDAI_Q_M32)
-GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_m16_scalar, GCUDAI_Q_M16)
-GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s32_scalar, GCUDAI_Q_S32)
-GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
-#undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
 // Products of float weights. F32, F16 or BF16 weights are widened exactly; activations are F32. Accumulators are F32, in an order
@@ -9997,16 +9845,8 @@ static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const c
     return (s0 + s1) + (s2 + s3);
 }
 
-static void gcudai_dot_f32_scalar(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
-    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_F32, w, x[c], n); }
-}
-
-static void gcudai_dot_f16_scalar(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
-    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_F16, w, x[c], n); }
-}
-
-static void gcudai_dot_bf16_scalar(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
-    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_BF16, w, x[c], n); }
+static void gcudai_dot_scalar(GCUDAI_DOT_ARGS) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(type, w, x[c], n); }
 }
 
 // Rows r0..r1 of a panel, elements k0..k1: out[k * mr + r]. 16 elements at a time: the lines written stay cached.
@@ -10803,19 +10643,15 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_q_row(enum gcuda_type 
 GCUDAI_Q_ROWS(X)
 #undef X
 
-#define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
-    GCUDAI_TARGET_AVX2 static void name(GCUDAI_Q_DOT_ARGS) {           \
-        int c = 0;                                                                                                     \
-        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_q_dot4(kind, q, sc, mn, center, x + c, n, out + c); }            \
-        for (; c < n_cols; ++c) { gcudai_avx2_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }                    \
-    }
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u32_avx2, GCUDAI_Q_U32)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u16_avx2, GCUDAI_Q_U16)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_m32_avx2, GCUDAI_Q_M32)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_m16_avx2, GCUDAI_Q_M16)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s32_avx2, GCUDAI_Q_S32)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
-#undef GCUDAI_Q_DOT_AVX2
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot(GCUDAI_Q_DOT_ARGS) {
+    int c = 0;
+    for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_q_dot4(kind, q, sc, mn, center, x + c, n, out + c); }
+    for (; c < n_cols; ++c) { gcudai_avx2_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }
+}
+
+#define GCUDAI_CALL(K) gcudai_avx2_q_dot(K, q, sc, mn, center, x, n_cols, n, out)
+GCUDAI_TARGET_AVX2 static void gcudai_q_dot_avx2(GCUDAI_Q_DOT_ARGS) { GCUDAI_BY_KIND(kind, GCUDAI_CALL) }
+#undef GCUDAI_CALL
 
 // ---- products, AVX-512 with VNNI ----
 
@@ -10986,17 +10822,13 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_row(enum gcuda
 GCUDAI_Q_ROWS(X)
 #undef X
 
-#define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
-    GCUDAI_TARGET_AVX512VNNI static void name(GCUDAI_Q_DOT_ARGS) {     \
-        for (int c = 0; c < n_cols; ++c) { gcudai_vnni_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }           \
-    }
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u32_vnni, GCUDAI_Q_U32)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u16_vnni, GCUDAI_Q_U16)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m32_vnni, GCUDAI_Q_M32)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
-#undef GCUDAI_Q_DOT_VNNI
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot(GCUDAI_Q_DOT_ARGS) {
+    for (int c = 0; c < n_cols; ++c) { gcudai_vnni_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }
+}
+
+#define GCUDAI_CALL(K) gcudai_vnni_q_dot(K, q, sc, mn, center, x, n_cols, n, out)
+GCUDAI_TARGET_AVX512VNNI static void gcudai_q_dot_vnni(GCUDAI_Q_DOT_ARGS) { GCUDAI_BY_KIND(kind, GCUDAI_CALL) }
+#undef GCUDAI_CALL
 
 #undef GCUDAI_RUN
 
@@ -11183,16 +11015,15 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot4(enum gcuda_type ty
     out[3] = gcudai_avx2_sum(_mm256_add_ps(a3, b3));
 }
 
-#define GCUDAI_DOT_AVX2(name, type)                                                                                    \
-    GCUDAI_TARGET_AVX2 static void name(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {  \
-        int c = 0;                                                                                                     \
-        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_dot4(type, w, x + c, n, out + c); }                              \
-        for (; c < n_cols; ++c) { out[c] = gcudai_avx2_dot1(type, w, x[c], n); }                                       \
-    }
-GCUDAI_DOT_AVX2(gcudai_dot_f32_avx2, GCUDA_TYPE_F32)
-GCUDAI_DOT_AVX2(gcudai_dot_f16_avx2, GCUDA_TYPE_F16)
-GCUDAI_DOT_AVX2(gcudai_dot_bf16_avx2, GCUDA_TYPE_BF16)
-#undef GCUDAI_DOT_AVX2
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot(GCUDAI_DOT_ARGS) {
+    int c = 0;
+    for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_dot4(type, w, x + c, n, out + c); }
+    for (; c < n_cols; ++c) { out[c] = gcudai_avx2_dot1(type, w, x[c], n); }
+}
+
+#define GCUDAI_CALL(T) gcudai_avx2_dot(T, w, x, n_cols, n, out)
+GCUDAI_TARGET_AVX2 static void gcudai_dot_avx2(GCUDAI_DOT_ARGS) { GCUDAI_BY_FLOAT(type, GCUDAI_CALL) }
+#undef GCUDAI_CALL
 
 // 8 rows x 8 elements to 8 vectors of one element of every row
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_transpose(enum gcuda_type type, const char * w, size_t nb,
@@ -11231,14 +11062,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type ty
     gcudai_pack_part(type, w, nb, r, n_rows, 0, kc, mr, out);
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows,
-                                                int64_t kc, int mr, float * out) {
-    switch (type) {
-        case GCUDA_TYPE_F32: gcudai_avx2_pack(GCUDA_TYPE_F32, w, nb, n_rows, kc, mr, out); break;
-        case GCUDA_TYPE_F16: gcudai_avx2_pack(GCUDA_TYPE_F16, w, nb, n_rows, kc, mr, out); break;
-        default: gcudai_avx2_pack(GCUDA_TYPE_BF16, w, nb, n_rows, kc, mr, out); break;
-    }
+#define GCUDAI_CALL(T) gcudai_avx2_pack(T, w, nb, n_rows, kc, mr, out)
+GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+    GCUDAI_BY_FLOAT(type, GCUDAI_CALL)
 }
+#undef GCUDAI_CALL
 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_out(float * c, bool add, __m256 v) {
     _mm256_storeu_ps(c, add ? _mm256_add_ps(v, _mm256_loadu_ps(c)) : v);
@@ -11415,18 +11243,16 @@ static GCUDAI_INLINE float gcudai_neon_q_mins(enum gcudai_q_kind kind, const flo
     }
 GCUDAI_NEON_Q_DOT1(, gcudai_neon_q_dot1, gcudai_neon_q_sums)
 
-#define GCUDAI_Q_DOT_NEON(target, name, dot1, kind)                                                                    \
-    target static void name(GCUDAI_Q_DOT_ARGS) {                                                                       \
+#define GCUDAI_Q_DOT_NEON(target, set, dot1)                                                                           \
+    target static GCUDAI_INLINE void gcudai_##set##_q_dot(GCUDAI_Q_DOT_ARGS) {                                         \
         for (int c = 0; c < n_cols; ++c) {                                                                             \
             out[c] += dot1(kind, q, sc, x + c, n) + gcudai_neon_q_mins(kind, sc, mn, center, x + c, n);                \
         }                                                                                                              \
     }
-GCUDAI_Q_DOT_NEON(, gcudai_q_dot_u32_neon, gcudai_neon_q_dot1, GCUDAI_Q_U32)
-GCUDAI_Q_DOT_NEON(, gcudai_q_dot_u16_neon, gcudai_neon_q_dot1, GCUDAI_Q_U16)
-GCUDAI_Q_DOT_NEON(, gcudai_q_dot_m32_neon, gcudai_neon_q_dot1, GCUDAI_Q_M32)
-GCUDAI_Q_DOT_NEON(, gcudai_q_dot_m16_neon, gcudai_neon_q_dot1, GCUDAI_Q_M16)
-GCUDAI_Q_DOT_NEON(, gcudai_q_dot_s32_neon, gcudai_neon_q_dot1, GCUDAI_Q_S32)
-GCUDAI_Q_DOT_NEON(, gcudai_q_dot_s16_neon, gcudai_neon_q_dot1, GCUDAI_Q_S16)
+#define GCUDAI_CALL(K) gcudai_neon_q_dot(K, q, sc, mn, center, x, n_cols, n, out)
+GCUDAI_Q_DOT_NEON(, neon, gcudai_neon_q_dot1)
+static void gcudai_q_dot_neon(GCUDAI_Q_DOT_ARGS) { GCUDAI_BY_KIND(kind, GCUDAI_CALL) }
+#undef GCUDAI_CALL
 
 #if GCUDAI_HAVE_DOTPROD
 GCUDAI_TARGET_DOTPROD static GCUDAI_INLINE int32x4_t gcudai_dotprod_q_sums(const uint8_t * q, const int8_t * u) {
@@ -11435,12 +11261,10 @@ GCUDAI_TARGET_DOTPROD static GCUDAI_INLINE int32x4_t gcudai_dotprod_q_sums(const
 
 GCUDAI_NEON_Q_DOT1(GCUDAI_TARGET_DOTPROD, gcudai_dotprod_q_dot1, gcudai_dotprod_q_sums)
 
-GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_u32_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_U32)
-GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_u16_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_U16)
-GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_m32_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_M32)
-GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_m16_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_M16)
-GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_s32_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_S32)
-GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_s16_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_S16)
+#define GCUDAI_CALL(K) gcudai_dotprod_q_dot(K, q, sc, mn, center, x, n_cols, n, out)
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, dotprod, gcudai_dotprod_q_dot1)
+GCUDAI_TARGET_DOTPROD static void gcudai_q_dot_dotprod(GCUDAI_Q_DOT_ARGS) { GCUDAI_BY_KIND(kind, GCUDAI_CALL) }
+#undef GCUDAI_CALL
 #endif
 #undef GCUDAI_NEON_Q_DOT1
 #undef GCUDAI_Q_DOT_NEON
@@ -11471,17 +11295,13 @@ static GCUDAI_INLINE float gcudai_neon_dot1(enum gcuda_type type, const char * w
     return vaddvq_f32(vaddq_f32(vaddq_f32(a, b), vaddq_f32(c, d))) + tail;
 }
 
-static void gcudai_dot_f32_neon(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
-    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(GCUDA_TYPE_F32, w, x[c], n); }
+static GCUDAI_INLINE void gcudai_neon_dot(GCUDAI_DOT_ARGS) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(type, w, x[c], n); }
 }
 
-static void gcudai_dot_f16_neon(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
-    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(GCUDA_TYPE_F16, w, x[c], n); }
-}
-
-static void gcudai_dot_bf16_neon(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
-    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(GCUDA_TYPE_BF16, w, x[c], n); }
-}
+#define GCUDAI_CALL(T) gcudai_neon_dot(T, w, x, n_cols, n, out)
+static void gcudai_dot_neon(GCUDAI_DOT_ARGS) { GCUDAI_BY_FLOAT(type, GCUDAI_CALL) }
+#undef GCUDAI_CALL
 
 // 16 rows x 4 columns
 #define GCUDAI_GEMM_NEON_COL(j)               \
@@ -11525,33 +11345,26 @@ static void gcudai_gemm_neon(int64_t kc, const float * a, const float * b, int64
 
 #endif // GCUDAI_HAVE_NEON
 
-// What matrix products run on: one constant table per instruction set.
+// All that is compiled for an instruction set; kernels find it through gcudai_simd_now().
 struct gcudai_simd {
     const char * name;
-    int mr;    // rows of a GEMM panel
-    int quads; // quads of columns its micro-kernel takes at most
-    void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc,
-                 bool add);
+    int features; // GCUDAI_CPU_*: a processor must have them all
+    int mr;       // rows of a GEMM panel
+    int quads;    // quads of columns its micro-kernel takes at most
+    const struct gcudai_loops * loops;
+    void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add);
     void (*pack)(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out);
-    void (*dot[3])(const char * w, const char * const * x, int n_cols, int64_t n, float * out); // F32, F16, BF16
+    void (*dot)(GCUDAI_DOT_ARGS);
     void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
-    gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
+    gcudai_q_dot_fn q_dot;
     gcudai_codes_fn (*codes)(enum gcuda_type type);
     gcudai_q_rows_fn (*q_rows)(enum gcuda_type type); // NULL for formats that have none
-    // NULL without a fast instruction for it
+    // NULL without an instruction that adds four products of bytes
     void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
                          int64_t n, int r, struct gcudai_q_panel * p);
     void (*q_panel)(enum gcudai_q_kind kind, const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n,
                     float * acc);
 };
-
-// ---- choice of the instruction set ----
-
-#define GCUDAI_Q_CODES(X)                                                                                              \
-    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)                  \
-    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)                      \
-    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s)                          \
-    X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
 
 static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
     switch (type) {
@@ -11562,23 +11375,13 @@ static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
     }
 }
 
-// the 20 formats that weights come in; Q8_1 and Q8_K are for activations
-static bool gcudai_is_weight(enum gcuda_type type) {
-    return gcudai_codes_scalar(type) != NULL;
-}
+// the 20 formats of weights; Q8_1 and Q8_K are for activations
+static bool gcudai_is_weight(enum gcuda_type type) { return gcudai_codes_scalar(type) != NULL; }
 
 static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
     (void) type;
     return NULL;
 }
-
-static const struct gcudai_simd gcudai_simd_scalar = {
-    "scalar", 8, 1, gcudai_gemm_scalar, gcudai_pack_scalar,
-    { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar,
-      gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
-    gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL
-};
 
 #if GCUDAI_HAVE_X86_SIMD
 static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
@@ -11590,94 +11393,56 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
     }
 }
 
-static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_avx2;
-        GCUDAI_Q_ROWS(X)
+#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return GCUDAI_ROWS_OF(name);
+#define GCUDAI_ROWS_OF(name) gcudai_q_rows_##name##_avx2
+static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) { switch (type) { GCUDAI_Q_ROWS(X) default: return NULL; } }
+#undef GCUDAI_ROWS_OF
+#define GCUDAI_ROWS_OF(name) gcudai_q_rows_##name##_vnni
+static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) { switch (type) { GCUDAI_Q_ROWS(X) default: return NULL; } }
+#undef GCUDAI_ROWS_OF
 #undef X
-        default: return NULL;
-    }
-}
-
-static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return gcudai_q_rows_##name##_vnni;
-        GCUDAI_Q_ROWS(X)
-#undef X
-        default: return NULL;
-    }
-}
-
-static const struct gcudai_simd gcudai_simd_avx2 = {
-    "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
-    { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
-      gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
-};
-
-static const struct gcudai_simd gcudai_simd_avx512 = {
-    "avx512", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
-    { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
-      gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
-    gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL
-};
-
-static const struct gcudai_simd gcudai_simd_vnni = {
-    "avx512vnni", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
-    { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni,
-      gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
-    gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
-};
 #endif
-
 #if GCUDAI_HAVE_NEON
 static gcudai_codes_fn gcudai_codes_neon(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0: return gcudai_codes_q4_0_neon;
-        case GCUDA_TYPE_Q4_K: return gcudai_codes_q4_k_neon;
-        default: return gcudai_codes_scalar(type);
-    }
+    return type == GCUDA_TYPE_Q4_0 ? gcudai_codes_q4_0_neon : type == GCUDA_TYPE_Q4_K ? gcudai_codes_q4_k_neon : gcudai_codes_scalar(type);
 }
+#endif
 
-static const struct gcudai_simd gcudai_simd_neon = {
-    "neon", 16, 3, gcudai_gemm_neon, gcudai_pack_scalar,
-    { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon,
-      gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
-    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
-};
-
+// In the order of enum gcuda_cpu_isa. A row without a name is not in this build.
+static const struct gcudai_simd gcudai_simds[GCUDA_CPU_ISA_COUNT] = {
+    { NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
+    { "scalar", 0, 8, 1, &gcudai_loops_any, gcudai_gemm_scalar, gcudai_pack_scalar, gcudai_dot_scalar, gcudai_q_blocks_scalar,
+      gcudai_q_dot_scalar, gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL },
+#if GCUDAI_HAVE_NEON
+    { "neon", 0, 16, 3, &gcudai_loops_any, gcudai_gemm_neon, gcudai_pack_scalar, gcudai_dot_neon, gcudai_q_blocks_scalar,
+      gcudai_q_dot_neon, gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL },
+#else
+    { NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
+#endif
 #if GCUDAI_HAVE_DOTPROD
-static const struct gcudai_simd gcudai_simd_dotprod = {
-    "dotprod", 16, 3, gcudai_gemm_neon, gcudai_pack_scalar,
-    { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_dotprod, gcudai_q_dot_u16_dotprod, gcudai_q_dot_m32_dotprod, gcudai_q_dot_m16_dotprod,
-      gcudai_q_dot_s32_dotprod, gcudai_q_dot_s16_dotprod },
-    gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL
+    { "dotprod", GCUDAI_CPU_DOTPROD, 16, 3, &gcudai_loops_any, gcudai_gemm_neon, gcudai_pack_scalar, gcudai_dot_neon,
+      gcudai_q_blocks_scalar, gcudai_q_dot_dotprod, gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL },
+#else
+    { NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
+#endif
+#if GCUDAI_HAVE_X86_SIMD
+    { "avx2", GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C, 24, 3, &gcudai_loops_avx2, gcudai_gemm_avx2, gcudai_pack_avx2,
+      gcudai_dot_avx2, gcudai_q_blocks_avx2, gcudai_q_dot_avx2, gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL },
+    { "avx512", GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C | GCUDAI_CPU_AVX512, 32, 3, &gcudai_loops_avx2,
+      gcudai_gemm_avx512, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2, gcudai_q_dot_avx2, gcudai_codes_avx2,
+      gcudai_q_rows_avx2, NULL, NULL },
+    { "avx512vnni", GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C | GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI, 32, 3,
+      &gcudai_loops_avx2, gcudai_gemm_avx512, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2, gcudai_q_dot_vnni,
+      gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni },
+#endif
 };
-#endif
-#endif
+
+// ---- choice of the instruction set ----
 
 // NULL: not on this machine, or not in this build
 static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
-#if GCUDAI_HAVE_X86_SIMD
-    const bool avx2 = gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C);
-    if (isa == GCUDA_CPU_ISA_AVX2 && avx2) { return &gcudai_simd_avx2; }
-    if (isa == GCUDA_CPU_ISA_AVX512 && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512)) { return &gcudai_simd_avx512; }
-    if (isa == GCUDA_CPU_ISA_AVX512_VNNI && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI)) {
-        return &gcudai_simd_vnni;
-    }
-#endif
-#if GCUDAI_HAVE_NEON
-    if (isa == GCUDA_CPU_ISA_NEON) { return &gcudai_simd_neon; }
-#endif
-#if GCUDAI_HAVE_NEON && GCUDAI_HAVE_DOTPROD
-    if (isa == GCUDA_CPU_ISA_DOTPROD && gcudai_cpu_has(GCUDAI_CPU_DOTPROD)) { return &gcudai_simd_dotprod; }
-#endif
-    return isa == GCUDA_CPU_ISA_SCALAR ? &gcudai_simd_scalar : NULL;
+    const struct gcudai_simd * s = (int) isa > 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? &gcudai_simds[isa] : NULL;
+    return s != NULL && s->name != NULL && gcudai_cpu_has(s->features) ? s : NULL;
 }
 
 static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
@@ -11716,8 +11481,34 @@ gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static const struct gcudai_simd * gcudai_simd_now(void) {
-    return gcudai_simd_of(gcuda_cpu_get_isa());
+static const struct gcudai_simd * gcudai_simd_now(void) { return &gcudai_simds[gcuda_cpu_get_isa()]; }
+
+void gcuda_fp16_to_fp32_row(const gcuda_fp16_t * x, float * y, int64_t n) { gcudai_simd_now()->loops->fp16_to_fp32_row(x, y, n); }
+void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n) { gcudai_simd_now()->loops->fp32_to_fp16_row(x, y, n); }
+void gcuda_bf16_to_fp32_row(const gcuda_bf16_t * x, float * y, int64_t n) { gcudai_simd_now()->loops->bf16_to_fp32_row(x, y, n); }
+void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) { gcudai_simd_now()->loops->fp32_to_bf16_row(x, y, n); }
+
+// the code that stands for 0 in formats of unsigned codes without a stored minimum
+static int gcudai_q_zero_code(enum gcuda_type type) {
+    return type == GCUDA_TYPE_Q4_0 ? 8 : type == GCUDA_TYPE_Q5_0 ? 16 : type == GCUDA_TYPE_Q3_K ? 4 : type == GCUDA_TYPE_Q6_K ? 32 : 0;
+}
+
+static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n) {
+    enum { run = 256 }; // scales and minima are written for whole runs
+    const struct gcudai_simd * simd = gcudai_simd_now();
+    const gcudai_codes_fn codes = simd->codes(type);
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const bool is_signed = gcudai_q_is_signed(kind);
+    const int64_t block = gcuda_blck_size(type);
+    const size_t run_size = (size_t) (run / block) * gcuda_type_size(type);
+    uint8_t q[run];
+    float sc[run / 16], mn[run / 16];
+    for (const uint8_t * w = (const uint8_t *) x; n > 0; n -= run, w += run_size, y += run) {
+        const int m = (int) GCUDAI_MIN(n, (int64_t) run);
+        codes(w, m / block, q, sc, mn);
+        simd->loops->q_values(q, sc, mn, is_signed ? 128 : 0, is_signed ? 128 : gcudai_q_zero_code(type), gcudai_q_has_min(kind), m,
+            gcudai_q_group(kind), y);
+    }
 }
 
 // For long loops inside one item: adds the cost of a step (in the unit of gcudai_work) to *spent, and checks about every millisecond
@@ -11880,7 +11671,7 @@ struct gcudai_q_panel_local {
 static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c,
                                struct gcudai_dot_local * s) {
     const bool is_float = gcudai_is_float(r->type);
-    const int kernel = r->type == GCUDA_TYPE_F16 ? 1 : r->type == GCUDA_TYPE_BF16 ? 2 : 0;
+    const enum gcuda_type type = is_float ? r->type : GCUDA_TYPE_F32;
     double spent = 0.0;
     for (int64_t m = r->m0; m < r->m1; ++m) {
         const char * row = r->w + (size_t) m * r->nb;
@@ -11890,7 +11681,7 @@ static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcu
             if (gcudai_stops(r->task, &spent, (double) n * ((is_float ? 0.0 : 6.0) + (double) c->n / 6.0))) { return; }
             if (!is_float) { gcudai_load_any(r->type, row, 0, k0, n, s->w); }
             for (int j = 0; j < c->n; ++j) { s->x[j] = c->x[j] + (size_t) k0 * sizeof(float); }
-            r->simd->dot[kernel](is_float ? row : (const char *) s->w, s->x, c->n, n, s->acc);
+            r->simd->dot(type, is_float ? row : (const char *) s->w, s->x, c->n, n, s->acc);
             for (int j = 0; j < c->n; ++j) { c->y[j][m] += s->acc[j]; }
         }
     }
@@ -11928,7 +11719,7 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
             if (gcudai_stops(r->task, &spent, (double) n * (2.0 + (double) c->n / 6.0))) { return; }
             const int64_t padded = gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes, s->sc, s->mn);
             for (int j = 0; j < c->n; ++j) { s->x[j] = gcudai_q_col_at(c->x[j], r->k, k0); }
-            r->simd->q_dot[kind](s->codes, s->sc, s->mn, gcudai_q_center(r->type), s->x, c->n, padded, s->acc);
+            r->simd->q_dot(kind, s->codes, s->sc, s->mn, gcudai_q_center(r->type), s->x, c->n, padded, s->acc);
         }
         for (int j = 0; j < c->n; ++j) { c->y[j][m] = s->acc[j]; }
     }
@@ -14987,26 +14778,6 @@ static void gcudai_add_id_cpu(const union gcudai_args * args, const struct gcuda
 }
 
 // >>op:unary ------------------------------------------------------------------------------------------
-// a if cond is 1, b if it is 0. Written with masks, like all of this, because gcc vectorises no float choice at -O2.
-static inline float gcudai_select(uint32_t cond, float a, float b) {
-    const uint32_t mask = 0u - cond;
-    return gcudai_bits_f32((gcudai_f32_bits(a) & mask) | (gcudai_f32_bits(b) & ~mask));
-}
-
-// exp(x) within 1e-7, in loops four times as fast as the library's. x = n ln 2 + r; 2^n is two factors, so that results
-// become infinite or subnormal as they should. Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-static inline float gcudai_exp(float x) {
-    const uint32_t bits = gcudai_f32_bits(x), size = bits & 0x7fffffffu, most = 0x42d00000u; // 104
-    const float c = gcudai_bits_f32((bits & 0x80000000u) | (size < most ? size : most));
-    const int32_t n = (int32_t) gcudai_f32_bits(c * 1.44269504088896341f + 12582912.0f) - 0x4b400000, half = n / 2;
-    const float r = (c - (float) n * 0.693359375f) + (float) n * 2.12194440054690583e-4f; // ln 2 in two parts
-    const float tail = r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
-    const float e = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + tail)));
-    const uint32_t two_a = (uint32_t) (half + 127) << 23, two_b = (uint32_t) (n - half + 127) << 23;
-    const float y = e * gcudai_bits_f32(two_a) * gcudai_bits_f32(two_b);
-    return gcudai_select(size > 0x7f800000u, x, y); // NaN
-}
-
 static inline float gcudai_sigmoid(float x) { // the exponential cannot overflow
     const float e = gcudai_exp(-fabsf(x));
     return gcudai_select(gcudai_f32_bits(x) >> 31, e, 1.0f) / (1.0f + e);
@@ -17597,7 +17368,7 @@ static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enu
 
 // m rows times n columns that share them, k deep. The cost of a tile is limited: an abort is seen within 5 ms.
 static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int64_t k) {
-    const bool fast = p->simd != &gcudai_simd_scalar;
+    const bool fast = p->simd != &gcudai_simds[GCUDA_CPU_ISA_SCALAR];
     const int64_t depth = k > 0 ? k : 1;
     if (p->path == GCUDAI_MM_GEMM) {
         const int64_t budget = ((int64_t) 1 << (fast ? 26 : 23)) / depth; // elements of a tile
@@ -17634,7 +17405,7 @@ static size_t gcudai_mm_local_bytes(enum gcudai_mm_path path) {
 
 // in units of 0.3 ns
 static double gcudai_mm_tile_cost(const struct gcudai_mm_plan * p, int64_t m, int64_t n, int64_t k) {
-    const double per_unit = p->simd == &gcudai_simd_scalar ? 1.0 : p->path == GCUDAI_MM_Q_PANEL ? 32.0
+    const double per_unit = p->simd == &gcudai_simds[GCUDA_CPU_ISA_SCALAR] ? 1.0 : p->path == GCUDAI_MM_Q_PANEL ? 32.0
         : p->path == GCUDAI_MM_GEMM ? 12.0 : 6.0;
     const double rows = (double) GCUDAI_MIN(m, p->mt), cols = (double) GCUDAI_MIN(n, p->nt);
     // finding a column, and what a sum costs however short it is
@@ -18123,108 +17894,6 @@ static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcud
     gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
 }
 
-// Loops that a plain -O2 build turns into vector code because their counts are constant; again for AVX2, with the same bits.
-#define GCUDAI_LANES 16
-
-static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b,
-    int64_t n) {
-    float s[GCUDAI_LANES], sum = 0.0f;
-    int64_t i = 0;
-    for (int l = 0; l < GCUDAI_LANES; ++l) {
-        s[l] = 0.0f;
-    }
-    for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
-        for (int l = 0; l < GCUDAI_LANES; ++l) {
-            s[l] += a[i + l] * b[i + l];
-        }
-    }
-    for (int l = 0; l < GCUDAI_LANES; ++l) {
-        sum += s[l];
-    }
-    for (; i < n; ++i) {
-        sum += a[i] * b[i];
-    }
-    return sum;
-}
-
-// y += w[0] * x[0] + .. + w[3] * x[3], rows of n
-static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const float * const * x, const float * w,
-    int64_t n) {
-    const float * GCUDAI_RESTRICT x0 = x[0];
-    const float * GCUDAI_RESTRICT x1 = x[1];
-    const float * GCUDAI_RESTRICT x2 = x[2];
-    const float * GCUDAI_RESTRICT x3 = x[3];
-    const float w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
-    int64_t i = 0;
-    for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
-        for (int l = 0; l < GCUDAI_LANES; ++l) {
-            y[i + l] += (w0 * x0[i + l] + w1 * x1[i + l]) + (w2 * x2[i + l] + w3 * x3[i + l]);
-        }
-    }
-    for (; i < n; ++i) {
-        y[i] += (w0 * x0[i] + w1 * x1[i]) + (w2 * x2[i] + w3 * x3[i]);
-    }
-}
-
-// y[j] += sum_k w[k] * x[k][j] for rows x of m elements; m is a constant where this is called
-static GCUDAI_INLINE void gcudai_lane_taps_body(float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT w,
-    const float * GCUDAI_RESTRICT x, int64_t n, const int64_t m) {
-    int64_t k = 0;
-    for (; k + 4 <= n; k += 4, x += 4 * m) {
-        const float w0 = w[k], w1 = w[k + 1], w2 = w[k + 2], w3 = w[k + 3];
-        for (int64_t j = 0; j < m; ++j) {
-            y[j] += (w0 * x[j] + w1 * x[m + j]) + (w2 * x[2 * m + j] + w3 * x[3 * m + j]);
-        }
-    }
-    for (; k < n; ++k, x += m) {
-        const float w0 = w[k];
-        for (int64_t j = 0; j < m; ++j) {
-            y[j] += w0 * x[j];
-        }
-    }
-}
-
-// Pixels that a convolution handles together: many where it has many, few where each costs much.
-#define GCUDAI_CONV_WIDE 64
-#define GCUDAI_CONV_NARROW 16
-
-static GCUDAI_INLINE void gcudai_lane_taps_both(float * y, const float * w, const float * x, int64_t n, int64_t m) {
-    if (m == GCUDAI_CONV_WIDE) {
-        gcudai_lane_taps_body(y, w, x, n, GCUDAI_CONV_WIDE);
-    } else {
-        gcudai_lane_taps_body(y, w, x, n, GCUDAI_CONV_NARROW);
-    }
-}
-
-typedef float (*gcudai_lane_dot_fn)(const float * a, const float * b, int64_t n);
-typedef void (*gcudai_lane_add4_fn)(float * y, const float * const * x, const float * w, int64_t n);
-typedef void (*gcudai_lane_taps_fn)(float * y, const float * w, const float * x, int64_t n, int64_t m);
-
-static float gcudai_lane_dot_any(const float * a, const float * b, int64_t n) { return gcudai_lane_dot_body(a, b, n); }
-static void gcudai_lane_add4_any(float * y, const float * const * x, const float * w, int64_t n) {
-    gcudai_lane_add4_body(y, x, w, n);
-}
-static void gcudai_lane_taps_any(float * y, const float * w, const float * x, int64_t n, int64_t m) {
-    gcudai_lane_taps_both(y, w, x, n, m);
-}
-
-#if GCUDAI_HAVE_X86_SIMD
-GCUDAI_TARGET_AVX2 static float gcudai_lane_dot_avx2(const float * a, const float * b, int64_t n) {
-    return gcudai_lane_dot_body(a, b, n);
-}
-GCUDAI_TARGET_AVX2 static void gcudai_lane_add4_avx2(float * y, const float * const * x, const float * w, int64_t n) {
-    gcudai_lane_add4_body(y, x, w, n);
-}
-GCUDAI_TARGET_AVX2 static void gcudai_lane_taps_avx2(float * y, const float * w, const float * x, int64_t n,
-    int64_t m) {
-    gcudai_lane_taps_both(y, w, x, n, m);
-}
-#else
-#define gcudai_lane_dot_avx2 gcudai_lane_dot_any
-#define gcudai_lane_add4_avx2 gcudai_lane_add4_any
-#define gcudai_lane_taps_avx2 gcudai_lane_taps_any
-#endif
-
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
@@ -18638,8 +18307,8 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
     GCUDAI_ZERO(b);
     b.p = &args->flash_attn_ext;
     b.a = gcudai_attn_plan(b.p);
-    b.dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
-    b.add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    b.dot = gcudai_simd_now()->loops->dot;
+    b.add4 = gcudai_simd_now()->loops->add4;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         if (t->phase == 1) {
             gcudai_attn_join(b.p, &b.a, item, t->shared);
@@ -19044,8 +18713,8 @@ static void gcudai_flash_attn_ext_back_cpu(const union gcudai_args * args, const
     const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(&args->flash_attn_ext_back);
     b.p = &args->flash_attn_ext_back;
     b.buf = (float *) (void *) t->local;
-    b.dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
-    b.add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    b.dot = gcudai_simd_now()->loops->dot;
+    b.add4 = gcudai_simd_now()->loops->add4;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         if (t->phase == 0) {
             gcudai_attn_back_queries(&b, &a, item, t->shared);
@@ -19518,7 +19187,7 @@ static const float * gcudai_conv_weights(
 
 static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
     const struct gcudai_task * t) {
-    const gcudai_lane_taps_fn add_taps = gcudai_isa_has_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
+    const gcudai_lane_taps_fn add_taps = gcudai_simd_now()->loops->taps;
     const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
     const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
     const int64_t image = item / c->n_oc_blocks / c->n_blocks;
@@ -19884,7 +19553,7 @@ static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p
 
 static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_transpose_args * p = &args->conv_transpose;
-    const gcudai_lane_add4_fn add4 = gcudai_isa_has_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    const gcudai_lane_add4_fn add4 = gcudai_simd_now()->loops->add4;
     struct gcudai_phases f;
     float out[GCUDAI_PIECE];
     double spent = 0.0;
@@ -20938,7 +20607,7 @@ static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_R
 
 static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
-    const gcudai_lane_dot_fn dot = gcudai_isa_has_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    const gcudai_lane_dot_fn dot = gcudai_simd_now()->loops->dot;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
     double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
