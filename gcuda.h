@@ -9640,6 +9640,14 @@ static GCUDAI_INLINE float gcudai_lane_exp_body(float * GCUDAI_RESTRICT w, float
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
+static float gcudai_lane_max(const float * w) {
+    float m[8];
+    for (int l = 0; l < 8; ++l) { m[l] = w[l] > w[l + 8] ? w[l] : w[l + 8]; }
+    for (int l = 0; l < 4; ++l) { m[l] = m[l] > m[l + 4] ? m[l] : m[l + 4]; }
+    for (int l = 0; l < 2; ++l) { m[l] = m[l] > m[l + 2] ? m[l] : m[l + 2]; }
+    return m[0] > m[1] ? m[0] : m[1];
+}
+
 // y = scale * (code - zero) + minimum of n weights, a scale per `group` of them. Signed codes have bit 7 flipped and zero = 128.
 static GCUDAI_INLINE void gcudai_q_values_body(const uint8_t * GCUDAI_RESTRICT q, const float * GCUDAI_RESTRICT sc,
     const float * GCUDAI_RESTRICT mn, int flip, int zero, bool has_min, int n, const int group, float * GCUDAI_RESTRICT y) {
@@ -18028,9 +18036,10 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
 // Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
 // that a row of k is converted once for a block. Few queries over many positions are divided along the positions instead, and a
 // second phase merges the parts.
-#define GCUDAI_ATTN_TILE 16  // positions handled together
+#define GCUDAI_ATTN_TILE GCUDAI_LANES // positions computed together
 #define GCUDAI_ATTN_BLOCK 16 // queries, at most
 #define GCUDAI_ATTN_COST 6e6
+#define GCUDAI_MINUS_INFINITY 0xff800000u // its bits
 
 struct gcudai_attn {
     int64_t dk, dv, n_kv;
@@ -18073,7 +18082,7 @@ static void gcudai_flash_attn_work(const struct gcuda_tensor * y, struct gcudai_
     const size_t block = (size_t) a.block, widest = (size_t) GCUDAI_MAX(a.dk, a.dv);
     w->n_items[0] = y->ne[3] * a.n_groups * a.n_blocks * a.n_parts;
     w->item_cost[0] = 200.0 + 80.0 * (double) a.block + a.cost * (double) a.n_kv_part * ((double) a.block + 2.0) * 0.5;
-    const size_t n_local = block * (size_t) (a.dk + a.dv + GCUDAI_ATTN_TILE + 3) + GCUDAI_ATTN_TILE * widest;
+    const size_t n_local = block * (size_t) (a.dk + a.dv + GCUDAI_ATTN_TILE + 3) + GCUDAI_ATTN_TILE * (widest + (size_t) a.dk);
     w->local_bytes = sizeof(float) * n_local;
     if (a.n_parts > 1) {
         w->n_phases = 2;
@@ -18092,9 +18101,9 @@ struct gcudai_attn_block {
     float * q, * acc;              // [block, dk], [block, dv]
     float * w;                     // [block, tile]: bias, then score, then weight
     float * max, * sum, * slope;   // [block]
-    float * rows;                  // [tile, max(dk, dv)]: rows of k or v that are not F32
-    gcudai_lane_dot_fn dot;
-    gcudai_lane_add4_fn add4;
+    float * rows;                  // [tile, max(dk, dv)]: rows of k or v as F32
+    float * keys;                  // [dk][tile]: rows of k, transposed
+    const struct gcudai_simd * simd;
 };
 
 static int64_t gcudai_attn_head(const struct gcudai_attn_block * b, int64_t i) {
@@ -18116,6 +18125,7 @@ static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char *
     b->sum = b->max + a->block;
     b->slope = b->sum + a->block;
     b->rows = b->slope + a->block;
+    b->keys = b->rows + GCUDAI_ATTN_TILE * GCUDAI_MAX(a->dk, a->dv);
     for (int64_t i = 0; i < b->n; ++i) {
         const int64_t h = gcudai_attn_head(b, i);
         gcudai_to_float(b->p->q.type)(gcudai_at(&b->p->q, gcudai_attn_token(b, i), h, b->s), b->q + i * a->dk, a->dk);
@@ -18146,75 +18156,66 @@ static void gcudai_attn_count(struct gcudai_attn_block * b, const struct gcudai_
     }
 }
 
-// Biases of n positions from j0; -inf marks what is left out from here on.
-static void gcudai_attn_bias(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
+// Biases of n positions from j0, then -inf. A position of bias -inf is masked. False: all are, for all queries.
+static bool gcudai_attn_bias(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
     const struct gcuda_array * mask = &b->p->mask;
+    uint32_t used = 0;
     for (int64_t i = 0; i < b->n; ++i) {
         float * w = b->w + i * GCUDAI_ATTN_TILE;
         if (mask->data == NULL) {
-            for (int64_t j = 0; j < n; ++j) {
-                w[j] = 0.0f;
-            }
-            continue;
+            memset(w, 0, GCUDAI_ATTN_TILE * sizeof(float));
+        } else {
+            const int64_t h = gcudai_attn_head(b, i);
+            const char * row = gcudai_at(mask, gcudai_attn_token(b, i), h % mask->ne[2], b->s % mask->ne[3]);
+            gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], n, w);
         }
-        const int64_t h = gcudai_attn_head(b, i);
-        const char * row = gcudai_at(mask, gcudai_attn_token(b, i), h % mask->ne[2], b->s % mask->ne[3]);
-        gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], n, w);
-        for (int64_t j = 0; j < n; ++j) {
-            w[j] = w[j] == -HUGE_VALF ? -HUGE_VALF : w[j] * b->slope[i]; // a slope may have vanished
-        }
+        for (int64_t j = n; j < GCUDAI_ATTN_TILE; ++j) { w[j] = -HUGE_VALF; }
+        for (int64_t j = 0; j < n && b->slope[i] != 1.0f; ++j) { w[j] = w[j] == -HUGE_VALF ? -HUGE_VALF : w[j] * b->slope[i]; } // it may be 0
+        for (int j = 0; j < GCUDAI_ATTN_TILE; ++j) { used |= gcudai_f32_bits(w[j]) ^ GCUDAI_MINUS_INFINITY; }
     }
+    return used != 0;
 }
 
-static bool gcudai_attn_is_used(const struct gcudai_attn_block * b, int64_t j, float nothing) {
-    for (int64_t i = 0; i < b->n; ++i) {
-        if (b->w[i * GCUDAI_ATTN_TILE + j] != nothing) {
-            return true;
-        }
+// n rows of k from j0 as keys, then zeros.
+static void gcudai_attn_keys(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
+    const struct gcuda_array * k = &b->p->k;
+    const int64_t hk = b->group * b->a.group / (b->p->q.ne[2] / k->ne[2]), dk = b->a.dk;
+    const char * rows = gcudai_at(k, j0, hk, b->s);
+    if (n < GCUDAI_ATTN_TILE) { memset(b->keys, 0, (size_t) dk * GCUDAI_ATTN_TILE * sizeof(float)); }
+    if (gcudai_is_float(k->type)) {
+        b->simd->pack(k->type, rows, k->nb[1], (int) n, dk, GCUDAI_ATTN_TILE, b->keys);
+        return;
     }
-    return false;
+    for (int64_t j = 0; j < n; ++j) { gcudai_to_float(k->type)(rows + (size_t) j * k->nb[1], b->rows + j * dk, dk); }
+    b->simd->pack(GCUDA_TYPE_F32, (const char *) b->rows, (size_t) dk * sizeof(float), (int) n, dk, GCUDAI_ATTN_TILE, b->keys);
 }
 
 static void gcudai_attn_scores(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
-    const struct gcuda_flash_attn_ext_args * p = b->p;
-    const int64_t hk = b->group * b->a.group / (p->q.ne[2] / p->k.ne[2]);
-    for (int64_t j = 0; j < n; ++j) {
-        if (!gcudai_attn_is_used(b, j, -HUGE_VALF)) {
-            continue;
-        }
-        const float * k = gcudai_floats(p->k.type, gcudai_at(&p->k, j0 + j, hk, b->s), b->a.dk, b->rows);
-        for (int64_t i = 0; i < b->n; ++i) {
-            float * w = b->w + i * GCUDAI_ATTN_TILE + j;
-            if (*w != -HUGE_VALF) {
-                const float x = b->dot(b->q + i * b->a.dk, k, b->a.dk) * p->scale;
-                *w += p->logit_softcap == 0.0f ? x : p->logit_softcap * tanhf(x / p->logit_softcap);
-            }
+    const float scale = b->p->scale, softcap = b->p->logit_softcap;
+    gcudai_attn_keys(b, j0, n);
+    for (int64_t i = 0; i < b->n; ++i) {
+        float * w = b->w + i * GCUDAI_ATTN_TILE, x[GCUDAI_ATTN_TILE] = { 0.0f };
+        b->simd->loops->taps(x, b->q + i * b->a.dk, b->keys, b->a.dk, GCUDAI_ATTN_TILE);
+        for (int j = 0; j < GCUDAI_ATTN_TILE; ++j) { x[j] *= scale; }
+        for (int j = 0; j < GCUDAI_ATTN_TILE && softcap != 0.0f; ++j) { x[j] = softcap * tanhf(x[j] / softcap); }
+        for (int j = 0; j < GCUDAI_ATTN_TILE; ++j) { // a masked key may be anything, NaN too
+            w[j] = gcudai_select(gcudai_f32_bits(w[j]) == GCUDAI_MINUS_INFINITY, w[j], w[j] + x[j]);
         }
     }
 }
 
-// Scores become weights relative to the largest score so far; what was summed before is scaled to match.
-static void gcudai_attn_weights(struct gcudai_attn_block * b, int64_t n) {
+// Scores become weights relative to the largest score so far; earlier sums are scaled to match.
+static void gcudai_attn_weights(struct gcudai_attn_block * b) {
     for (int64_t i = 0; i < b->n; ++i) {
-        float * w = b->w + i * GCUDAI_ATTN_TILE;
-        float * acc = b->acc + i * b->a.dv;
-        float max = b->max[i], sum = 0.0f;
-        for (int64_t j = 0; j < n; ++j) {
-            max = w[j] > max ? w[j] : max;
-        }
+        float * w = b->w + i * GCUDAI_ATTN_TILE, * acc = b->acc + i * b->a.dv;
+        const float tile_max = gcudai_lane_max(w), max = tile_max > b->max[i] ? tile_max : b->max[i];
         if (max > b->max[i] && b->max[i] != -HUGE_VALF) {
             const float shrink = expf(b->max[i] - max);
             b->sum[i] *= shrink;
-            for (int64_t d = 0; d < b->a.dv; ++d) {
-                acc[d] *= shrink;
-            }
+            for (int64_t d = 0; d < b->a.dv; ++d) { acc[d] *= shrink; }
         }
-        for (int64_t j = 0; j < n; ++j) {
-            w[j] = w[j] == -HUGE_VALF ? 0.0f : expf(w[j] - max);
-            sum += w[j];
-        }
+        b->sum[i] += b->simd->loops->exp(w, max == -HUGE_VALF ? 0.0f : max);
         b->max[i] = max;
-        b->sum[i] += sum;
     }
 }
 
@@ -18222,11 +18223,12 @@ static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t
     const struct gcuda_flash_attn_ext_args * p = b->p;
     const int64_t hv = b->group * b->a.group / (p->q.ne[2] / p->v.ne[2]), dv = b->a.dv;
     const float * row[GCUDAI_ATTN_TILE];
+    uint32_t used[GCUDAI_ATTN_TILE] = { 0 };
+    for (int64_t i = 0; i < b->n; ++i) {
+        for (int j = 0; j < GCUDAI_ATTN_TILE; ++j) { used[j] |= gcudai_f32_bits(b->w[i * GCUDAI_ATTN_TILE + j]); }
+    }
     for (int64_t j = 0; j < n; ++j) {
-        row[j] = NULL;
-        if (gcudai_attn_is_used(b, j, 0.0f)) {
-            row[j] = gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, b->rows + j * dv);
-        }
+        row[j] = used[j] == 0 ? NULL : gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, b->rows + j * dv);
     }
     for (int64_t i = 0; i < b->n; ++i) {
         const float * all = b->w + i * GCUDAI_ATTN_TILE;
@@ -18239,7 +18241,7 @@ static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t
                 w[m] = all[j];
                 m = (m + 1) % 4;
                 if (m == 0) {
-                    b->add4(b->acc + i * dv, v, w, dv);
+                    b->simd->loops->add4(b->acc + i * dv, v, w, dv);
                 }
             }
         }
@@ -18307,8 +18309,7 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
     GCUDAI_ZERO(b);
     b.p = &args->flash_attn_ext;
     b.a = gcudai_attn_plan(b.p);
-    b.dot = gcudai_simd_now()->loops->dot;
-    b.add4 = gcudai_simd_now()->loops->add4;
+    b.simd = gcudai_simd_now();
     for (int64_t item = t->i0; item < t->i1; ++item) {
         if (t->phase == 1) {
             gcudai_attn_join(b.p, &b.a, item, t->shared);
@@ -18319,9 +18320,9 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
         const int64_t end = GCUDAI_MIN((b.part + 1) * b.a.n_kv_part, b.a.n_kv);
         for (int64_t j = b.part * b.a.n_kv_part; j < end; j += GCUDAI_ATTN_TILE) {
             const int64_t n = GCUDAI_MIN(GCUDAI_ATTN_TILE, end - j);
-            gcudai_attn_bias(&b, j, n);
+            if (!gcudai_attn_bias(&b, j, n)) { continue; }
             gcudai_attn_scores(&b, j, n);
-            gcudai_attn_weights(&b, n);
+            gcudai_attn_weights(&b);
             gcudai_attn_values(&b, j, n);
         }
         gcudai_attn_end(&b, t->shared);
