@@ -154,7 +154,7 @@ UNWRITTEN = {
     "README.md": "",
     "CHANGELOG.md": "",
     "gcuda_kernels.cu": "k-attention",
-    "gcuda.h": "cuda impl-simd impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
+    "gcuda.h": "cuda impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
 }
 NO_CONTRACTS = ("k-attention",)  # sections whose kernels have none yet
 
