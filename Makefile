@@ -5,6 +5,7 @@ B ?= build
 LEVEL ?= user
 EXE ?=
 CFLAGS ?= -O2 -g
+EXAMPLE_CFLAGS ?= -O2
 WARN ?= -Wall -Wextra -Wpedantic -Wshadow
 STD ?= -std=c99 -ffp-contract=off
 LIBS ?= -pthread -lm -ldl
@@ -78,8 +79,9 @@ bench-cpu: $(BENCHES) ## matrix products against OpenBLAS, quantized mat-vec
 size: $(B)/gcuda_impl.o ## lines and bytes; of the kernels, where they are built, processor time and bytes of each part
 	@python3 tests/tools/size.py $(B) $(KERNEL_PARTS)
 
-map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers
-	@grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
+map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers; ARGS=--deps: which section uses which
+	@if [ "$(ARGS)" = --deps ]; then exec python3 tests/tools/deps.py; fi; \
+	grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
 
 lint: check-python ## contents against banners, one >>op: block each, forbidden words
 	@python3 tests/tools/lint.py
@@ -124,11 +126,12 @@ $(B):
 $(B)/gcuda_impl.c: Makefile | $(B)
 	@printf '#define GCUDA_IMPLEMENTATION\n#include "gcuda.h"\n' > $@
 
+# of programs and of the library; Windows code has no other kind
 $(B)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | check-cc
-	$(COMPILE) -c $< -o $@
+	$(COMPILE) $(if $(EXE),,-fPIC -fno-semantic-interposition) -c $< -o $@
 
-$(B)/libgcuda.so: $(B)/gcuda_impl.c gcuda.h | check-cc
-	$(COMPILE) -fPIC -shared $< -o $@ $(LIBS)
+$(B)/libgcuda.so: $(B)/gcuda_impl.o
+	$(COMPILE) -shared $< -o $@ $(LIBS)
 
 $(filter $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) | $(B) check-cc
 	$(COMPILE) $< -o $@ $(LIBS)
@@ -144,11 +147,11 @@ $(B)/test-llm$(EXE): examples/llm.h
 $(B)/llm$(EXE) $(B)/embed$(EXE): examples/llm.h
 $(B)/digits$(EXE): examples/digits_data.h
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h | $(B) check-cc
-	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
+	$(CC) $(EXAMPLE_CFLAGS) $(WARN) -I. $< -o $@ $(LIBS)
 
 # what tests/llm/check.py drives
-$(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h gcuda.h | $(B) check-cc
-	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
+$(B)/llm-probe$(EXE): tests/llm/probe.c examples/llm.h $(B)/gcuda_impl.o | check-cc
+	$(COMPILE) $< $(B)/gcuda_impl.o -o $@ $(LIBS)
 
 # files with random weights in real shapes, to measure with
 $(B)/llm-synthetic$(EXE): tests/llm/synthetic.c $(B)/gcuda_impl.o | check-cc
@@ -222,8 +225,9 @@ $(patsubst %,$(SIM)/test-%.o,cancel cublas memory nvtx switches upload): SIM_C +
 $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 
+# its time is the kernels', which are compiled apart
 $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS) | $(SIM)
-	$(SIM_C) -c $< -o $@
+	$(SIM_C) -O0 -c $< -o $@
 
 # they run for less than a second: longer to optimise
 SIM_EXAMPLES = $(SIM)/decode $(SIM)/mlp
@@ -245,7 +249,7 @@ $(SIM)/llm.o: examples/llm.c examples/llm.h gcuda.h $(SIM_HEADERS) | $(SIM)
 $(SIM)/llm: $(SIM)/llm.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
-$(SIM)/llm-probe: $(SIM)/llm-probe.o $(SIM_OBJECTS)
+$(SIM)/llm-probe: $(SIM)/llm-probe.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 sim: $(SIM)/digits $(SIM)/test-ops ## digits and test-ops with the CUDA backend on the simulated device, in build/sim/ (some minutes)
@@ -326,13 +330,13 @@ $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 $(CUDA)/llm $(CUDA)/embed: examples/llm.h
 $(CUDA)/digits: examples/digits_data.h
 $(CUDA_EXAMPLES): $(CUDA)/%: examples/%.c gcuda.h $(KERNEL_OBJECTS)
-	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+	$(CC) $(EXAMPLE_CFLAGS) $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
-	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -DGCUDA_NO_CUBLAS -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+	$(CC) $(EXAMPLE_CFLAGS) $(WARN) $(CUDA_FLAGS) -DGCUDA_NO_CUBLAS -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
-$(CUDA)/llm-probe: tests/llm/probe.c examples/llm.h gcuda.h $(KERNEL_OBJECTS)
-	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+$(CUDA)/llm-probe: tests/llm/probe.c examples/llm.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)

@@ -134,32 +134,39 @@ EMBEDDING IN AN ENGINE
     Windows:       mingw-w64 builds are tested under wine. The code supports MSVC but is untested there.
 
 ADDING AN OPERATION
-    1. its row in GCUDA_OPS, and its argument struct's name in GCUDA_ARGS if it has its own
+    1. its row in GCUDA_OPS: all facts about it, for the CPU, gradients and CUDA. The argument struct's name in GCUDA_ARGS
+       if it has its own
     2. its >>op:NAME block in >>ops: argument struct, comment, constructors
     3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
        gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
-    4. a derivative, if it has one: a function and a row of GCUDAI_GRADS in >>impl-autodiff
-    5. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda, and a row of
-       GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
-    6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
-       it has a derivative; what each constructor refuses: a row in tests/test-errors.c
-    7. its numbers of test cases in tests/cases.txt: build/test-ops --update-cases
-    8. on CUDA, for graphs with an abort callback: a row of gcudai_cuda_cuts names the dimensions along which a node is cut
-       into slices. Without a row it is never cut, and the comment before the table lists such operations
-    9. if it is element-wise and fuses into a chain: gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and in
-       gcuda_kernels.cu d_chain_map or d_chain_binary. is_chain_step refuses a step without a kernel
+    4. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, which the row declares. Until then the row says
+       that nothing is launched, and the device refuses the operation by name
+    5. a reference and its cases in the family's tests/ops-*.h: TEST(NAME) with >>op:NAME, and in .refuses what the
+       constructor refuses. Constructors with other sources have rows in tests/test-errors.c
 
-    The compiler reports a missing function, `make lint` a missing block or test. `make generate` updates GCUDA_PREFIX's
-    list and the README's table.
+    The row may also name:
+      - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c
+      - a cut rule for graphs with an abort callback: GCUDAI_CUT_OF_NAME in >>impl-cuda-cancel
+    An element-wise operation that fuses into chains needs gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step, and
+    d_chain_map or d_chain_binary in gcuda_kernels.cu.
+
+    The compiler or the linker reports a missing function, `make lint` a missing block or test. `make generate` updates
+    GCUDA_PREFIX's list and the README's table, `build/test-ops --update-cases` the numbers in tests/cases.txt.
 
     A new kind of GCUDA_OP_UNARY:
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
-      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops and its D_UNARY(ID, f(x)) in gcuda_kernels.cu: the compiler
-        requires them
-      - a derivative in gcudai_unary_slope, until then refused by name
-      - its function in f_unary of tests/ops-elementwise.h, and step 7
-    A new gate needs GCUDA_GLU_OPS, GCUDAI_GLU and d_glus, gcudai_glu_act for its derivative, and gcudai_cuda_gate_of if it
-    equals a unary kind times 1.
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
+        GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
+      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well
+    A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
+
+    A new block type of weights:
+      - its row in GCUDA_TYPES, with all facts; `none` in the column switch while CUDA has no kernels for it
+      - in >>impl-quants, as the row says, gcudai_quantize_row_NAME and gcudai_quantize_weighted_NAME
+      - in >>impl-simd gcudai_codes_NAME and gcudai_codes_NAME_avx2; dequantizing uses them too
+      - its id in weight_types of tests/test-mulmat.c
+      - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES
+    tests/tools/places.py adds a dummy operation, activation and type, and leaves out one place after the other.
 
     A new path of matrix products on CUDA:
       - its name in enum gcuda_mul_mat_path and in enum gcudai_cuda_mm_path; for gcuda_cuda_params.product in gcudai_cuda_product_named
@@ -187,20 +194,26 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>sched          graphs over several backends: who computes what, copies in between, pipelining, offload
     >>quantize       host quantizers for weights
     >>gguf           GGUF files: read (mapped, from memory, from a callback), load to backends, write
+    >>prefix         the functions that GCUDA_PREFIX renames
     >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
-    >>impl-math      overflow-checked sizes; half and bfloat16 conversion
-    >>impl-quants    block formats: dequantize, quantize rows, check them
+    >>impl-base      checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
+    >>impl-isa       which instruction set the CPU kernels use
+    >>impl-math      half and bfloat16 conversion
+    >>impl-quants    block formats: dequantize and quantize one row
+    >>impl-quantize  quantizing rows on several threads; checking blocks
     >>impl-types     type table
     >>impl-tensor    contexts, tensors, views
+    >>impl-task      what the CPU function of an operation is given: its items, scratch, abort, bad indices
     >>impl-simd      vectorised CPU kernels
     >>impl-ops       shared checks; then one >>op:NAME block each: constructor, check, args, CPU
-    >>impl-registry  the tables made from GCUDA_OPS; nothing else lists operations
+    >>impl-registry  names and kinds of operations
     >>impl-graph     graphs
     >>impl-autodiff  derivatives
     >>impl-alloc     allocators
     >>impl-backend   buffers, devices, backends, registry
+    >>impl-compute   computing a graph, with memory checks if wanted; copying a graph, comparing two backends
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
     >>impl-cuda-driver   functions of the driver, looked up when devices are found
@@ -221,6 +234,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest whether this build works on a device
+    >>impl-no-cuda   the public functions of a build without CUDA: no devices
+    >>impl-devices   the list of backends: the built-in ones, then those registered; shutdown
     >>impl-sched     scheduler: items, assignment, splits, placing, runs
     >>impl-gguf      GGUF: reading, getters, loading, writing
 */
@@ -261,6 +276,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_API             prefix of every public declaration, such as an export attribute; default extern (C linkage)
 //   GCUDA_STATIC          all functions static: several private copies in one program
 //   GCUDA_PREFIX          renames every external symbol: with GCUDA_PREFIX=my_, gcuda_init links as my_gcuda_init
+//   GCUDA_HEADER          only with GCUDA_PREFIX: how a copy of this file with another name includes itself; default "gcuda.h"
 //   GCUDA_ASSERT(cond)    internal consistency checks of debug builds; default: nothing. Errors of the caller are statuses,
 //                         never assertions
 //   GCUDA_MALLOC(size), GCUDA_FREE(pointer)  functions of the default allocator; default malloc and free
@@ -306,6 +322,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
 //   GCUDA_SCHED_DEBUG                 gcuda_backend_sched_params.debug
 //   GCUDA_SCHED_DEBUG_REALLOC         gcuda_backend_sched_params.debug_realloc
+
+#ifndef GCUDA_HEADER
+#define GCUDA_HEADER "gcuda.h"
+#endif
 
 #ifndef GCUDA_ASSERT
 #define GCUDA_ASSERT(cond) ((void) 0)
@@ -377,792 +397,12 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define GCUDAI_WHEN_0(...)
 #define GCUDAI_WHEN_1(...) __VA_ARGS__
 
-// gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
-#ifdef GCUDA_PREFIX
-#define GCUDAI_RENAME2(prefix, name) prefix##name
-#define GCUDAI_RENAME(prefix, name) GCUDAI_RENAME2(prefix, name)
-#define gcuda_abs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs)
-#define gcuda_abs_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs_inplace)
-#define gcuda_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc)
-#define gcuda_acc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc_inplace)
-#define gcuda_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add)
-#define gcuda_add1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1)
-#define gcuda_add1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1_inplace)
-#define gcuda_add_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_cast)
-#define gcuda_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_id)
-#define gcuda_add_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_inplace)
-#define gcuda_add_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_scratch_bytes)
-#define gcuda_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_arange)
-#define gcuda_are_same_shape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_shape)
-#define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
-#define gcuda_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argmax)
-#define gcuda_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort)
-#define gcuda_argsort_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_scratch_bytes)
-#define gcuda_argsort_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_top_k)
-#define gcuda_backend_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_buffer)
-#define gcuda_backend_alloc_ctx_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors)
-#define gcuda_backend_alloc_ctx_tensors_from_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors_from_buft)
-#define gcuda_backend_buffer_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_clear)
-#define gcuda_backend_buffer_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_free)
-#define gcuda_backend_buffer_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alignment)
-#define gcuda_backend_buffer_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alloc_size)
-#define gcuda_backend_buffer_get_base GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_base)
-#define gcuda_backend_buffer_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_max_size)
-#define gcuda_backend_buffer_get_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_size)
-#define gcuda_backend_buffer_get_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_type)
-#define gcuda_backend_buffer_get_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_usage)
-#define gcuda_backend_buffer_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init)
-#define gcuda_backend_buffer_init_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init_tensor)
-#define gcuda_backend_buffer_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_host)
-#define gcuda_backend_buffer_is_multi_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_multi_buffer)
-#define gcuda_backend_buffer_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_name)
-#define gcuda_backend_buffer_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_reset)
-#define gcuda_backend_buffer_set_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_set_usage)
-#define gcuda_backend_buft_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_alloc_buffer)
-#define gcuda_backend_buft_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alignment)
-#define gcuda_backend_buft_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alloc_size)
-#define gcuda_backend_buft_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_device)
-#define gcuda_backend_buft_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_max_size)
-#define gcuda_backend_buft_is_cuda_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_cuda_split)
-#define gcuda_backend_buft_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_host)
-#define gcuda_backend_buft_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_name)
-#define gcuda_backend_compare_graph_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_compare_graph_backend)
-#define gcuda_backend_cpu_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_from_ptr)
-#define gcuda_backend_cpu_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_type)
-#define gcuda_backend_cpu_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_init)
-#define gcuda_backend_cpu_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_reg)
-#define gcuda_backend_cpu_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_abort_callback)
-#define gcuda_backend_cpu_set_check_finite GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_check_finite)
-#define gcuda_backend_cpu_set_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_n_threads)
-#define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
-#define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
-#define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
-#define gcuda_backend_cuda_clear_plans GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_clear_plans)
-#define gcuda_backend_cuda_find_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_find_device)
-#define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
-#define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
-#define gcuda_backend_cuda_get_device_info GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_info)
-#define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
-#define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
-#define gcuda_backend_cuda_get_max_shared GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_max_shared)
-#define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
-#define gcuda_backend_cuda_get_plan_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_plan_stats)
-#define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
-#define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
-#define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
-#define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
-#define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
-#define gcuda_backend_cuda_import_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_memory)
-#define gcuda_backend_cuda_import_semaphore GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_semaphore)
-#define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
-#define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
-#define gcuda_backend_cuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat)
-#define gcuda_backend_cuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat_id)
-#define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
-#define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
-#define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
-#define gcuda_backend_cuda_semaphore_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_free)
-#define gcuda_backend_cuda_semaphore_signal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_signal)
-#define gcuda_backend_cuda_semaphore_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_wait)
-#define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
-#define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
-#define gcuda_backend_cuda_set_devices GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_devices)
-#define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
-#define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
-#define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
-#define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
-#define gcuda_backend_cuda_wrap_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_wrap_ptr)
-#define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
-#define gcuda_backend_dev_buffer_from_host_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_from_host_ptr)
-#define gcuda_backend_dev_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_type)
-#define gcuda_backend_dev_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_name)
-#define gcuda_backend_dev_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_type)
-#define gcuda_backend_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_count)
-#define gcuda_backend_dev_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_description)
-#define gcuda_backend_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get)
-#define gcuda_backend_dev_get_props GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get_props)
-#define gcuda_backend_dev_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_host_buffer_type)
-#define gcuda_backend_dev_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_init)
-#define gcuda_backend_dev_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_memory)
-#define gcuda_backend_dev_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_name)
-#define gcuda_backend_dev_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_offload_op)
-#define gcuda_backend_dev_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_buft)
-#define gcuda_backend_dev_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_op)
-#define gcuda_backend_dev_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_type)
-#define gcuda_backend_event_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_free)
-#define gcuda_backend_event_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_new)
-#define gcuda_backend_event_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_query)
-#define gcuda_backend_event_record GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_record)
-#define gcuda_backend_event_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_synchronize)
-#define gcuda_backend_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_wait)
-#define gcuda_backend_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_free)
-#define gcuda_backend_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_alignment)
-#define gcuda_backend_get_default_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_default_buffer_type)
-#define gcuda_backend_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_device)
-#define gcuda_backend_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_max_size)
-#define gcuda_backend_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute)
-#define gcuda_backend_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute_async)
-#define gcuda_backend_graph_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy)
-#define gcuda_backend_graph_copy_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy_free)
-#define gcuda_backend_graph_plan_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_compute)
-#define gcuda_backend_graph_plan_create GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_create)
-#define gcuda_backend_graph_plan_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_free)
-#define gcuda_backend_graph_plan_update GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_update)
-#define gcuda_backend_guid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_guid)
-#define gcuda_backend_init_best GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_best)
-#define gcuda_backend_init_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_name)
-#define gcuda_backend_init_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_type)
-#define gcuda_backend_is_cpu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cpu)
-#define gcuda_backend_is_cuda GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cuda)
-#define gcuda_backend_multi_buffer_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_multi_buffer_alloc_buffer)
-#define gcuda_backend_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_name)
-#define gcuda_backend_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_offload_op)
-#define gcuda_backend_reg_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_by_name)
-#define gcuda_backend_reg_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_count)
-#define gcuda_backend_reg_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_count)
-#define gcuda_backend_reg_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_get)
-#define gcuda_backend_reg_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get)
-#define gcuda_backend_reg_get_proc_address GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get_proc_address)
-#define gcuda_backend_reg_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_name)
-#define gcuda_backend_register GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_register)
-#define gcuda_backend_sched_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_alloc_graph)
-#define gcuda_backend_sched_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_free)
-#define gcuda_backend_sched_get_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_backend)
-#define gcuda_backend_sched_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_size)
-#define gcuda_backend_sched_get_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_type)
-#define gcuda_backend_sched_get_n_backends GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_backends)
-#define gcuda_backend_sched_get_n_copies GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_copies)
-#define gcuda_backend_sched_get_n_splits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_splits)
-#define gcuda_backend_sched_get_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_tensor_backend)
-#define gcuda_backend_sched_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute)
-#define gcuda_backend_sched_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute_async)
-#define gcuda_backend_sched_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new)
-#define gcuda_backend_sched_new_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new_params)
-#define gcuda_backend_sched_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_print)
-#define gcuda_backend_sched_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve)
-#define gcuda_backend_sched_reserve_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve_size)
-#define gcuda_backend_sched_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reset)
-#define gcuda_backend_sched_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_check)
-#define gcuda_backend_sched_set_eval_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_eval_callback)
-#define gcuda_backend_sched_set_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_tensor_backend)
-#define gcuda_backend_sched_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_synchronize)
-#define gcuda_backend_sched_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_to_text)
-#define gcuda_backend_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_buft)
-#define gcuda_backend_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_op)
-#define gcuda_backend_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_synchronize)
-#define gcuda_backend_tensor_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_alloc)
-#define gcuda_backend_tensor_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy)
-#define gcuda_backend_tensor_copy_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy_async)
-#define gcuda_backend_tensor_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get)
-#define gcuda_backend_tensor_get_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_2d)
-#define gcuda_backend_tensor_get_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_async)
-#define gcuda_backend_tensor_memset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_memset)
-#define gcuda_backend_tensor_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set)
-#define gcuda_backend_tensor_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_2d)
-#define gcuda_backend_tensor_set_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_async)
-#define gcuda_backend_view_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_view_init)
-#define gcuda_bf16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32)
-#define gcuda_bf16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32_row)
-#define gcuda_blck_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_blck_size)
-#define gcuda_build_backward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_backward_expand)
-#define gcuda_build_forward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_forward_expand)
-#define gcuda_can_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat)
-#define gcuda_can_repeat_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat_rows)
-#define gcuda_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cast)
-#define gcuda_ceil GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil)
-#define gcuda_ceil_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil_inplace)
-#define gcuda_check_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_node)
-#define gcuda_check_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_row_data)
-#define gcuda_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clamp)
-#define gcuda_clear_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clear_last_error)
-#define gcuda_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_concat)
-#define gcuda_cont GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont)
-#define gcuda_cont_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_1d)
-#define gcuda_cont_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_2d)
-#define gcuda_cont_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_3d)
-#define gcuda_cont_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_4d)
-#define gcuda_context_clear_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_clear_error)
-#define gcuda_context_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_error)
-#define gcuda_context_status GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_status)
-#define gcuda_conv_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d)
-#define gcuda_conv_1d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw)
-#define gcuda_conv_1d_dw_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw_ph)
-#define gcuda_conv_1d_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_ph)
-#define gcuda_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d)
-#define gcuda_conv_2d_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_direct)
-#define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
-#define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
-#define gcuda_conv_2d_packed_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_packed_scratch_bytes)
-#define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
-#define gcuda_conv_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_scratch_bytes)
-#define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
-#define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
-#define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
-#define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
-#define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
-#define gcuda_conv_transpose_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_scratch_bytes)
-#define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
-#define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
-#define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
-#define gcuda_count_equal_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal_scratch_bytes)
-#define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
-#define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
-#define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
-#define gcuda_cpy_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy_scratch_bytes)
-#define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
-#define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
-#define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
-#define gcuda_cuda_download GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_download)
-#define gcuda_cuda_profile_begin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_begin)
-#define gcuda_cuda_profile_end GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_end)
-#define gcuda_cuda_profile_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_get)
-#define gcuda_cuda_profile_write_trace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_write_trace)
-#define gcuda_cuda_selftest GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_selftest)
-#define gcuda_cuda_set_node_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_set_node_callback)
-#define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
-#define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
-#define gcuda_cuda_upload_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_event_wait)
-#define gcuda_cuda_upload_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_query)
-#define gcuda_cuda_upload_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_wait)
-#define gcuda_cuda_uploader_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_free)
-#define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
-#define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
-#define gcuda_cumsum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum_scratch_bytes)
-#define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
-#define gcuda_custom_4d_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d_ext)
-#define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
-#define gcuda_custom_inplace_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace_ext)
-#define gcuda_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag)
-#define gcuda_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf)
-#define gcuda_diag_mask_inf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf_inplace)
-#define gcuda_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero)
-#define gcuda_diag_mask_zero_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero_inplace)
-#define gcuda_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div)
-#define gcuda_div_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div_inplace)
-#define gcuda_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup)
-#define gcuda_dup_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_inplace)
-#define gcuda_dup_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_tensor)
-#define gcuda_element_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_element_size)
-#define gcuda_elu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu)
-#define gcuda_elu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu_inplace)
-#define gcuda_exp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp)
-#define gcuda_exp_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp_inplace)
-#define gcuda_expm1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1)
-#define gcuda_expm1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1_inplace)
-#define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
-#define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
-#define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
-#define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
-#define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
-#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
-#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
-#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
-#define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
-#define gcuda_flash_attn_ext_mask_classes_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_mask_classes_bytes)
-#define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
-#define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
-#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
-#define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
-#define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
-#define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
-#define gcuda_format_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_format_name)
-#define gcuda_fp16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32)
-#define gcuda_fp16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32_row)
-#define gcuda_fp32_to_bf16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16)
-#define gcuda_fp32_to_bf16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16_row)
-#define gcuda_fp32_to_fp16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16)
-#define gcuda_fp32_to_fp16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16_row)
-#define gcuda_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_free)
-#define gcuda_gallocr_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_alloc_graph)
-#define gcuda_gallocr_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_free)
-#define gcuda_gallocr_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_get_buffer_size)
-#define gcuda_gallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new)
-#define gcuda_gallocr_new_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new_n)
-#define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
-#define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
-#define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
-#define gcuda_gallocr_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_check)
-#define gcuda_gallocr_set_concurrent GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_concurrent)
-#define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
-#define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
-#define gcuda_geglu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf)
-#define gcuda_geglu_erf_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_split)
-#define gcuda_geglu_erf_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_swapped)
-#define gcuda_geglu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick)
-#define gcuda_geglu_quick_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_split)
-#define gcuda_geglu_quick_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_swapped)
-#define gcuda_geglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_split)
-#define gcuda_geglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_swapped)
-#define gcuda_gelu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu)
-#define gcuda_gelu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf)
-#define gcuda_gelu_erf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf_inplace)
-#define gcuda_gelu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_inplace)
-#define gcuda_gelu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick)
-#define gcuda_gelu_quick_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick_inplace)
-#define gcuda_get_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data)
-#define gcuda_get_data_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data_f32)
-#define gcuda_get_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_1d)
-#define gcuda_get_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_nd)
-#define gcuda_get_first_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_first_tensor)
-#define gcuda_get_glu_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_glu_op)
-#define gcuda_get_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_1d)
-#define gcuda_get_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_nd)
-#define gcuda_get_max_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_max_tensor_size)
-#define gcuda_get_mem_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_buffer)
-#define gcuda_get_mem_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_size)
-#define gcuda_get_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_name)
-#define gcuda_get_next_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_next_tensor)
-#define gcuda_get_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_no_alloc)
-#define gcuda_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows)
-#define gcuda_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back)
-#define gcuda_get_rows_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back_scratch_bytes)
-#define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
-#define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
-#define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
-#define gcuda_gguf_add_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_add_tensor)
-#define gcuda_gguf_find_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_key)
-#define gcuda_gguf_find_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_tensor)
-#define gcuda_gguf_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_free)
-#define gcuda_gguf_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_alignment)
-#define gcuda_gguf_get_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_data)
-#define gcuda_gguf_get_arr_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_n)
-#define gcuda_gguf_get_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_str)
-#define gcuda_gguf_get_arr_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_type)
-#define gcuda_gguf_get_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_bool)
-#define gcuda_gguf_get_data_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_offset)
-#define gcuda_gguf_get_data_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_size)
-#define gcuda_gguf_get_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_float)
-#define gcuda_gguf_get_int GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int)
-#define gcuda_gguf_get_int_at GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int_at)
-#define gcuda_gguf_get_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_key)
-#define gcuda_gguf_get_kv_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_kv_type)
-#define gcuda_gguf_get_meta_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_data)
-#define gcuda_gguf_get_meta_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_size)
-#define gcuda_gguf_get_n_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_kv)
-#define gcuda_gguf_get_n_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_parts)
-#define gcuda_gguf_get_n_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_tensors)
-#define gcuda_gguf_get_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_str)
-#define gcuda_gguf_get_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_data)
-#define gcuda_gguf_get_tensor_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_n_dims)
-#define gcuda_gguf_get_tensor_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_name)
-#define gcuda_gguf_get_tensor_ne GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_ne)
-#define gcuda_gguf_get_tensor_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_offset)
-#define gcuda_gguf_get_tensor_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_part)
-#define gcuda_gguf_get_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_size)
-#define gcuda_gguf_get_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_type)
-#define gcuda_gguf_get_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_bool)
-#define gcuda_gguf_get_val_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_data)
-#define gcuda_gguf_get_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f32)
-#define gcuda_gguf_get_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f64)
-#define gcuda_gguf_get_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i16)
-#define gcuda_gguf_get_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i32)
-#define gcuda_gguf_get_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i64)
-#define gcuda_gguf_get_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i8)
-#define gcuda_gguf_get_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_str)
-#define gcuda_gguf_get_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u16)
-#define gcuda_gguf_get_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u32)
-#define gcuda_gguf_get_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u64)
-#define gcuda_gguf_get_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u8)
-#define gcuda_gguf_get_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_version)
-#define gcuda_gguf_get_write_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_write_size)
-#define gcuda_gguf_init_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_empty)
-#define gcuda_gguf_init_from_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_buffer)
-#define gcuda_gguf_init_from_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_callback)
-#define gcuda_gguf_init_from_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file)
-#define gcuda_gguf_init_from_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file_ptr)
-#define gcuda_gguf_load GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_load)
-#define gcuda_gguf_read_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_read_tensor)
-#define gcuda_gguf_remove_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_remove_key)
-#define gcuda_gguf_set_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_data)
-#define gcuda_gguf_set_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_str)
-#define gcuda_gguf_set_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_kv)
-#define gcuda_gguf_set_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_data)
-#define gcuda_gguf_set_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_type)
-#define gcuda_gguf_set_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_bool)
-#define gcuda_gguf_set_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f32)
-#define gcuda_gguf_set_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f64)
-#define gcuda_gguf_set_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i16)
-#define gcuda_gguf_set_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i32)
-#define gcuda_gguf_set_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i64)
-#define gcuda_gguf_set_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i8)
-#define gcuda_gguf_set_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_str)
-#define gcuda_gguf_set_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u16)
-#define gcuda_gguf_set_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u32)
-#define gcuda_gguf_set_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u64)
-#define gcuda_gguf_set_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u8)
-#define gcuda_gguf_split_path GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_path)
-#define gcuda_gguf_split_prefix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_prefix)
-#define gcuda_gguf_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_type_name)
-#define gcuda_gguf_write_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_split)
-#define gcuda_gguf_write_to_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_buffer)
-#define gcuda_gguf_write_to_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_callback)
-#define gcuda_gguf_write_to_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file)
-#define gcuda_gguf_write_to_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file_ptr)
-#define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
-#define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
-#define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
-#define gcuda_glu_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_takes_form)
-#define gcuda_graph_add_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_add_node)
-#define gcuda_graph_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clear)
-#define gcuda_graph_clip_grads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clip_grads)
-#define gcuda_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute)
-#define gcuda_graph_compute_with_ctx GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute_with_ctx)
-#define gcuda_graph_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_cpy)
-#define gcuda_graph_dump_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dump_dot)
-#define gcuda_graph_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dup)
-#define gcuda_graph_get_grad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad)
-#define gcuda_graph_get_grad_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad_acc)
-#define gcuda_graph_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_tensor)
-#define gcuda_graph_move_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_move_view)
-#define gcuda_graph_n_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_n_nodes)
-#define gcuda_graph_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_node)
-#define gcuda_graph_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_nodes)
-#define gcuda_graph_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead)
-#define gcuda_graph_overhead_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead_custom)
-#define gcuda_graph_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_plan)
-#define gcuda_graph_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_print)
-#define gcuda_graph_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_reset)
-#define gcuda_graph_set_fusion GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_set_fusion)
-#define gcuda_graph_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_size)
-#define gcuda_graph_to_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_dot)
-#define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
-#define gcuda_graph_use_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_use_count)
-#define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
-#define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
-#define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
-#define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
-#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
-#define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
-#define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
-#define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
-#define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
-#define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
-#define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
-#define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
-#define gcuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_init)
-#define gcuda_interpolate GCUDAI_RENAME(GCUDA_PREFIX, gcuda_interpolate)
-#define gcuda_is_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_3d)
-#define gcuda_is_contiguous GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous)
-#define gcuda_is_contiguous_0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_0)
-#define gcuda_is_contiguous_1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_1)
-#define gcuda_is_contiguous_2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_2)
-#define gcuda_is_contiguous_channels GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_channels)
-#define gcuda_is_contiguous_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_rows)
-#define gcuda_is_contiguously_allocated GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguously_allocated)
-#define gcuda_is_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_empty)
-#define gcuda_is_matrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_matrix)
-#define gcuda_is_padded_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_padded_1d)
-#define gcuda_is_permuted GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_permuted)
-#define gcuda_is_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_quantized)
-#define gcuda_is_scalar GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_scalar)
-#define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
-#define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
-#define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
-#define gcuda_kernels_archs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_archs)
-#define gcuda_kernels_compiled_for GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_compiled_for)
-#define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
-#define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
-#define gcuda_l2_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_scratch_bytes)
-#define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
-#define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
-#define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
-#define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
-#define gcuda_launch_add_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_quantized)
-#define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
-#define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
-#define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
-#define gcuda_launch_chain GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_chain)
-#define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
-#define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
-#define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
-#define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
-#define gcuda_launch_conv_2d_packed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_packed)
-#define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
-#define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
-#define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
-#define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
-#define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
-#define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
-#define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
-#define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
-#define gcuda_launch_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cumsum)
-#define gcuda_launch_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag)
-#define gcuda_launch_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_inf)
-#define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
-#define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
-#define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
-#define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
-#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
-#define gcuda_launch_flash_attn_ext_mask_classes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_mask_classes)
-#define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
-#define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
-#define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
-#define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
-#define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
-#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
-#define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
-#define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
-#define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
-#define gcuda_launch_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_3d)
-#define gcuda_launch_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_back)
-#define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
-#define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
-#define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
-#define gcuda_launch_matrix_pointers GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_matrix_pointers)
-#define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
-#define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
-#define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
-#define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
-#define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
-#define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
-#define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
-#define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
-#define gcuda_launch_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad)
-#define gcuda_launch_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad_reflect_1d)
-#define gcuda_launch_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_1d)
-#define gcuda_launch_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d)
-#define gcuda_launch_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d_back)
-#define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
-#define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
-#define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
-#define gcuda_launch_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm_back)
-#define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
-#define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
-#define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
-#define gcuda_launch_rope_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_set)
-#define gcuda_launch_route GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_route)
-#define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
-#define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
-#define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
-#define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
-#define gcuda_launch_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set_rows)
-#define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
-#define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
-#define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
-#define gcuda_launch_soft_max_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max_back)
-#define gcuda_launch_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_solve_tri)
-#define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
-#define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
-#define gcuda_launch_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_conv)
-#define gcuda_launch_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_scan)
-#define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
-#define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
-#define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
-#define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
-#define gcuda_launch_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_top_k)
-#define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
-#define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
-#define gcuda_launch_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_upscale)
-#define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
-#define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
-#define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
-#define gcuda_log_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_set)
-#define gcuda_map_custom1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1)
-#define gcuda_map_custom1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1_inplace)
-#define gcuda_map_custom2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2)
-#define gcuda_map_custom2_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2_inplace)
-#define gcuda_map_custom3 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3)
-#define gcuda_map_custom3_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3_inplace)
-#define gcuda_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean)
-#define gcuda_mean_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean_scratch_bytes)
-#define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
-#define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
-#define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
-#define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
-#define gcuda_mul_mat_layout GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_layout)
-#define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
-#define gcuda_mul_mat_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_scratch_bytes)
-#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
-#define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
-#define gcuda_mul_mat_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_takes)
-#define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
-#define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
-#define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
-#define gcuda_neg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg)
-#define gcuda_neg_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg_inplace)
-#define gcuda_nelements GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nelements)
-#define gcuda_new_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_buffer)
-#define gcuda_new_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_f32)
-#define gcuda_new_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph)
-#define gcuda_new_graph_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph_custom)
-#define gcuda_new_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_i32)
-#define gcuda_new_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor)
-#define gcuda_new_tensor_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_1d)
-#define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
-#define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
-#define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
-#define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
-#define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
-#define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
-#define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
-#define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
-#define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
-#define gcuda_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_name)
-#define gcuda_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_adamw)
-#define gcuda_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_sgd)
-#define gcuda_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_out_prod)
-#define gcuda_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad)
-#define gcuda_pad_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_circular)
-#define gcuda_pad_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext)
-#define gcuda_pad_ext_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext_circular)
-#define gcuda_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_reflect_1d)
-#define gcuda_permute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_permute)
-#define gcuda_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_1d)
-#define gcuda_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d)
-#define gcuda_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back)
-#define gcuda_pool_2d_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back_scratch_bytes)
-#define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
-#define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
-#define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
-#define gcuda_reglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu)
-#define gcuda_reglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_split)
-#define gcuda_reglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_swapped)
-#define gcuda_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu)
-#define gcuda_relu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu_inplace)
-#define gcuda_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat)
-#define gcuda_repeat_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_4d)
-#define gcuda_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_back)
-#define gcuda_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reset)
-#define gcuda_reshape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape)
-#define gcuda_reshape_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_1d)
-#define gcuda_reshape_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_2d)
-#define gcuda_reshape_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_3d)
-#define gcuda_reshape_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_4d)
-#define gcuda_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm)
-#define gcuda_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_back)
-#define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
-#define gcuda_rms_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_scratch_bytes)
-#define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
-#define gcuda_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope)
-#define gcuda_rope_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom)
-#define gcuda_rope_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom_inplace)
-#define gcuda_rope_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext)
-#define gcuda_rope_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_back)
-#define gcuda_rope_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_inplace)
-#define gcuda_rope_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_inplace)
-#define gcuda_rope_multi GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi)
-#define gcuda_rope_multi_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_back)
-#define gcuda_rope_multi_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_inplace)
-#define gcuda_rope_set_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_set_takes)
-#define gcuda_rope_yarn_corr_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_yarn_corr_dims)
-#define gcuda_round GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round)
-#define gcuda_round_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round_inplace)
-#define gcuda_row_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_row_size)
-#define gcuda_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv6)
-#define gcuda_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv7)
-#define gcuda_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale)
-#define gcuda_scale_bias GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias)
-#define gcuda_scale_bias_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias_inplace)
-#define gcuda_scale_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_inplace)
-#define gcuda_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set)
-#define gcuda_set_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d)
-#define gcuda_set_1d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d_inplace)
-#define gcuda_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d)
-#define gcuda_set_2d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d_inplace)
-#define gcuda_set_allocator GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_allocator)
-#define gcuda_set_dynamic GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_dynamic)
-#define gcuda_set_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32)
-#define gcuda_set_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_1d)
-#define gcuda_set_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_nd)
-#define gcuda_set_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32)
-#define gcuda_set_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_1d)
-#define gcuda_set_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_nd)
-#define gcuda_set_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_inplace)
-#define gcuda_set_input GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_input)
-#define gcuda_set_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_last_error)
-#define gcuda_set_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_loss)
-#define gcuda_set_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_name)
-#define gcuda_set_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_no_alloc)
-#define gcuda_set_output GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_output)
-#define gcuda_set_param GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_param)
-#define gcuda_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows)
-#define gcuda_set_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows_scratch_bytes)
-#define gcuda_set_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_zero)
-#define gcuda_sgn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn)
-#define gcuda_sgn_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn_inplace)
-#define gcuda_shutdown GCUDAI_RENAME(GCUDA_PREFIX, gcuda_shutdown)
-#define gcuda_sigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid)
-#define gcuda_sigmoid_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid_inplace)
-#define gcuda_silu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu)
-#define gcuda_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_back)
-#define gcuda_silu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_inplace)
-#define gcuda_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin)
-#define gcuda_sin_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin_inplace)
-#define gcuda_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max)
-#define gcuda_soft_max_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_add_sinks)
-#define gcuda_soft_max_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext)
-#define gcuda_soft_max_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back)
-#define gcuda_soft_max_ext_back_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back_inplace)
-#define gcuda_soft_max_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_inplace)
-#define gcuda_soft_max_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_inplace)
-#define gcuda_soft_max_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_scratch_bytes)
-#define gcuda_softplus GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus)
-#define gcuda_softplus_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus_inplace)
-#define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
-#define gcuda_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr)
-#define gcuda_sqr_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr_inplace)
-#define gcuda_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt)
-#define gcuda_sqrt_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt_inplace)
-#define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
-#define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
-#define gcuda_ssm_scan_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan_scratch_bytes)
-#define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
-#define gcuda_step GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step)
-#define gcuda_step_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step_inplace)
-#define gcuda_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub)
-#define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
-#define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
-#define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
-#define gcuda_sum_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows_scratch_bytes)
-#define gcuda_sum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_scratch_bytes)
-#define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
-#define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
-#define gcuda_swiglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_split)
-#define gcuda_swiglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_swapped)
-#define gcuda_tallocr_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_alloc)
-#define gcuda_tallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_new)
-#define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
-#define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
-#define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
-#define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
-#define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
-#define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
-#define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
-#define gcuda_threadpool_params_default GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_default)
-#define gcuda_threadpool_params_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_init)
-#define gcuda_threadpool_params_match GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_match)
-#define gcuda_threadpool_pause GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_pause)
-#define gcuda_threadpool_resume GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_resume)
-#define gcuda_time_ms GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_ms)
-#define gcuda_time_us GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_us)
-#define gcuda_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_timestep_embedding)
-#define gcuda_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k)
-#define gcuda_top_k_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k_scratch_bytes)
-#define gcuda_transpose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_transpose)
-#define gcuda_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tri)
-#define gcuda_trunc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc)
-#define gcuda_trunc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc_inplace)
-#define gcuda_type_is_valid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_is_valid)
-#define gcuda_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_name)
-#define gcuda_type_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_size)
-#define gcuda_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary)
-#define gcuda_unary_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_inplace)
-#define gcuda_unary_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_op_name)
-#define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
-#define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
-#define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
-#define gcuda_use_environment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_use_environment)
-#define gcuda_used_mem GCUDAI_RENAME(GCUDA_PREFIX, gcuda_used_mem)
-#define gcuda_validate_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_validate_row_data)
-#define gcuda_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_version)
-#define gcuda_view_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_1d)
-#define gcuda_view_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_2d)
-#define gcuda_view_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_3d)
-#define gcuda_view_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_4d)
-#define gcuda_view_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_tensor)
-#define gcuda_xielu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_xielu)
+// The names that GCUDA_PREFIX renames are listed after the declarations, in >>prefix, and needed before them: the header includes itself.
+#if defined(GCUDA_PREFIX) && !defined(GCUDAI_RENAME)
+#define GCUDAI_LISTS_NAMES
+#include GCUDA_HEADER
+#undef GCUDAI_LISTS_NAMES
 #endif
-// gcudai-prefix-end
 
 #ifdef __cplusplus
 extern "C" {
@@ -1252,44 +492,56 @@ typedef struct {
     uint16_t bits;
 } gcuda_bf16_t; // upper half of a binary32
 
-// Element types: id as in GGUF files; elements and bytes of a block; whether quantized. All tables of types are made from this list.
+// Element types, the registry: all tables of types are made from this list.
+//   id, name   as in GGUF files
+//   block      elements; bytes: of a block
+//   read       has gcudai_dequantize_row_LOWER; weights have it by way of their codes
+//   write      has gcudai_quantize_row_LOWER
+//   align      bytes, of memory that gcuda_quantize_rows writes
+//   imatrix    may: has gcudai_quantize_weighted_LOWER; must: cannot be quantized without importance
+//   floats     GCUDAI_FLOATS_*: where the floats of a block are that gcuda_check_row_data reads
+//   weights    can be weights of mul_mat: has gcudai_codes_LOWER and, for x86, gcudai_codes_LOWER_avx2
+//   kind       GCUDAI_Q_*: how the CPU multiplies its codes
+//   centre     mean code of a format with a stored minimum
+//   partner    type of blocks of activations that go with these weights; COUNT: none
+//   switch     yes: GCUDA_KERNEL_NO_ID leaves its CUDA kernels out; no: no switch does; none: it has none yet, and CUDA refuses it
 // clang-format off
-#define GCUDA_TYPES(X)                                                              \
-    /* ID       id  lower     name       block  bytes  quantized */                 \
-    X(F32,      0,  f32,      "f32",     1,     4,     0)                           \
-    X(F16,      1,  f16,      "f16",     1,     2,     0)                           \
-    X(Q4_0,     2,  q4_0,     "q4_0",    32,    18,    1)                           \
-    X(Q4_1,     3,  q4_1,     "q4_1",    32,    20,    1)                           \
-    X(Q5_0,     6,  q5_0,     "q5_0",    32,    22,    1)                           \
-    X(Q5_1,     7,  q5_1,     "q5_1",    32,    24,    1)                           \
-    X(Q8_0,     8,  q8_0,     "q8_0",    32,    34,    1)                           \
-    X(Q8_1,     9,  q8_1,     "q8_1",    32,    36,    1)                           \
-    X(Q2_K,     10, q2_k,     "q2_K",    256,   84,    1)                           \
-    X(Q3_K,     11, q3_k,     "q3_K",    256,   110,   1)                           \
-    X(Q4_K,     12, q4_k,     "q4_K",    256,   144,   1)                           \
-    X(Q5_K,     13, q5_k,     "q5_K",    256,   176,   1)                           \
-    X(Q6_K,     14, q6_k,     "q6_K",    256,   210,   1)                           \
-    X(Q8_K,     15, q8_k,     "q8_K",    256,   292,   1)                           \
-    X(IQ2_XXS,  16, iq2_xxs,  "iq2_xxs", 256,   66,    1)                           \
-    X(IQ2_XS,   17, iq2_xs,   "iq2_xs",  256,   74,    1)                           \
-    X(IQ3_XXS,  18, iq3_xxs,  "iq3_xxs", 256,   98,    1)                           \
-    X(IQ1_S,    19, iq1_s,    "iq1_s",   256,   50,    1)                           \
-    X(IQ4_NL,   20, iq4_nl,   "iq4_nl",  32,    18,    1)                           \
-    X(IQ3_S,    21, iq3_s,    "iq3_s",   256,   110,   1)                           \
-    X(IQ2_S,    22, iq2_s,    "iq2_s",   256,   82,    1)                           \
-    X(IQ4_XS,   23, iq4_xs,   "iq4_xs",  256,   136,   1)                           \
-    X(I8,       24, i8,       "i8",      1,     1,     0)                           \
-    X(I16,      25, i16,      "i16",     1,     2,     0)                           \
-    X(I32,      26, i32,      "i32",     1,     4,     0)                           \
-    X(I64,      27, i64,      "i64",     1,     8,     0)                           \
-    X(F64,      28, f64,      "f64",     1,     8,     0)                           \
-    X(IQ1_M,    29, iq1_m,    "iq1_m",   256,   56,    1)                           \
-    X(BF16,     30, bf16,     "bf16",    1,     2,     0)                           \
-    X(MXFP4,    39, mxfp4,    "mxfp4",   32,    17,    1)
+#define GCUDA_TYPES(X)                                                                                                                  \
+    /* ID      id  lower     name       block bytes quantized | read write align imatrix floats | weights kind centre partner switch */ \
+    X(F32,     0,  f32,      "f32",     1,    4,    0,          yes, yes,  4,    no,     f32,     no,     NONE,0,     COUNT,  no)       \
+    X(F16,     1,  f16,      "f16",     1,    2,    0,          yes, yes,  2,    no,     one,     no,     NONE,0,     COUNT,  no)       \
+    X(Q4_0,    2,  q4_0,     "q4_0",    32,   18,   1,          yes, yes,  2,    may,    one,     yes,    U32, 0,     Q8_0,   yes)      \
+    X(Q4_1,    3,  q4_1,     "q4_1",    32,   20,   1,          yes, yes,  2,    may,    two,     yes,    M32, 7.5f,  Q8_1,   yes)      \
+    X(Q5_0,    6,  q5_0,     "q5_0",    32,   22,   1,          yes, yes,  2,    may,    one,     yes,    U32, 0,     Q8_0,   yes)      \
+    X(Q5_1,    7,  q5_1,     "q5_1",    32,   24,   1,          yes, yes,  2,    may,    two,     yes,    M32, 15.5f, Q8_1,   yes)      \
+    X(Q8_0,    8,  q8_0,     "q8_0",    32,   34,   1,          yes, yes,  2,    no,     one,     yes,    S32, 0,     Q8_0,   yes)      \
+    X(Q8_1,    9,  q8_1,     "q8_1",    32,   36,   1,          yes, yes,  2,    no,     one,     no,     NONE,0,     COUNT,  no)       \
+    X(Q2_K,    10, q2_k,     "q2_K",    256,  84,   1,          yes, yes,  2,    may,    q2_k,    yes,    M16, 1.5f,  Q8_K,   yes)      \
+    X(Q3_K,    11, q3_k,     "q3_K",    256,  110,  1,          yes, yes,  2,    may,    q3_k,    yes,    U16, 0,     Q8_K,   yes)      \
+    X(Q4_K,    12, q4_k,     "q4_K",    256,  144,  1,          yes, yes,  2,    may,    two,     yes,    M32, 7.5f,  Q8_K,   yes)      \
+    X(Q5_K,    13, q5_k,     "q5_K",    256,  176,  1,          yes, yes,  2,    may,    two,     yes,    M32, 15.5f, Q8_K,   yes)      \
+    X(Q6_K,    14, q6_k,     "q6_K",    256,  210,  1,          yes, yes,  2,    may,    q6_k,    yes,    U16, 0,     Q8_K,   yes)      \
+    X(Q8_K,    15, q8_k,     "q8_K",    256,  292,  1,          yes, yes,  4,    no,     f32,     no,     NONE,0,     COUNT,  no)       \
+    X(IQ2_XXS, 16, iq2_xxs,  "iq2_xxs", 256,  66,   1,          yes, no,   2,    must,   one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ2_XS,  17, iq2_xs,   "iq2_xs",  256,  74,   1,          yes, no,   2,    must,   one,     yes,    S16, 0,     Q8_K,   yes)      \
+    X(IQ3_XXS, 18, iq3_xxs,  "iq3_xxs", 256,  98,   1,          yes, no,   2,    no,     one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ1_S,   19, iq1_s,    "iq1_s",   256,  50,   1,          yes, no,   2,    must,   one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ4_NL,  20, iq4_nl,   "iq4_nl",  32,   18,   1,          yes, yes,  2,    may,    one,     yes,    S32, 0,     Q8_0,   yes)      \
+    X(IQ3_S,   21, iq3_s,    "iq3_s",   256,  110,  1,          yes, no,   2,    no,     one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(IQ2_S,   22, iq2_s,    "iq2_s",   256,  82,   1,          yes, no,   2,    no,     one,     yes,    S16, 0,     Q8_K,   yes)      \
+    X(IQ4_XS,  23, iq4_xs,   "iq4_xs",  256,  136,  1,          yes, yes,  2,    may,    one,     yes,    S32, 0,     Q8_K,   yes)      \
+    X(I8,      24, i8,       "i8",      1,    1,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(I16,     25, i16,      "i16",     1,    2,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(I32,     26, i32,      "i32",     1,    4,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(I64,     27, i64,      "i64",     1,    8,    0,          no,  no,   2,    no,     none,    no,     NONE,0,     COUNT,  no)       \
+    X(F64,     28, f64,      "f64",     1,    8,    0,          yes, yes,  2,    no,     f64,     no,     NONE,0,     COUNT,  no)       \
+    X(IQ1_M,   29, iq1_m,    "iq1_m",   256,  56,   1,          yes, no,   2,    no,     iq1_m,   yes,    S16, 0,     Q8_K,   yes)      \
+    X(BF16,    30, bf16,     "bf16",    1,    2,    0,          yes, yes,  2,    no,     bf16,    no,     NONE,0,     COUNT,  yes)      \
+    X(MXFP4,   39, mxfp4,    "mxfp4",   32,   17,   1,          yes, yes,  1,    no,     mxfp4,   yes,    S32, 0,     Q8_0,   yes)
 // clang-format on
 
 enum gcuda_type {
-#define X(ID, id, lower, name, block, bytes, quantized) GCUDA_TYPE_##ID = id,
+#define X(ID, id, ...) GCUDA_TYPE_##ID = id,
     GCUDA_TYPES(X)
 #undef X
     GCUDA_TYPE_COUNT = 40
@@ -1527,114 +779,214 @@ struct gcuda_array {
 // (constructor, check, args, CPU rows), its test. The compiler names whatever is missing.
 //
 //   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
-//   sources   required, optional
+//   src, opt  sources: required, optional
 //   flags     GCUDAI_OP_REUSE: an allocator may place the result in the memory of a source of the same layout
 //             GCUDAI_OP_REUSE_FIRST: only in that of the first source
 //             GCUDAI_OP_VIEW: the result aliases its source and nothing runs
 //   args      struct gcuda_ARGS_args and gcudai_ARGS_args, shared within a family
 //   work      gcudai_WORK_work divides the node among CPU threads
 //   can       gcudai_CAN_can returns what the CPU does not support of a valid node; any: it supports all
+//   grad      gcudai_GRAD_grad adds the gradients of the sources; none: no derivative
+//   stop      sources that no gradient reaches, a bit each
+//   unread    sources whose elements are not read, a bit each: only their shape is, or the result is written into them
+// On CUDA devices:
+//   launch    plain: gcuda_launch_LAUNCHER; scratch: after gcuda_LAUNCHER_scratch_bytes, into args.scratch
+//             product: see gcudai_cuda_run_product; own: gcudai_cuda_LAUNCHER; none: nothing runs
+//   refuses   gcudai_cuda_REFUSES_can returns which valid nodes have no kernel
+//   family    GCUDA_KERNEL_NO_FAMILY leaves its kernels out; BASE: always compiled
+//   index     yes: reports indices out of range to args.bad_index; promise: only if the node promises n_kv_max
+//   shared    yes: kernels may use args.max_shared bytes of shared memory
+//   pack      operand that is packed first, as kernels accept fewer strides: rows: args.norm.x, kernel: args.conv.kernel
+//   cut       GCUDAI_CUT_OF_CUT: how a node is cut into slices of its result (>>impl-cuda-cancel); whole: never
+#define GCUDAI_OP_NONE 0
 #define GCUDAI_OP_REUSE 1
 #define GCUDAI_OP_VIEW 2
 #define GCUDAI_OP_REUSE_FIRST 4
 
 // clang-format off
-#define GCUDA_OPS(X)                                                                                  \
-    /* id                name                 src opt flags            args            work   can  */ \
-    /* views: no work at run time */                                                                  \
-    X(RESHAPE,           reshape,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(VIEW,              view,                1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(PERMUTE,           permute,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(TRANSPOSE,         transpose,           1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(CUSTOM,            custom,              0,  10, 0,               custom,         custom, custom) \
-    /* family ops-a: copies and data movement */                                                      \
-    X(DUP,               dup,                 1,  0,  0,               cpy,            cpy,   any)    \
-    X(CONT,              cont,                1,  0,  0,               cpy,            cpy,   any)    \
-    X(CPY,               cpy,                 1,  1,  0,               cpy,            cpy,   quantizer) \
-    X(GET_ROWS,          get_rows,            2,  0,  0,               get_rows,       pieces, any)   \
-    X(GET_ROWS_BACK,     get_rows_back,       2,  0,  0,               get_rows,       get_rows_back, any) \
-    X(SET_ROWS,          set_rows,            3,  0,  0,               get_rows,       set_rows, quantizer) \
-    X(SET,               set,                 2,  0,  0,               set,            set,   any)    \
-    X(ACC,               acc,                 2,  0,  0,               set,            acc,   any)    \
-    X(REPEAT,            repeat,              1,  0,  0,               pad,            pieces, any)   \
-    X(REPEAT_BACK,       repeat_back,         1,  0,  0,               cpy,            repeat_back, any) \
-    X(CONCAT,            concat,              2,  0,  0,               concat,         concat, any)   \
-    X(PAD,               pad,                 1,  0,  0,               pad,            pieces, any)   \
-    X(PAD_REFLECT_1D,    pad_reflect_1d,      1,  0,  0,               pad_reflect_1d, pieces, any)   \
-    X(ROLL,              roll,                1,  0,  0,               pad,            pieces, any)   \
-    X(DIAG,              diag,                1,  0,  0,               mask,           pieces, any)   \
-    X(DIAG_MASK_INF,     diag_mask_inf,       1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
-    X(DIAG_MASK_ZERO,    diag_mask_zero,      1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
-    X(TRI,               tri,                 1,  0,  0,               mask,           pieces, any)   \
-    X(FILL,              fill,                1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
-    X(ARANGE,            arange,              0,  0,  0,               arange,         pieces, any)   \
-    X(TIMESTEP_EMBEDDING, timestep_embedding, 1,  0,  0,               timestep_embedding, timestep_embedding, any) \
-    /* end of ops-a */                                                                                \
-    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                     \
-    X(ADD,               add,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(SUB,               sub,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(MUL,               mul,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(DIV,               div,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(ADD1,              add1,                2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
-    X(ADD_ID,            add_id,              3,  0,  GCUDAI_OP_REUSE_FIRST, add_id,   row_elements, any) \
-    X(UNARY,             unary,               1,  0,  GCUDAI_OP_REUSE, unary,          unary, any)    \
-    X(GLU,               glu,                 1,  1,  GCUDAI_OP_REUSE, glu,            row_elements, any) \
-    X(SCALE,             scale,               1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(SQR,               sqr,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(SQRT,              sqrt,                1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(SIN,               sin,                 1,  0,  0,               map,            elements, any)   \
-    X(COS,               cos,                 1,  0,  0,               map,            elements, any)   \
-    X(LOG,               log,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
-    X(CLAMP,             clamp,               1,  0,  0,               map,            elements, any)   \
-    X(LEAKY_RELU,        leaky_relu,          1,  0,  0,               map,            elements, any)   \
-    X(SILU_BACK,         silu_back,           2,  0,  GCUDAI_OP_REUSE, binary,         elements, any)   \
-    X(NORM,              norm,                1,  0,  0,               norm,           spans3, any)   \
-    X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           spans2, any)   \
-    X(L2_NORM,           l2_norm,             1,  0,  0,               norm,           spans2, any)   \
-    X(RMS_NORM_BACK,     rms_norm_back,       2,  0,  GCUDAI_OP_REUSE, rms_norm_back,  spans2, any)   \
-    X(GROUP_NORM,        group_norm,          1,  0,  0,               group_norm,     group_norm, any) \
-    X(SUM,               sum,                 1,  0,  0,               sum,            total, any)    \
-    X(SUM_ROWS,          sum_rows,            1,  0,  0,               reduce,         spans2, any)   \
-    X(MEAN,              mean,                1,  0,  0,               reduce,         spans2, any)   \
-    X(CUMSUM,            cumsum,              1,  0,  0,               reduce,         spans2, any)   \
-    X(ARGMAX,            argmax,              1,  0,  0,               reduce,         argmax, any)   \
-    X(COUNT_EQUAL,       count_equal,         2,  0,  0,               count_equal,    total, any)    \
-    X(ARGSORT,           argsort,             1,  0,  0,               sort,           argsort, any)  \
-    X(TOP_K,             top_k,               1,  0,  0,               sort,           top_k, any)    \
-    X(SOFT_MAX,          soft_max,            1,  2,  GCUDAI_OP_REUSE, soft_max,       spans3, any)   \
-    X(SOFT_MAX_BACK,     soft_max_back,       2,  0,  GCUDAI_OP_REUSE, soft_max_back,  spans2, any)   \
-    X(ROPE,              rope,                2,  1,  GCUDAI_OP_REUSE, rope,           rope,  any)    \
-    X(ROPE_BACK,         rope_back,           2,  1,  GCUDAI_OP_REUSE, rope,           rope,  any)    \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 2,  0,  0,               cross_entropy,  cross_entropy_loss, any) \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3, 0, 0,       cross_entropy,  spans3, any)   \
-    X(OPT_STEP_ADAMW,    opt_step_adamw,      5,  0,  0,               opt_step,       opt_step, any) \
-    X(OPT_STEP_SGD,      opt_step_sgd,        3,  0,  0,               opt_step,       opt_step, any) \
-    /* end of ops-b */                                                                                \
-    /* family mulmat: matrix products */                                                              \
-    X(MUL_MAT,           mul_mat,             2,  0,  0,               mul_mat, mul_mat, any)         \
-    X(MUL_MAT_ID,        mul_mat_id,          3,  0,  0,               mul_mat_id, mul_mat_id, any)   \
-    X(OUT_PROD,          out_prod,            2,  0,  0,               out_prod, out_prod, any)       \
-    /* end of mulmat */                                                                               \
-    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
-    X(FLASH_ATTN_EXT,    flash_attn_ext,    3,  2,  0, flash_attn_ext,    flash_attn,       any) \
-    X(FLASH_ATTN_EXT_BACK, flash_attn_ext_back, 5, 2, 0, flash_attn_ext_back, flash_attn_back, any) \
-    X(IM2COL,            im2col,            2,  0,  0, conv,              im2col,           any) \
-    X(IM2COL_BACK,       im2col_back,       2,  0,  0, conv,              im2col_back,      any) \
-    X(IM2COL_3D,         im2col_3d,         2,  0,  0, im2col_3d,         im2col,           any) \
-    X(CONV_2D,           conv_2d,           2,  0,  0, conv,              conv_2d,          any) \
-    X(CONV_2D_DW,        conv_2d_dw,        2,  0,  0, conv,              conv_2d_dw,       any) \
-    X(CONV_TRANSPOSE_1D, conv_transpose_1d, 2,  0,  0, conv_transpose,    conv_transpose,   any) \
-    X(CONV_TRANSPOSE_2D, conv_transpose_2d, 2,  0,  0, conv_transpose,    conv_transpose,   any) \
-    X(POOL_1D,           pool_1d,           1,  0,  0, pool,              pool,             any) \
-    X(POOL_2D,           pool_2d,           1,  0,  0, pool,              pool,             any) \
-    X(POOL_2D_BACK,      pool_2d_back,      2,  0,  0, pool,              pool_2d_back,     any) \
-    X(UPSCALE,           upscale,           1,  0,  0, upscale,           upscale,          any) \
-    X(SSM_CONV,          ssm_conv,          2,  0,  0, ssm_conv,          ssm_conv,         any) \
-    X(SSM_SCAN,          ssm_scan,          7,  0,  0, ssm_scan,          ssm_scan,         any) \
-    X(RWKV_WKV6,         rwkv_wkv6,         6,  0,  0, rwkv_wkv6,         linear_attn,      any) \
-    X(GATED_LINEAR_ATTN, gated_linear_attn, 5,  0,  0, gated_linear_attn, linear_attn,      any) \
-    X(RWKV_WKV7,         rwkv_wkv7,         7,  0,  0, rwkv_wkv7,         linear_attn,      any) \
-    X(SOLVE_TRI,         solve_tri,         2,  0,  0, solve_tri,         solve_tri,        any) \
+#define GCUDA_OPS(X)                                                                                                                         \
+    /* ID                      name                     src  opt flags        args                 work                can */                \
+    /*     grad               stop  unread  launch   launcher                refuses    family     index  shared  pack   cut */              \
+    /* views: no work at run time */                                                                                                         \
+    X(RESHAPE,                 reshape,                 1,   0,  VIEW,        none,                none,               any,                  \
+           reshape,           0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(VIEW,                    view,                    1,   0,  VIEW,        none,                none,               any,                  \
+           view,              0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(PERMUTE,                 permute,                 1,   0,  VIEW,        none,                none,               any,                  \
+           permute,           0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(TRANSPOSE,               transpose,               1,   0,  VIEW,        none,                none,               any,                  \
+           transpose,         0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(CUSTOM,                  custom,                  0,   10, NONE,        custom,              custom,             custom,               \
+           none,              0,    0,      own,     custom,                 custom,    BASE,      no,    no,     no,    whole)              \
+    /* family ops-a: copies and data movement */                                                                                             \
+    X(DUP,                     dup,                     1,   0,  NONE,        cpy,                 cpy,                any,                  \
+           reshape,           0,    0,      plain,   cpy,                    any,       BASE,      no,    no,     no,    copy)               \
+    X(CONT,                    cont,                    1,   0,  NONE,        cpy,                 cpy,                any,                  \
+           reshape,           0,    0,      plain,   cpy,                    any,       BASE,      no,    no,     no,    copy)               \
+    X(CPY,                     cpy,                     1,   1,  NONE,        cpy,                 cpy,                quantizer,            \
+           reshape,           2,    2,      scratch, cpy,                    quantizer, BASE,      no,    no,     no,    copy)               \
+    X(GET_ROWS,                get_rows,                2,   0,  NONE,        get_rows,            pieces,             any,                  \
+           get_rows,          2,    0,      plain,   get_rows,               any,       BASE,      yes,   no,     no,    get_rows)           \
+    X(GET_ROWS_BACK,           get_rows_back,           2,   0,  NONE,        get_rows,            get_rows_back,      any,                  \
+           none,              0,    0,      scratch, get_rows_back,          any,       BASE,      yes,   no,     no,    get_rows_back)      \
+    X(SET_ROWS,                set_rows,                3,   0,  NONE,        get_rows,            set_rows,           quantizer,            \
+           none,              0,    6,      scratch, set_rows,               quantizer, BASE,      yes,   no,     no,    set_rows)           \
+    X(SET,                     set,                     2,   0,  NONE,        set,                 set,                any,                  \
+           set,               0,    0,      plain,   set,                    any,       BASE,      no,    no,     no,    whole)              \
+    X(ACC,                     acc,                     2,   0,  NONE,        set,                 acc,                any,                  \
+           acc,               0,    0,      plain,   acc,                    any,       BASE,      no,    no,     no,    whole)              \
+    X(REPEAT,                  repeat,                  1,   0,  NONE,        pad,                 pieces,             any,                  \
+           repeat,            0,    0,      plain,   repeat,                 any,       BASE,      no,    no,     no,    repeat)             \
+    X(REPEAT_BACK,             repeat_back,             1,   0,  NONE,        cpy,                 repeat_back,        any,                  \
+           repeat_back,       0,    0,      plain,   repeat_back,            floats,    BASE,      no,    no,     no,    whole)              \
+    X(CONCAT,                  concat,                  2,   0,  NONE,        concat,              concat,             any,                  \
+           concat,            0,    0,      plain,   concat,                 any,       BASE,      no,    no,     no,    concat)             \
+    X(PAD,                     pad,                     1,   0,  NONE,        pad,                 pieces,             any,                  \
+           pad,               0,    0,      plain,   pad,                    any,       BASE,      no,    no,     no,    map)                \
+    X(PAD_REFLECT_1D,          pad_reflect_1d,          1,   0,  NONE,        pad_reflect_1d,      pieces,             any,                  \
+           none,              0,    0,      plain,   pad_reflect_1d,         any,       BASE,      no,    no,     no,    rows)               \
+    X(ROLL,                    roll,                    1,   0,  NONE,        pad,                 pieces,             any,                  \
+           roll,              0,    0,      plain,   roll,                   any,       BASE,      no,    no,     no,    whole)              \
+    X(DIAG,                    diag,                    1,   0,  NONE,        mask,                pieces,             any,                  \
+           none,              0,    0,      plain,   diag,                   any,       BASE,      no,    no,     no,    planes)             \
+    X(DIAG_MASK_INF,           diag_mask_inf,           1,   0,  REUSE,       mask,                pieces,             any,                  \
+           diag_mask,         0,    0,      plain,   diag_mask_inf,          any,       BASE,      no,    no,     no,    planes)             \
+    X(DIAG_MASK_ZERO,          diag_mask_zero,          1,   0,  REUSE,       mask,                pieces,             any,                  \
+           diag_mask,         0,    0,      plain,   diag_mask_zero,         any,       BASE,      no,    no,     no,    planes)             \
+    X(TRI,                     tri,                     1,   0,  NONE,        mask,                pieces,             any,                  \
+           tri,               0,    0,      plain,   tri,                    any,       BASE,      no,    no,     no,    planes)             \
+    X(FILL,                    fill,                    1,   0,  REUSE,       mask,                pieces,             any,                  \
+           fill,              1,    1,      plain,   fill,                   floats,    BASE,      no,    no,     no,    map)                \
+    X(ARANGE,                  arange,                  0,   0,  NONE,        arange,              pieces,             any,                  \
+           none,              0,    0,      plain,   arange,                 any,       BASE,      no,    no,     no,    whole)              \
+    X(TIMESTEP_EMBEDDING,      timestep_embedding,      1,   0,  NONE,        timestep_embedding,  timestep_embedding, any,                  \
+           none,              0,    0,      plain,   timestep_embedding,     any,       BASE,      no,    no,     no,    timestep_embedding) \
+    /* end of ops-a */                                                                                                                       \
+    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                                                            \
+    X(ADD,                     add,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           add,               0,    0,      scratch, add,                    binary,    BASE,      no,    no,     no,    binary)             \
+    X(SUB,                     sub,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           sub,               0,    0,      plain,   sub,                    floats,    BASE,      no,    no,     no,    binary)             \
+    X(MUL,                     mul,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           mul,               0,    0,      plain,   mul,                    floats,    BASE,      no,    no,     no,    binary)             \
+    X(DIV,                     div,                     2,   0,  REUSE,       binary,              elements,           binary,               \
+           div,               0,    0,      plain,   div,                    floats,    BASE,      no,    no,     no,    binary)             \
+    X(ADD1,                    add1,                    2,   0,  REUSE,       binary,              elements,           binary,               \
+           add1,              0,    0,      scratch, add,                    binary,    BASE,      no,    no,     no,    binary)             \
+    X(ADD_ID,                  add_id,                  3,   0,  REUSE_FIRST, add_id,              row_elements,       any,                  \
+           none,              0,    0,      plain,   add_id,                 any,       BASE,      yes,   no,     no,    add_id)             \
+    X(UNARY,                   unary,                   1,   0,  REUSE,       unary,               unary,              any,                  \
+           unary,             0,    0,      plain,   unary,                  floats,    BASE,      no,    no,     no,    map)                \
+    X(GLU,                     glu,                     1,   1,  REUSE,       glu,                 row_elements,       any,                  \
+           glu,               0,    0,      plain,   glu,                    any,       BASE,      no,    no,     no,    glu)                \
+    X(SCALE,                   scale,                   1,   0,  REUSE,       map,                 elements,           any,                  \
+           scale,             0,    0,      plain,   scale,                  floats,    BASE,      no,    no,     no,    map)                \
+    X(SQR,                     sqr,                     1,   0,  REUSE,       map,                 elements,           any,                  \
+           sqr,               0,    0,      plain,   sqr,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(SQRT,                    sqrt,                    1,   0,  REUSE,       map,                 elements,           any,                  \
+           sqrt,              0,    0,      plain,   sqrt,                   floats,    BASE,      no,    no,     no,    map)                \
+    X(SIN,                     sin,                     1,   0,  NONE,        map,                 elements,           any,                  \
+           sin,               0,    0,      plain,   sin,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(COS,                     cos,                     1,   0,  NONE,        map,                 elements,           any,                  \
+           cos,               0,    0,      plain,   cos,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(LOG,                     log,                     1,   0,  REUSE,       map,                 elements,           any,                  \
+           log,               0,    0,      plain,   log,                    floats,    BASE,      no,    no,     no,    map)                \
+    X(CLAMP,                   clamp,                   1,   0,  NONE,        map,                 elements,           any,                  \
+           none,              0,    0,      plain,   clamp,                  floats,    BASE,      no,    no,     no,    map)                \
+    X(LEAKY_RELU,              leaky_relu,              1,   0,  NONE,        map,                 elements,           any,                  \
+           leaky_relu,        0,    0,      plain,   leaky_relu,             floats,    BASE,      no,    no,     no,    map)                \
+    X(SILU_BACK,               silu_back,               2,   0,  REUSE,       binary,              elements,           any,                  \
+           none,              0,    0,      plain,   silu_back,              floats,    BASE,      no,    no,     no,    binary)             \
+    X(NORM,                    norm,                    1,   0,  NONE,        norm,                spans3,             any,                  \
+           norm,              0,    0,      scratch, norm,                   any,       BASE,      no,    no,     rows,  rows)               \
+    X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                spans2,             any,                  \
+           rms_norm,          0,    0,      scratch, rms_norm,               any,       BASE,      no,    no,     rows,  rows)               \
+    X(L2_NORM,                 l2_norm,                 1,   0,  NONE,        norm,                spans2,             any,                  \
+           l2_norm,           0,    0,      scratch, l2_norm,                any,       BASE,      no,    no,     rows,  rows)               \
+    X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       spans2,             any,                  \
+           none,              0,    0,      plain,   rms_norm_back,          any,       BASE,      no,    no,     no,    rms_norm_back)      \
+    X(GROUP_NORM,              group_norm,              1,   0,  NONE,        group_norm,          group_norm,         any,                  \
+           group_norm,        0,    0,      scratch, group_norm,             any,       BASE,      no,    no,     no,    group_norm)         \
+    X(SUM,                     sum,                     1,   0,  NONE,        sum,                 total,              any,                  \
+           sum,               0,    0,      scratch, sum,                    floats,    BASE,      no,    no,     no,    whole)              \
+    X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              spans2,             any,                  \
+           sum_rows,          0,    0,      scratch, sum_rows,               floats,    BASE,      no,    no,     no,    rows)               \
+    X(MEAN,                    mean,                    1,   0,  NONE,        reduce,              spans2,             any,                  \
+           mean,              0,    0,      scratch, mean,                   floats,    BASE,      no,    no,     no,    rows)               \
+    X(CUMSUM,                  cumsum,                  1,   0,  NONE,        reduce,              spans2,             any,                  \
+           none,              0,    0,      scratch, cumsum,                 any,       BASE,      no,    no,     no,    rows)               \
+    X(ARGMAX,                  argmax,                  1,   0,  NONE,        reduce,              argmax,             any,                  \
+           none,              0,    0,      plain,   argmax,                 argmax,    BASE,      no,    no,     no,    argmax)             \
+    X(COUNT_EQUAL,             count_equal,             2,   0,  NONE,        count_equal,         total,              any,                  \
+           none,              0,    0,      scratch, count_equal,            any,       BASE,      no,    no,     no,    whole)              \
+    X(ARGSORT,                 argsort,                 1,   0,  NONE,        sort,                argsort,            any,                  \
+           none,              0,    0,      scratch, argsort,                any,       BASE,      no,    no,     no,    rows)               \
+    X(TOP_K,                   top_k,                   1,   0,  NONE,        sort,                top_k,              any,                  \
+           none,              0,    0,      scratch, top_k,                  any,       BASE,      no,    no,     no,    rows)               \
+    X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            spans3,             any,                  \
+           soft_max,          0,    0,      scratch, soft_max,               floats,    BASE,      no,    no,     no,    soft_max)           \
+    X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       spans2,             any,                  \
+           none,              0,    0,      plain,   soft_max_back,          any,       BASE,      no,    no,     no,    soft_max_back)      \
+    X(ROPE,                    rope,                    2,   1,  REUSE,       rope,                rope,               any,                  \
+           rope,              6,    0,      plain,   rope,                   any,       BASE,      no,    no,     no,    rope)               \
+    X(ROPE_BACK,               rope_back,               2,   1,  REUSE,       rope,                rope,               any,                  \
+           rope_back,         6,    0,      plain,   rope_back,              any,       BASE,      no,    no,     no,    rope_back)          \
+    X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      2,   0,  NONE,        cross_entropy,       cross_entropy_loss, any,                  \
+           cross_entropy_loss,0,    0,      scratch, cross_entropy_loss,     floats,    BASE,      no,    no,     no,    whole)              \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       spans3,             any,                  \
+           none,              0,    0,      plain,   cross_entropy_loss_back,floats,    BASE,      no,    no,     no,    whole)              \
+    X(OPT_STEP_ADAMW,          opt_step_adamw,          5,   0,  NONE,        opt_step,            opt_step,           any,                  \
+           none,              0,    0,      plain,   opt_step_adamw,         any,       BASE,      no,    no,     no,    opt_step_adamw)     \
+    X(OPT_STEP_SGD,            opt_step_sgd,            3,   0,  NONE,        opt_step,            opt_step,           any,                  \
+           none,              0,    0,      plain,   opt_step_sgd,           any,       BASE,      no,    no,     no,    opt_step_sgd)       \
+    /* end of ops-b */                                                                                                                       \
+    /* family mulmat: matrix products */                                                                                                     \
+    X(MUL_MAT,                 mul_mat,                 2,   0,  NONE,        mul_mat,             mul_mat,            any,                  \
+           mul_mat,           0,    0,      product, mul_mat,                any,       BASE,      no,    yes,    no,    mul_mat)            \
+    X(MUL_MAT_ID,              mul_mat_id,              3,   0,  NONE,        mul_mat_id,          mul_mat_id,         any,                  \
+           none,              0,    0,      product, mul_mat_id,             mul_mat_id,BASE,      yes,   yes,    no,    mul_mat_id)         \
+    X(OUT_PROD,                out_prod,                2,   0,  NONE,        out_prod,            out_prod,           any,                  \
+           none,              0,    0,      plain,   out_prod,               any,       BASE,      no,    no,     no,    out_prod)           \
+    /* end of mulmat */                                                                                                                      \
+    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                                                               \
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          3,   2,  NONE,        flash_attn_ext,      flash_attn,         any,                  \
+           flash_attn_ext,    0,    0,      scratch, flash_attn_ext,         any,       ATTENTION, promise,yes,    no,    flash_attn_ext)    \
+    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     5,   2,  NONE,        flash_attn_ext_back, flash_attn_back,    any,                  \
+           none,              0,    0,      scratch, flash_attn_ext_back,    any,       ATTENTION, no,    yes,    no,    whole)              \
+    X(IM2COL,                  im2col,                  2,   0,  NONE,        conv,                im2col,             any,                  \
+           im2col,            1,    1,      plain,   im2col,                 any,       CONV,      no,    yes,    no,    im2col)             \
+    X(IM2COL_BACK,             im2col_back,             2,   0,  NONE,        conv,                im2col_back,        any,                  \
+           none,              0,    0,      plain,   im2col_back,            any,       CONV,      no,    yes,    no,    whole)              \
+    X(IM2COL_3D,               im2col_3d,               2,   0,  NONE,        im2col_3d,           im2col,             any,                  \
+           none,              0,    1,      plain,   im2col_3d,              any,       CONV,      no,    no,     no,    whole)              \
+    X(CONV_2D,                 conv_2d,                 2,   0,  NONE,        conv,                conv_2d,            any,                  \
+           none,              0,    0,      scratch, conv_2d,                any,       CONV,      no,    yes,    kernel,conv_2d)            \
+    X(CONV_2D_DW,              conv_2d_dw,              2,   0,  NONE,        conv,                conv_2d_dw,         any,                  \
+           none,              0,    0,      plain,   conv_2d_dw,             any,       CONV,      no,    yes,    no,    conv_2d_dw)         \
+    X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       2,   0,  NONE,        conv_transpose,      conv_transpose,     any,                  \
+           none,              0,    0,      plain,   conv_transpose_1d,      any,       CONV,      no,    no,     no,    conv_transpose_1d)  \
+    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       2,   0,  NONE,        conv_transpose,      conv_transpose,     any,                  \
+           none,              0,    0,      scratch, conv_transpose_2d,      any,       CONV,      no,    yes,    no,    conv_transpose_2d)  \
+    X(POOL_1D,                 pool_1d,                 1,   0,  NONE,        pool,                pool,               any,                  \
+           none,              0,    0,      plain,   pool_1d,                any,       CONV,      no,    no,     no,    planes)             \
+    X(POOL_2D,                 pool_2d,                 1,   0,  NONE,        pool,                pool,               any,                  \
+           pool_2d,           0,    0,      plain,   pool_2d,                any,       CONV,      no,    no,     no,    planes)             \
+    X(POOL_2D_BACK,            pool_2d_back,            2,   0,  NONE,        pool,                pool_2d_back,       any,                  \
+           none,              0,    0,      scratch, pool_2d_back,           any,       CONV,      no,    no,     no,    pool_2d_back)       \
+    X(UPSCALE,                 upscale,                 1,   0,  NONE,        upscale,             upscale,            any,                  \
+           none,              0,    0,      plain,   upscale,                any,       CONV,      no,    no,     no,    planes)             \
+    X(SSM_CONV,                ssm_conv,                2,   0,  NONE,        ssm_conv,            ssm_conv,           any,                  \
+           none,              0,    0,      plain,   ssm_conv,               any,       RECURRENT, no,    no,     no,    ssm_conv)           \
+    X(SSM_SCAN,                ssm_scan,                7,   0,  NONE,        ssm_scan,            ssm_scan,           any,                  \
+           none,              0,    0,      scratch, ssm_scan,               any,       RECURRENT, yes,   no,     no,    ssm_scan)           \
+    X(RWKV_WKV6,               rwkv_wkv6,               6,   0,  NONE,        rwkv_wkv6,           linear_attn,        any,                  \
+           none,              0,    0,      plain,   rwkv_wkv6,              any,       RECURRENT, no,    no,     no,    rwkv_wkv6)          \
+    X(GATED_LINEAR_ATTN,       gated_linear_attn,       5,   0,  NONE,        gated_linear_attn,   linear_attn,        any,                  \
+           none,              0,    0,      plain,   gated_linear_attn,      any,       RECURRENT, no,    no,     no,    gated_linear_attn)  \
+    X(RWKV_WKV7,               rwkv_wkv7,               7,   0,  NONE,        rwkv_wkv7,           linear_attn,        any,                  \
+           none,              0,    0,      plain,   rwkv_wkv7,              any,       RECURRENT, no,    no,     no,    rwkv_wkv7)          \
+    X(SOLVE_TRI,               solve_tri,               2,   0,  NONE,        solve_tri,           solve_tri,          any,                  \
+           none,              0,    0,      plain,   solve_tri,              any,       BASE,      no,    no,     no,    solve_tri)          \
     /* end of ops-c */
 
 // Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
@@ -1664,7 +1016,7 @@ struct gcuda_array {
 
 enum gcuda_op {
     GCUDA_OP_NONE = 0,
-#define X(ID, name, n_src, n_opt, flags, args, work, can) GCUDA_OP_##ID,
+#define X(ID, ...) GCUDA_OP_##ID,
     GCUDA_OPS(X)
 #undef X
     GCUDA_OP_COUNT
@@ -2269,9 +1621,12 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct g
 //
 //   a, b     F32, F16 or BF16, rows packed; a and b of one shape
 //   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...]. The last element of rows of odd length is not used
-#define GCUDA_GLU_OPS(X) X(REGLU, 0) X(GEGLU, 1) X(SWIGLU, 2) X(SWIGLU_OAI, 3) X(GEGLU_ERF, 4) X(GEGLU_QUICK, 5)
+//
+// Its list: number, and the kind of GCUDA_OP_UNARY that f is; COUNT: the gate is no product of such an f with g.
+#define GCUDA_GLU_OPS(X) \
+    X(REGLU, 0, RELU) X(GEGLU, 1, GELU) X(SWIGLU, 2, SILU) X(SWIGLU_OAI, 3, COUNT) X(GEGLU_ERF, 4, GELU_ERF) X(GEGLU_QUICK, 5, GELU_QUICK)
 enum gcuda_glu_op {
-#define X(ID, value) GCUDA_GLU_OP_##ID = value,
+#define X(ID, value, act) GCUDA_GLU_OP_##ID = value,
     GCUDA_GLU_OPS(X)
 #undef X
     GCUDA_GLU_OP_COUNT
@@ -3208,6 +2563,17 @@ GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, stru
 
 // ---------------- end of ops-c ----------------
 
+// The arguments of an operation: struct gcuda_ARGS_args with the column args of GCUDA_OPS.
+union gcuda_args {
+#define X(name) struct gcuda_##name##_args name;
+    GCUDA_ARGS(X)
+#undef X
+};
+// Checks a node (gcuda_check_node) and fills in its operation's member of args, all other bytes 0. For backends: sources and result as
+// arrays, op_params as typed fields. Fields for launchers alone (scratch, max_shared, bad_index) are 0. INVALID_ARGUMENT, and args is
+// unchanged: NULL, or the node is refused.
+GCUDA_API gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args);
+
 // =====================================================================================================
 // >>graph   graphs: building, lookup, printing
 // =====================================================================================================
@@ -3401,6 +2767,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_co
 //
 // A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions that fail return a status and
 // set the message with gcuda_set_last_error. Objects are plain structs; a backend may embed them as first members of larger ones.
+// gcuda_node_args gives an operation's arguments, gcuda_get_type_traits the decoder of a type. tests/test-third-party.c is one.
 
 // Sets the calling thread's message (gcuda_last_error), for backends outside this file. Returns status: `return gcuda_set_last_error(...)`.
 GCUDA_API gcuda_status gcuda_set_last_error(gcuda_status status, const char * message);
@@ -4121,7 +3488,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // chunks in flight are done, normally within 2 ms. Results of nodes that were not reached are undefined; everything else is usable.
 //
 // Nodes longer than a chunk are cut into slices, attention and recurrences along their tokens (attention without tensor cores along
-// positions). Until chunks have been timed, their length is a low estimate. These parts of a node run to their end (gcudai_cuda_cuts):
+// positions). Until chunks have been timed, their length is a low estimate. These nodes run to their end:
 //   the whole node         SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative, SET, ACC, ARANGE, ROLL, REPEAT_BACK, IM2COL_BACK,
 //                          IM2COL_3D, FLASH_ATTN_EXT_BACK, custom operations, products with weights split over devices; copies that
 //                          change shape, from where shapes first differ
@@ -4465,6 +3832,18 @@ GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
 // All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
+// Rows of GCUDA_OPS declare their launcher and, with the column launch `scratch`, how many bytes args.scratch needs. Those below stand
+// here again where there is more to say.
+#define GCUDAI_DECLARE_none(name, args)
+#define GCUDAI_DECLARE_own(name, args)
+#define GCUDAI_DECLARE_product(name, args)
+#define GCUDAI_DECLARE_plain(name, args) \
+    GCUDA_KERNEL_API gcuda_status gcuda_launch_##name(const struct gcuda_##args##_args * args, gcuda_stream stream);
+#define GCUDAI_DECLARE_scratch(name, args) \
+    GCUDAI_DECLARE_plain(name, args) GCUDA_KERNEL_API size_t gcuda_##name##_scratch_bytes(const struct gcuda_##args##_args * args);
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, ...) GCUDAI_DECLARE_##launch(name, args)
+GCUDA_OPS(X)
+#undef X
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
@@ -4546,6 +3925,16 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 //   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and sum at multiples of
 //                   16 bytes
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+// The norm of one row and y = a times its result, in one launch with the bits of path VEC: the router of a layer with experts.
+//   norm   one row of 513 to 4096 elements, a multiple of 4, form 0, no parts; its result is written too
+//   a      F32 [elements, rows], at most 512 rows at multiples of 16 bytes
+//   y      F32 [rows]. No result overlaps another or an operand
+struct gcuda_norm_product_args {
+    struct gcuda_norm_mul_args norm;
+    struct gcuda_array a, y;
+};
+GCUDA_KERNEL_API bool gcuda_norm_product_takes(const struct gcuda_norm_product_args * args); // sizes and alignment; false: UNSUPPORTED
+GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_product(const struct gcuda_norm_product_args * args, gcuda_stream stream);
 // Inputs of attention in one launch, with the bits of separate nodes: rope and set_rows of keys, rope of queries, set_rows of values.
 // Token i of the rope's result, with all its heads, becomes row ids[i] of y.
 //   rope      y is not written; heads of at most 1024 elements
@@ -5175,9 +4564,802 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #endif // GCUDA_H
 
 // =====================================================================================================
+// >>prefix   the functions that GCUDA_PREFIX renames
+// =====================================================================================================
+// gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
+#ifdef GCUDAI_LISTS_NAMES
+#define GCUDAI_RENAME2(prefix, name) prefix##name
+#define GCUDAI_RENAME(prefix, name) GCUDAI_RENAME2(prefix, name)
+#define gcuda_abs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs)
+#define gcuda_abs_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs_inplace)
+#define gcuda_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc)
+#define gcuda_acc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc_inplace)
+#define gcuda_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add)
+#define gcuda_add1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1)
+#define gcuda_add1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1_inplace)
+#define gcuda_add_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_cast)
+#define gcuda_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_id)
+#define gcuda_add_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_inplace)
+#define gcuda_add_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_scratch_bytes)
+#define gcuda_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_arange)
+#define gcuda_are_same_shape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_shape)
+#define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
+#define gcuda_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argmax)
+#define gcuda_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort)
+#define gcuda_argsort_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_scratch_bytes)
+#define gcuda_argsort_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_top_k)
+#define gcuda_backend_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_buffer)
+#define gcuda_backend_alloc_ctx_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors)
+#define gcuda_backend_alloc_ctx_tensors_from_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors_from_buft)
+#define gcuda_backend_buffer_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_clear)
+#define gcuda_backend_buffer_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_free)
+#define gcuda_backend_buffer_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alignment)
+#define gcuda_backend_buffer_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_alloc_size)
+#define gcuda_backend_buffer_get_base GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_base)
+#define gcuda_backend_buffer_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_max_size)
+#define gcuda_backend_buffer_get_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_size)
+#define gcuda_backend_buffer_get_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_type)
+#define gcuda_backend_buffer_get_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_get_usage)
+#define gcuda_backend_buffer_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init)
+#define gcuda_backend_buffer_init_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_init_tensor)
+#define gcuda_backend_buffer_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_host)
+#define gcuda_backend_buffer_is_multi_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_is_multi_buffer)
+#define gcuda_backend_buffer_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_name)
+#define gcuda_backend_buffer_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_reset)
+#define gcuda_backend_buffer_set_usage GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buffer_set_usage)
+#define gcuda_backend_buft_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_alloc_buffer)
+#define gcuda_backend_buft_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alignment)
+#define gcuda_backend_buft_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alloc_size)
+#define gcuda_backend_buft_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_device)
+#define gcuda_backend_buft_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_max_size)
+#define gcuda_backend_buft_is_cuda_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_cuda_split)
+#define gcuda_backend_buft_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_host)
+#define gcuda_backend_buft_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_name)
+#define gcuda_backend_compare_graph_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_compare_graph_backend)
+#define gcuda_backend_cpu_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_from_ptr)
+#define gcuda_backend_cpu_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_buffer_type)
+#define gcuda_backend_cpu_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_init)
+#define gcuda_backend_cpu_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_reg)
+#define gcuda_backend_cpu_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_abort_callback)
+#define gcuda_backend_cpu_set_check_finite GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_check_finite)
+#define gcuda_backend_cpu_set_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_n_threads)
+#define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
+#define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
+#define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
+#define gcuda_backend_cuda_clear_plans GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_clear_plans)
+#define gcuda_backend_cuda_find_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_find_device)
+#define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
+#define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
+#define gcuda_backend_cuda_get_device_info GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_info)
+#define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
+#define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
+#define gcuda_backend_cuda_get_max_shared GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_max_shared)
+#define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
+#define gcuda_backend_cuda_get_plan_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_plan_stats)
+#define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
+#define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
+#define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
+#define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
+#define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
+#define gcuda_backend_cuda_import_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_memory)
+#define gcuda_backend_cuda_import_semaphore GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_semaphore)
+#define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
+#define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
+#define gcuda_backend_cuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat)
+#define gcuda_backend_cuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat_id)
+#define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
+#define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
+#define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
+#define gcuda_backend_cuda_semaphore_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_free)
+#define gcuda_backend_cuda_semaphore_signal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_signal)
+#define gcuda_backend_cuda_semaphore_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_wait)
+#define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
+#define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
+#define gcuda_backend_cuda_set_devices GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_devices)
+#define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
+#define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
+#define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
+#define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
+#define gcuda_backend_cuda_wrap_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_wrap_ptr)
+#define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
+#define gcuda_backend_dev_buffer_from_host_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_from_host_ptr)
+#define gcuda_backend_dev_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_type)
+#define gcuda_backend_dev_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_name)
+#define gcuda_backend_dev_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_by_type)
+#define gcuda_backend_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_count)
+#define gcuda_backend_dev_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_description)
+#define gcuda_backend_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get)
+#define gcuda_backend_dev_get_props GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_get_props)
+#define gcuda_backend_dev_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_host_buffer_type)
+#define gcuda_backend_dev_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_init)
+#define gcuda_backend_dev_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_memory)
+#define gcuda_backend_dev_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_name)
+#define gcuda_backend_dev_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_offload_op)
+#define gcuda_backend_dev_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_buft)
+#define gcuda_backend_dev_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_supports_op)
+#define gcuda_backend_dev_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_type)
+#define gcuda_backend_event_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_free)
+#define gcuda_backend_event_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_new)
+#define gcuda_backend_event_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_query)
+#define gcuda_backend_event_record GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_record)
+#define gcuda_backend_event_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_synchronize)
+#define gcuda_backend_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_event_wait)
+#define gcuda_backend_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_free)
+#define gcuda_backend_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_alignment)
+#define gcuda_backend_get_default_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_default_buffer_type)
+#define gcuda_backend_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_device)
+#define gcuda_backend_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_get_max_size)
+#define gcuda_backend_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute)
+#define gcuda_backend_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_compute_async)
+#define gcuda_backend_graph_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy)
+#define gcuda_backend_graph_copy_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_copy_free)
+#define gcuda_backend_graph_plan_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_compute)
+#define gcuda_backend_graph_plan_create GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_create)
+#define gcuda_backend_graph_plan_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_free)
+#define gcuda_backend_graph_plan_update GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_update)
+#define gcuda_backend_guid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_guid)
+#define gcuda_backend_init_best GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_best)
+#define gcuda_backend_init_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_name)
+#define gcuda_backend_init_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_type)
+#define gcuda_backend_is_cpu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cpu)
+#define gcuda_backend_is_cuda GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cuda)
+#define gcuda_backend_multi_buffer_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_multi_buffer_alloc_buffer)
+#define gcuda_backend_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_name)
+#define gcuda_backend_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_offload_op)
+#define gcuda_backend_reg_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_by_name)
+#define gcuda_backend_reg_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_count)
+#define gcuda_backend_reg_dev_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_count)
+#define gcuda_backend_reg_dev_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_dev_get)
+#define gcuda_backend_reg_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get)
+#define gcuda_backend_reg_get_proc_address GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get_proc_address)
+#define gcuda_backend_reg_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_name)
+#define gcuda_backend_register GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_register)
+#define gcuda_backend_sched_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_alloc_graph)
+#define gcuda_backend_sched_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_free)
+#define gcuda_backend_sched_get_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_backend)
+#define gcuda_backend_sched_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_size)
+#define gcuda_backend_sched_get_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_type)
+#define gcuda_backend_sched_get_n_backends GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_backends)
+#define gcuda_backend_sched_get_n_copies GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_copies)
+#define gcuda_backend_sched_get_n_splits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_splits)
+#define gcuda_backend_sched_get_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_tensor_backend)
+#define gcuda_backend_sched_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute)
+#define gcuda_backend_sched_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute_async)
+#define gcuda_backend_sched_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new)
+#define gcuda_backend_sched_new_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new_params)
+#define gcuda_backend_sched_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_print)
+#define gcuda_backend_sched_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve)
+#define gcuda_backend_sched_reserve_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve_size)
+#define gcuda_backend_sched_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reset)
+#define gcuda_backend_sched_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_check)
+#define gcuda_backend_sched_set_eval_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_eval_callback)
+#define gcuda_backend_sched_set_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_tensor_backend)
+#define gcuda_backend_sched_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_synchronize)
+#define gcuda_backend_sched_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_to_text)
+#define gcuda_backend_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_buft)
+#define gcuda_backend_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_op)
+#define gcuda_backend_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_synchronize)
+#define gcuda_backend_tensor_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_alloc)
+#define gcuda_backend_tensor_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy)
+#define gcuda_backend_tensor_copy_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy_async)
+#define gcuda_backend_tensor_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get)
+#define gcuda_backend_tensor_get_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_2d)
+#define gcuda_backend_tensor_get_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_async)
+#define gcuda_backend_tensor_memset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_memset)
+#define gcuda_backend_tensor_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set)
+#define gcuda_backend_tensor_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_2d)
+#define gcuda_backend_tensor_set_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_async)
+#define gcuda_backend_view_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_view_init)
+#define gcuda_bf16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32)
+#define gcuda_bf16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32_row)
+#define gcuda_blck_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_blck_size)
+#define gcuda_build_backward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_backward_expand)
+#define gcuda_build_forward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_forward_expand)
+#define gcuda_can_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat)
+#define gcuda_can_repeat_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat_rows)
+#define gcuda_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cast)
+#define gcuda_ceil GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil)
+#define gcuda_ceil_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil_inplace)
+#define gcuda_check_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_node)
+#define gcuda_check_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_row_data)
+#define gcuda_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clamp)
+#define gcuda_clear_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clear_last_error)
+#define gcuda_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_concat)
+#define gcuda_cont GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont)
+#define gcuda_cont_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_1d)
+#define gcuda_cont_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_2d)
+#define gcuda_cont_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_3d)
+#define gcuda_cont_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont_4d)
+#define gcuda_context_clear_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_clear_error)
+#define gcuda_context_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_error)
+#define gcuda_context_status GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_status)
+#define gcuda_conv_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d)
+#define gcuda_conv_1d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw)
+#define gcuda_conv_1d_dw_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw_ph)
+#define gcuda_conv_1d_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_ph)
+#define gcuda_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d)
+#define gcuda_conv_2d_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_direct)
+#define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
+#define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
+#define gcuda_conv_2d_packed_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_packed_scratch_bytes)
+#define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
+#define gcuda_conv_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_scratch_bytes)
+#define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
+#define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
+#define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
+#define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
+#define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
+#define gcuda_conv_transpose_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_scratch_bytes)
+#define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
+#define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
+#define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
+#define gcuda_count_equal_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal_scratch_bytes)
+#define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
+#define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
+#define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
+#define gcuda_cpy_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy_scratch_bytes)
+#define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
+#define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
+#define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
+#define gcuda_cuda_download GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_download)
+#define gcuda_cuda_profile_begin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_begin)
+#define gcuda_cuda_profile_end GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_end)
+#define gcuda_cuda_profile_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_get)
+#define gcuda_cuda_profile_write_trace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_write_trace)
+#define gcuda_cuda_selftest GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_selftest)
+#define gcuda_cuda_set_node_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_set_node_callback)
+#define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
+#define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
+#define gcuda_cuda_upload_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_event_wait)
+#define gcuda_cuda_upload_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_query)
+#define gcuda_cuda_upload_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_wait)
+#define gcuda_cuda_uploader_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_free)
+#define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
+#define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
+#define gcuda_cumsum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum_scratch_bytes)
+#define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
+#define gcuda_custom_4d_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d_ext)
+#define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
+#define gcuda_custom_inplace_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace_ext)
+#define gcuda_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag)
+#define gcuda_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf)
+#define gcuda_diag_mask_inf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf_inplace)
+#define gcuda_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero)
+#define gcuda_diag_mask_zero_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero_inplace)
+#define gcuda_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div)
+#define gcuda_div_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div_inplace)
+#define gcuda_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup)
+#define gcuda_dup_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_inplace)
+#define gcuda_dup_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_tensor)
+#define gcuda_element_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_element_size)
+#define gcuda_elu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu)
+#define gcuda_elu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu_inplace)
+#define gcuda_exp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp)
+#define gcuda_exp_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp_inplace)
+#define gcuda_expm1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1)
+#define gcuda_expm1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1_inplace)
+#define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
+#define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
+#define gcuda_flash_attn_choose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_choose)
+#define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
+#define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
+#define gcuda_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back)
+#define gcuda_flash_attn_ext_back_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_part)
+#define gcuda_flash_attn_ext_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_back_scratch_bytes)
+#define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
+#define gcuda_flash_attn_ext_mask_classes_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_mask_classes_bytes)
+#define gcuda_flash_attn_ext_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_plan)
+#define gcuda_flash_attn_ext_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_scratch_bytes)
+#define gcuda_flash_attn_ext_set_n_kv_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_n_kv_max)
+#define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
+#define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
+#define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
+#define gcuda_format_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_format_name)
+#define gcuda_fp16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32)
+#define gcuda_fp16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32_row)
+#define gcuda_fp32_to_bf16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16)
+#define gcuda_fp32_to_bf16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_bf16_row)
+#define gcuda_fp32_to_fp16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16)
+#define gcuda_fp32_to_fp16_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp32_to_fp16_row)
+#define gcuda_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_free)
+#define gcuda_gallocr_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_alloc_graph)
+#define gcuda_gallocr_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_free)
+#define gcuda_gallocr_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_get_buffer_size)
+#define gcuda_gallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new)
+#define gcuda_gallocr_new_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_new_n)
+#define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
+#define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
+#define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
+#define gcuda_gallocr_set_check GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_check)
+#define gcuda_gallocr_set_concurrent GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_concurrent)
+#define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
+#define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
+#define gcuda_geglu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf)
+#define gcuda_geglu_erf_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_split)
+#define gcuda_geglu_erf_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_swapped)
+#define gcuda_geglu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick)
+#define gcuda_geglu_quick_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_split)
+#define gcuda_geglu_quick_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_swapped)
+#define gcuda_geglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_split)
+#define gcuda_geglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_swapped)
+#define gcuda_gelu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu)
+#define gcuda_gelu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf)
+#define gcuda_gelu_erf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf_inplace)
+#define gcuda_gelu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_inplace)
+#define gcuda_gelu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick)
+#define gcuda_gelu_quick_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick_inplace)
+#define gcuda_get_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data)
+#define gcuda_get_data_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data_f32)
+#define gcuda_get_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_1d)
+#define gcuda_get_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_nd)
+#define gcuda_get_first_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_first_tensor)
+#define gcuda_get_glu_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_glu_op)
+#define gcuda_get_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_1d)
+#define gcuda_get_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_nd)
+#define gcuda_get_max_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_max_tensor_size)
+#define gcuda_get_mem_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_buffer)
+#define gcuda_get_mem_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_size)
+#define gcuda_get_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_name)
+#define gcuda_get_next_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_next_tensor)
+#define gcuda_get_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_no_alloc)
+#define gcuda_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows)
+#define gcuda_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back)
+#define gcuda_get_rows_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back_scratch_bytes)
+#define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
+#define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
+#define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
+#define gcuda_gguf_add_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_add_tensor)
+#define gcuda_gguf_find_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_key)
+#define gcuda_gguf_find_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_find_tensor)
+#define gcuda_gguf_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_free)
+#define gcuda_gguf_get_alignment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_alignment)
+#define gcuda_gguf_get_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_data)
+#define gcuda_gguf_get_arr_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_n)
+#define gcuda_gguf_get_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_str)
+#define gcuda_gguf_get_arr_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_arr_type)
+#define gcuda_gguf_get_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_bool)
+#define gcuda_gguf_get_data_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_offset)
+#define gcuda_gguf_get_data_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_data_size)
+#define gcuda_gguf_get_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_float)
+#define gcuda_gguf_get_int GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int)
+#define gcuda_gguf_get_int_at GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_int_at)
+#define gcuda_gguf_get_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_key)
+#define gcuda_gguf_get_kv_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_kv_type)
+#define gcuda_gguf_get_meta_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_data)
+#define gcuda_gguf_get_meta_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_meta_size)
+#define gcuda_gguf_get_n_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_kv)
+#define gcuda_gguf_get_n_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_parts)
+#define gcuda_gguf_get_n_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_n_tensors)
+#define gcuda_gguf_get_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_str)
+#define gcuda_gguf_get_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_data)
+#define gcuda_gguf_get_tensor_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_n_dims)
+#define gcuda_gguf_get_tensor_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_name)
+#define gcuda_gguf_get_tensor_ne GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_ne)
+#define gcuda_gguf_get_tensor_offset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_offset)
+#define gcuda_gguf_get_tensor_part GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_part)
+#define gcuda_gguf_get_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_size)
+#define gcuda_gguf_get_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_tensor_type)
+#define gcuda_gguf_get_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_bool)
+#define gcuda_gguf_get_val_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_data)
+#define gcuda_gguf_get_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f32)
+#define gcuda_gguf_get_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_f64)
+#define gcuda_gguf_get_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i16)
+#define gcuda_gguf_get_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i32)
+#define gcuda_gguf_get_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i64)
+#define gcuda_gguf_get_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_i8)
+#define gcuda_gguf_get_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_str)
+#define gcuda_gguf_get_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u16)
+#define gcuda_gguf_get_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u32)
+#define gcuda_gguf_get_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u64)
+#define gcuda_gguf_get_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_val_u8)
+#define gcuda_gguf_get_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_version)
+#define gcuda_gguf_get_write_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_get_write_size)
+#define gcuda_gguf_init_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_empty)
+#define gcuda_gguf_init_from_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_buffer)
+#define gcuda_gguf_init_from_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_callback)
+#define gcuda_gguf_init_from_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file)
+#define gcuda_gguf_init_from_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_init_from_file_ptr)
+#define gcuda_gguf_load GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_load)
+#define gcuda_gguf_read_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_read_tensor)
+#define gcuda_gguf_remove_key GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_remove_key)
+#define gcuda_gguf_set_arr_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_data)
+#define gcuda_gguf_set_arr_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_arr_str)
+#define gcuda_gguf_set_kv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_kv)
+#define gcuda_gguf_set_tensor_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_data)
+#define gcuda_gguf_set_tensor_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_tensor_type)
+#define gcuda_gguf_set_val_bool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_bool)
+#define gcuda_gguf_set_val_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f32)
+#define gcuda_gguf_set_val_f64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_f64)
+#define gcuda_gguf_set_val_i16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i16)
+#define gcuda_gguf_set_val_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i32)
+#define gcuda_gguf_set_val_i64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i64)
+#define gcuda_gguf_set_val_i8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_i8)
+#define gcuda_gguf_set_val_str GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_str)
+#define gcuda_gguf_set_val_u16 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u16)
+#define gcuda_gguf_set_val_u32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u32)
+#define gcuda_gguf_set_val_u64 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u64)
+#define gcuda_gguf_set_val_u8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_set_val_u8)
+#define gcuda_gguf_split_path GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_path)
+#define gcuda_gguf_split_prefix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_split_prefix)
+#define gcuda_gguf_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_type_name)
+#define gcuda_gguf_write_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_split)
+#define gcuda_gguf_write_to_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_buffer)
+#define gcuda_gguf_write_to_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_callback)
+#define gcuda_gguf_write_to_file GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file)
+#define gcuda_gguf_write_to_file_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gguf_write_to_file_ptr)
+#define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
+#define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
+#define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
+#define gcuda_glu_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_takes_form)
+#define gcuda_graph_add_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_add_node)
+#define gcuda_graph_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clear)
+#define gcuda_graph_clip_grads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clip_grads)
+#define gcuda_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute)
+#define gcuda_graph_compute_with_ctx GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute_with_ctx)
+#define gcuda_graph_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_cpy)
+#define gcuda_graph_dump_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dump_dot)
+#define gcuda_graph_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dup)
+#define gcuda_graph_get_grad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad)
+#define gcuda_graph_get_grad_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad_acc)
+#define gcuda_graph_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_tensor)
+#define gcuda_graph_move_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_move_view)
+#define gcuda_graph_n_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_n_nodes)
+#define gcuda_graph_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_node)
+#define gcuda_graph_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_nodes)
+#define gcuda_graph_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead)
+#define gcuda_graph_overhead_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead_custom)
+#define gcuda_graph_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_plan)
+#define gcuda_graph_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_print)
+#define gcuda_graph_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_reset)
+#define gcuda_graph_set_fusion GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_set_fusion)
+#define gcuda_graph_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_size)
+#define gcuda_graph_to_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_dot)
+#define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
+#define gcuda_graph_use_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_use_count)
+#define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
+#define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
+#define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
+#define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
+#define gcuda_hadamard_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hadamard_takes)
+#define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
+#define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
+#define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
+#define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
+#define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
+#define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
+#define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
+#define gcuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_init)
+#define gcuda_interpolate GCUDAI_RENAME(GCUDA_PREFIX, gcuda_interpolate)
+#define gcuda_is_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_3d)
+#define gcuda_is_contiguous GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous)
+#define gcuda_is_contiguous_0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_0)
+#define gcuda_is_contiguous_1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_1)
+#define gcuda_is_contiguous_2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_2)
+#define gcuda_is_contiguous_channels GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_channels)
+#define gcuda_is_contiguous_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_rows)
+#define gcuda_is_contiguously_allocated GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguously_allocated)
+#define gcuda_is_empty GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_empty)
+#define gcuda_is_matrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_matrix)
+#define gcuda_is_padded_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_padded_1d)
+#define gcuda_is_permuted GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_permuted)
+#define gcuda_is_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_quantized)
+#define gcuda_is_scalar GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_scalar)
+#define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
+#define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
+#define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
+#define gcuda_kernels_archs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_archs)
+#define gcuda_kernels_compiled_for GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_compiled_for)
+#define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
+#define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
+#define gcuda_l2_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_scratch_bytes)
+#define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
+#define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
+#define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
+#define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
+#define gcuda_launch_add_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_quantized)
+#define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
+#define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
+#define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
+#define gcuda_launch_chain GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_chain)
+#define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
+#define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
+#define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
+#define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
+#define gcuda_launch_conv_2d_packed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_packed)
+#define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
+#define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
+#define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
+#define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
+#define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
+#define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
+#define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
+#define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
+#define gcuda_launch_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cumsum)
+#define gcuda_launch_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag)
+#define gcuda_launch_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_inf)
+#define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
+#define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
+#define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
+#define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_flash_attn_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_back)
+#define gcuda_launch_flash_attn_ext_mask_classes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext_mask_classes)
+#define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
+#define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
+#define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
+#define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
+#define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_hadamard GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_hadamard)
+#define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
+#define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
+#define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
+#define gcuda_launch_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_3d)
+#define gcuda_launch_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_back)
+#define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
+#define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
+#define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
+#define gcuda_launch_matrix_pointers GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_matrix_pointers)
+#define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
+#define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
+#define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
+#define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
+#define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
+#define gcuda_launch_norm_product GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_product)
+#define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
+#define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
+#define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
+#define gcuda_launch_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad)
+#define gcuda_launch_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad_reflect_1d)
+#define gcuda_launch_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_1d)
+#define gcuda_launch_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d)
+#define gcuda_launch_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d_back)
+#define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
+#define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
+#define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
+#define gcuda_launch_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm_back)
+#define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
+#define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
+#define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
+#define gcuda_launch_rope_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_set)
+#define gcuda_launch_route GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_route)
+#define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
+#define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
+#define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
+#define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
+#define gcuda_launch_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set_rows)
+#define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
+#define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
+#define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
+#define gcuda_launch_soft_max_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max_back)
+#define gcuda_launch_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_solve_tri)
+#define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
+#define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
+#define gcuda_launch_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_conv)
+#define gcuda_launch_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_scan)
+#define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
+#define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
+#define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
+#define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
+#define gcuda_launch_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_top_k)
+#define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
+#define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
+#define gcuda_launch_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_upscale)
+#define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
+#define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
+#define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
+#define gcuda_log_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_set)
+#define gcuda_map_custom1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1)
+#define gcuda_map_custom1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1_inplace)
+#define gcuda_map_custom2 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2)
+#define gcuda_map_custom2_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2_inplace)
+#define gcuda_map_custom3 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3)
+#define gcuda_map_custom3_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3_inplace)
+#define gcuda_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean)
+#define gcuda_mean_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean_scratch_bytes)
+#define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
+#define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
+#define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
+#define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
+#define gcuda_mul_mat_layout GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_layout)
+#define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
+#define gcuda_mul_mat_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_scratch_bytes)
+#define gcuda_mul_mat_set_hint GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_hint)
+#define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
+#define gcuda_mul_mat_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_takes)
+#define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
+#define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
+#define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
+#define gcuda_neg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg)
+#define gcuda_neg_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg_inplace)
+#define gcuda_nelements GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nelements)
+#define gcuda_new_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_buffer)
+#define gcuda_new_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_f32)
+#define gcuda_new_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph)
+#define gcuda_new_graph_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_graph_custom)
+#define gcuda_new_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_i32)
+#define gcuda_new_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor)
+#define gcuda_new_tensor_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_1d)
+#define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
+#define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
+#define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
+#define gcuda_node_args GCUDAI_RENAME(GCUDA_PREFIX, gcuda_node_args)
+#define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
+#define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
+#define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
+#define gcuda_norm_product_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_product_takes)
+#define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
+#define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
+#define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
+#define gcuda_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_name)
+#define gcuda_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_adamw)
+#define gcuda_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_sgd)
+#define gcuda_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_out_prod)
+#define gcuda_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad)
+#define gcuda_pad_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_circular)
+#define gcuda_pad_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext)
+#define gcuda_pad_ext_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext_circular)
+#define gcuda_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_reflect_1d)
+#define gcuda_permute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_permute)
+#define gcuda_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_1d)
+#define gcuda_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d)
+#define gcuda_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back)
+#define gcuda_pool_2d_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back_scratch_bytes)
+#define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
+#define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
+#define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
+#define gcuda_reglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu)
+#define gcuda_reglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_split)
+#define gcuda_reglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_swapped)
+#define gcuda_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu)
+#define gcuda_relu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu_inplace)
+#define gcuda_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat)
+#define gcuda_repeat_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_4d)
+#define gcuda_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_back)
+#define gcuda_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reset)
+#define gcuda_reshape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape)
+#define gcuda_reshape_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_1d)
+#define gcuda_reshape_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_2d)
+#define gcuda_reshape_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_3d)
+#define gcuda_reshape_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_4d)
+#define gcuda_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm)
+#define gcuda_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_back)
+#define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
+#define gcuda_rms_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_scratch_bytes)
+#define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
+#define gcuda_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope)
+#define gcuda_rope_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom)
+#define gcuda_rope_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom_inplace)
+#define gcuda_rope_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext)
+#define gcuda_rope_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_back)
+#define gcuda_rope_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_inplace)
+#define gcuda_rope_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_inplace)
+#define gcuda_rope_multi GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi)
+#define gcuda_rope_multi_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_back)
+#define gcuda_rope_multi_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_inplace)
+#define gcuda_rope_set_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_set_takes)
+#define gcuda_rope_yarn_corr_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_yarn_corr_dims)
+#define gcuda_round GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round)
+#define gcuda_round_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round_inplace)
+#define gcuda_row_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_row_size)
+#define gcuda_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv6)
+#define gcuda_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv7)
+#define gcuda_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale)
+#define gcuda_scale_bias GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias)
+#define gcuda_scale_bias_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias_inplace)
+#define gcuda_scale_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_inplace)
+#define gcuda_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set)
+#define gcuda_set_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d)
+#define gcuda_set_1d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d_inplace)
+#define gcuda_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d)
+#define gcuda_set_2d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d_inplace)
+#define gcuda_set_allocator GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_allocator)
+#define gcuda_set_dynamic GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_dynamic)
+#define gcuda_set_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32)
+#define gcuda_set_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_1d)
+#define gcuda_set_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_nd)
+#define gcuda_set_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32)
+#define gcuda_set_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_1d)
+#define gcuda_set_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_nd)
+#define gcuda_set_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_inplace)
+#define gcuda_set_input GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_input)
+#define gcuda_set_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_last_error)
+#define gcuda_set_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_loss)
+#define gcuda_set_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_name)
+#define gcuda_set_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_no_alloc)
+#define gcuda_set_output GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_output)
+#define gcuda_set_param GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_param)
+#define gcuda_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows)
+#define gcuda_set_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows_scratch_bytes)
+#define gcuda_set_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_zero)
+#define gcuda_sgn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn)
+#define gcuda_sgn_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn_inplace)
+#define gcuda_shutdown GCUDAI_RENAME(GCUDA_PREFIX, gcuda_shutdown)
+#define gcuda_sigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid)
+#define gcuda_sigmoid_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid_inplace)
+#define gcuda_silu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu)
+#define gcuda_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_back)
+#define gcuda_silu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_inplace)
+#define gcuda_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin)
+#define gcuda_sin_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin_inplace)
+#define gcuda_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max)
+#define gcuda_soft_max_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_add_sinks)
+#define gcuda_soft_max_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext)
+#define gcuda_soft_max_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back)
+#define gcuda_soft_max_ext_back_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back_inplace)
+#define gcuda_soft_max_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_inplace)
+#define gcuda_soft_max_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_inplace)
+#define gcuda_soft_max_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_scratch_bytes)
+#define gcuda_softplus GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus)
+#define gcuda_softplus_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus_inplace)
+#define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
+#define gcuda_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr)
+#define gcuda_sqr_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr_inplace)
+#define gcuda_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt)
+#define gcuda_sqrt_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt_inplace)
+#define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
+#define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
+#define gcuda_ssm_scan_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan_scratch_bytes)
+#define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
+#define gcuda_step GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step)
+#define gcuda_step_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step_inplace)
+#define gcuda_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub)
+#define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
+#define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
+#define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
+#define gcuda_sum_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows_scratch_bytes)
+#define gcuda_sum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_scratch_bytes)
+#define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
+#define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
+#define gcuda_swiglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_split)
+#define gcuda_swiglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_swapped)
+#define gcuda_tallocr_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_alloc)
+#define gcuda_tallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_new)
+#define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
+#define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
+#define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
+#define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
+#define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
+#define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
+#define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
+#define gcuda_threadpool_params_default GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_default)
+#define gcuda_threadpool_params_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_init)
+#define gcuda_threadpool_params_match GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_params_match)
+#define gcuda_threadpool_pause GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_pause)
+#define gcuda_threadpool_resume GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_resume)
+#define gcuda_time_ms GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_ms)
+#define gcuda_time_us GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_us)
+#define gcuda_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_timestep_embedding)
+#define gcuda_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k)
+#define gcuda_top_k_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k_scratch_bytes)
+#define gcuda_transpose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_transpose)
+#define gcuda_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tri)
+#define gcuda_trunc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc)
+#define gcuda_trunc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc_inplace)
+#define gcuda_type_is_valid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_is_valid)
+#define gcuda_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_name)
+#define gcuda_type_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_size)
+#define gcuda_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary)
+#define gcuda_unary_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_inplace)
+#define gcuda_unary_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_op_name)
+#define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
+#define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
+#define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
+#define gcuda_use_environment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_use_environment)
+#define gcuda_used_mem GCUDAI_RENAME(GCUDA_PREFIX, gcuda_used_mem)
+#define gcuda_validate_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_validate_row_data)
+#define gcuda_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_version)
+#define gcuda_view_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_1d)
+#define gcuda_view_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_2d)
+#define gcuda_view_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_3d)
+#define gcuda_view_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_4d)
+#define gcuda_view_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_tensor)
+#define gcuda_xielu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_xielu)
+#endif
+// gcudai-prefix-end
+
+// =====================================================================================================
 // >>impl-blocks   codebooks and quantizers of the block formats, for the host and for kernels
 // =====================================================================================================
-#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE)
+#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDA_IMPLEMENTATION_DONE) && !defined(GCUDAI_LISTS_NAMES)
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its flags and the
 // target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless -ffp-contract=fast is given.
 // The end of the implementation restores what the including file had: gcc, and clang for x86, from a stack. Others have none: clang
@@ -5200,7 +5382,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #endif
 #endif
 
-#if defined(GCUDA_IMPLEMENTATION) || defined(GCUDAI_KERNELS)
+#if (defined(GCUDA_IMPLEMENTATION) || defined(GCUDAI_KERNELS)) && !defined(GCUDAI_LISTS_NAMES)
 #ifndef GCUDAI_BLOCKS_DONE
 #define GCUDAI_BLOCKS_DONE
 
@@ -6548,15 +6730,9 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif // GCUDAI_BLOCKS_DONE
 #endif // GCUDA_IMPLEMENTATION or GCUDAI_KERNELS
 
-#ifdef GCUDA_IMPLEMENTATION
+#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_LISTS_NAMES)
 #ifndef GCUDA_IMPLEMENTATION_DONE
 #define GCUDA_IMPLEMENTATION_DONE
-
-#if defined(GCUDA_CUDA) && !defined(GCUDA_NO_CUDA)
-#define GCUDAI_CUDA 1
-#else
-#define GCUDAI_CUDA 0
-#endif
 
 // =====================================================================================================
 // >>impl-platform   compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
@@ -6564,11 +6740,15 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 // The only section that knows operating systems and compilers. Tested: Linux with gcc and clang, mingw-w64 under wine.
 // MSVC and macOS branches are written from their documentation and untested.
 
+#if defined(GCUDA_CUDA) && !defined(GCUDA_NO_CUDA)
+#define GCUDAI_CUDA 1
+#else
+#define GCUDAI_CUDA 0
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define GCUDAI_GNU_LIKE 1
-#define GCUDAI_NOINLINE __attribute__((noinline))
 #define GCUDAI_INLINE inline __attribute__((always_inline)) // kernels that constant arguments specialise
-#define GCUDAI_LIKELY(x) (__builtin_expect(!!(x), 1))
 #if defined(__MINGW_PRINTF_FORMAT)
 #define GCUDAI_PRINTF(a, b) __attribute__((format(__MINGW_PRINTF_FORMAT, a, b)))
 #else
@@ -6576,9 +6756,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif
 #else
 #define GCUDAI_GNU_LIKE 0
-#define GCUDAI_NOINLINE
 #define GCUDAI_INLINE inline
-#define GCUDAI_LIKELY(x) (x)
 #define GCUDAI_PRINTF(a, b)
 #endif
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -6694,26 +6872,26 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 typedef unsigned gcudai_fp_env;
-static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+static gcudai_fp_env gcudai_fp_enter(void) {
     const gcudai_fp_env before = _mm_getcsr();
     _mm_setcsr(0x1f80u); // all exceptions masked, nothing else
     return before;
 }
-static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { _mm_setcsr(before); }
+static void gcudai_fp_leave(gcudai_fp_env before) { _mm_setcsr(before); }
 #elif defined(__aarch64__) && GCUDAI_GNU_LIKE
 typedef uint64_t gcudai_fp_env;
-static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+static gcudai_fp_env gcudai_fp_enter(void) {
     gcudai_fp_env before;
     const gcudai_fp_env usual = 0;
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(before) : : "memory");
     __asm__ __volatile__("msr fpcr, %0" : : "r"(usual) : "memory");
     return before;
 }
-static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { __asm__ __volatile__("msr fpcr, %0" : : "r"(before) : "memory"); }
+static void gcudai_fp_leave(gcudai_fp_env before) { __asm__ __volatile__("msr fpcr, %0" : : "r"(before) : "memory"); }
 #else
 #include <fenv.h>
 typedef fenv_t gcudai_fp_env;
-static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
+static gcudai_fp_env gcudai_fp_enter(void) {
     gcudai_fp_env before;
     memset(&before, 0, sizeof(before));
     (void) fegetenv(&before);
@@ -6722,7 +6900,7 @@ static GCUDAI_UNUSED gcudai_fp_env gcudai_fp_enter(void) {
 #endif
     return before;
 }
-static GCUDAI_UNUSED void gcudai_fp_leave(gcudai_fp_env before) { (void) fesetenv(&before); }
+static void gcudai_fp_leave(gcudai_fp_env before) { (void) fesetenv(&before); }
 #endif
 
 // -- atomics, all sequentially consistent. Zero-filled means 0. `add` returns the value before.
@@ -6730,28 +6908,28 @@ typedef struct { int32_t value; } gcudai_atomic_i32;
 typedef struct { int64_t value; } gcudai_atomic_i64;
 
 #if GCUDAI_GNU_LIKE && !defined(GCUDA_NO_THREADS)
-static GCUDAI_UNUSED int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) {
+static int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) {
     return __atomic_load_n(&a->value, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) {
+static void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) {
     __atomic_store_n(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+static int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
     return __atomic_fetch_add(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+static bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
     return __atomic_compare_exchange_n(&a->value, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) {
+static int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) {
     return __atomic_load_n(&a->value, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
+static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
     __atomic_store_n(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+static int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
     return __atomic_fetch_add(&a->value, v, __ATOMIC_SEQ_CST);
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+static bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
     return __atomic_compare_exchange_n(&a->value, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 #elif !defined(GCUDA_NO_THREADS) // MSVC: compare-exchange exists for 64 bits on 32-bit machines too
@@ -6783,26 +6961,26 @@ static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
     while (!gcudai_atomic_cas_i64(a, old, v)) { old = gcudai_atomic_load_i64(a); }
 }
 #else // one thread: plain memory
-static GCUDAI_UNUSED int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) { return a->value; }
-static GCUDAI_UNUSED void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) { a->value = v; }
-static GCUDAI_UNUSED int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+static int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) { return a->value; }
+static void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) { a->value = v; }
+static int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
     const int32_t old = a->value;
     a->value = old + v;
     return old;
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+static bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
     if (a->value != expected) { return false; }
     a->value = v;
     return true;
 }
-static GCUDAI_UNUSED int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) { return a->value; }
-static GCUDAI_UNUSED void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) { a->value = v; }
-static GCUDAI_UNUSED int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+static int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) { return a->value; }
+static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) { a->value = v; }
+static int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
     const int64_t old = a->value;
     a->value = old + v;
     return old;
 }
-static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+static bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
     if (a->value != expected) { return false; }
     a->value = v;
     return true;
@@ -6810,7 +6988,7 @@ static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t e
 #endif
 
 // Tells the core that this is a waiting loop: saves power and lets the sibling hyper-thread run.
-static GCUDAI_UNUSED void gcudai_cpu_relax(void) {
+static void gcudai_cpu_relax(void) {
 #if GCUDAI_GNU_LIKE && (defined(__x86_64__) || defined(__i386__))
     __builtin_ia32_pause();
 #elif GCUDAI_GNU_LIKE && defined(__aarch64__)
@@ -6829,7 +7007,7 @@ static GCUDAI_UNUSED void gcudai_cpu_yield(void) {
 }
 
 // -- clock: microseconds from an arbitrary start, never going back
-static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
+static int64_t gcudai_time_us(void) {
 #if defined(_WIN32)
     LARGE_INTEGER ticks, per_second;
     (void) QueryPerformanceCounter(&ticks);
@@ -6856,48 +7034,48 @@ static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
 typedef int gcudai_mutex;
 typedef int gcudai_cond;
 typedef struct { int unused; } gcudai_thread;
-static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; }
+static int64_t gcudai_process(void) { return 0; }
 #define GCUDAI_MUTEX_INIT 0
-static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
-static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) { *c = 0; return true; }
-static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) c; (void) m; }
-static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+static bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
+static void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
+static void gcudai_mutex_lock(gcudai_mutex * m) { (void) m; }
+static void gcudai_mutex_unlock(gcudai_mutex * m) { (void) m; }
+static bool gcudai_cond_init(gcudai_cond * c) { *c = 0; return true; }
+static void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
+static void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) c; (void) m; }
+static bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
     (void) c; (void) m; (void) us;
     return false;
 }
-static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+static void gcudai_cond_signal(gcudai_cond * c) { (void) c; }
+static void gcudai_cond_broadcast(gcudai_cond * c) { (void) c; }
+static bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     (void) t; (void) fn; (void) arg;
     return false;
 }
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) t; }
+static void gcudai_thread_join(gcudai_thread * t) { (void) t; }
 
 #elif defined(_WIN32)
 typedef SRWLOCK gcudai_mutex;
 typedef CONDITION_VARIABLE gcudai_cond;
 typedef struct { uintptr_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
-static GCUDAI_UNUSED int64_t gcudai_process(void) { return 0; } // no fork
+static int64_t gcudai_process(void) { return 0; } // no fork
 #define GCUDAI_MUTEX_INIT SRWLOCK_INIT
-static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
-static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
-static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { AcquireSRWLockExclusive(m); }
-static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { ReleaseSRWLockExclusive(m); }
-static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) { InitializeConditionVariable(c); return true; }
-static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
-static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) {
+static bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
+static void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
+static void gcudai_mutex_lock(gcudai_mutex * m) { AcquireSRWLockExclusive(m); }
+static void gcudai_mutex_unlock(gcudai_mutex * m) { ReleaseSRWLockExclusive(m); }
+static bool gcudai_cond_init(gcudai_cond * c) { InitializeConditionVariable(c); return true; }
+static void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
+static void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) {
     (void) SleepConditionVariableSRW(c, m, INFINITE, 0);
 }
 // false after `us` microseconds without a signal; may also wake for no reason, as any condition variable
-static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+static bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
     return SleepConditionVariableSRW(c, m, (DWORD) ((us + 999) / 1000), 0) != 0;
 }
-static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { WakeConditionVariable(c); }
-static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { WakeAllConditionVariable(c); }
+static void gcudai_cond_signal(gcudai_cond * c) { WakeConditionVariable(c); }
+static void gcudai_cond_broadcast(gcudai_cond * c) { WakeAllConditionVariable(c); }
 
 static unsigned __stdcall gcudai_thread_main(void * arg) {
     gcudai_thread * t = (gcudai_thread *) arg;
@@ -6905,13 +7083,13 @@ static unsigned __stdcall gcudai_thread_main(void * arg) {
     return 0;
 }
 // `t` must stay in place until the join. false: the system has no thread left.
-static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+static bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     t->fn = fn;
     t->arg = arg;
     t->handle = (uintptr_t) _beginthreadex(NULL, 0, gcudai_thread_main, t, 0, NULL);
     return t->handle != 0;
 }
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+static void gcudai_thread_join(gcudai_thread * t) {
     (void) WaitForSingleObject((HANDLE) t->handle, INFINITE);
     (void) CloseHandle((HANDLE) t->handle);
 }
@@ -6921,12 +7099,12 @@ typedef pthread_mutex_t gcudai_mutex;
 typedef pthread_cond_t gcudai_cond;
 typedef struct { pthread_t handle; int64_t process; void (*fn)(void *); void * arg; } gcudai_thread;
 // After fork() the child has another process number and a single thread, the one that called fork().
-static GCUDAI_UNUSED int64_t gcudai_process(void) { return (int64_t) getpid(); }
+static int64_t gcudai_process(void) { return (int64_t) getpid(); }
 #define GCUDAI_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
-static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
-static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
-static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { (void) pthread_mutex_lock(m); }
-static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread_mutex_unlock(m); }
+static bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
+static void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
+static void gcudai_mutex_lock(gcudai_mutex * m) { (void) pthread_mutex_lock(m); }
+static void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread_mutex_unlock(m); }
 
 // Timed waits follow the monotonic clock where the system can, so that setting the wall clock does not stall them.
 #if defined(__linux__) && defined(CLOCK_MONOTONIC)
@@ -6934,7 +7112,7 @@ static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread
 #else
 #define GCUDAI_COND_MONOTONIC 0
 #endif
-static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) {
+static bool gcudai_cond_init(gcudai_cond * c) {
 #if GCUDAI_COND_MONOTONIC
     pthread_condattr_t attr;
     if (pthread_condattr_init(&attr) != 0) { return false; }
@@ -6945,10 +7123,10 @@ static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) {
     return pthread_cond_init(c, NULL) == 0;
 #endif
 }
-static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) pthread_cond_destroy(c); }
-static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) pthread_cond_wait(c, m); }
+static void gcudai_cond_destroy(gcudai_cond * c) { (void) pthread_cond_destroy(c); }
+static void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) pthread_cond_wait(c, m); }
 // false after `us` microseconds without a signal; may also wake for no reason, as any condition variable
-static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+static bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
     struct timespec t;
 #if GCUDAI_COND_MONOTONIC
     (void) clock_gettime(CLOCK_MONOTONIC, &t);
@@ -6962,8 +7140,8 @@ static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m,
     t.tv_nsec = (long) (ns % 1000000000);
     return pthread_cond_timedwait(c, m, &t) == 0;
 }
-static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { (void) pthread_cond_signal(c); }
-static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { (void) pthread_cond_broadcast(c); }
+static void gcudai_cond_signal(gcudai_cond * c) { (void) pthread_cond_signal(c); }
+static void gcudai_cond_broadcast(gcudai_cond * c) { (void) pthread_cond_broadcast(c); }
 
 static void * gcudai_thread_main(void * arg) {
     gcudai_thread * t = (gcudai_thread *) arg;
@@ -6989,20 +7167,20 @@ static int gcudai_thread_create(gcudai_thread * t) {
 }
 
 // `t` must stay in place until the join. false: the system has no thread left.
-static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+static bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
     t->fn = fn;
     t->arg = arg;
     t->process = gcudai_process();
     return gcudai_thread_create(t) == 0;
 }
 // A thread started before fork() does not exist in the child.
-static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+static void gcudai_thread_join(gcudai_thread * t) {
     if (t->process == gcudai_process()) { (void) pthread_join(t->handle, NULL); }
 }
 #endif
 
 // Names the calling thread PREFIX-N, for debuggers and profilers, where the system can (15 characters on Linux).
-static GCUDAI_UNUSED void gcudai_thread_set_name(const char * prefix, int n) {
+static void gcudai_thread_set_name(const char * prefix, int n) {
     char name[32];
     (void) snprintf(name, sizeof(name), "%s-%d", prefix, n);
 #if !defined(GCUDA_NO_THREADS) && defined(__linux__) && defined(CPU_SETSIZE)
@@ -7014,7 +7192,7 @@ static GCUDAI_UNUSED void gcudai_thread_set_name(const char * prefix, int n) {
 
 // Binds the calling thread to the processors with mask[i] set; false where the system refuses or cannot.
 // Windows: the first 64 (32 in a 32-bit program), which is one processor group.
-static GCUDAI_UNUSED bool gcudai_thread_set_affinity(const bool * mask, int n_cpus) {
+static bool gcudai_thread_set_affinity(const bool * mask, int n_cpus) {
 #if defined(GCUDA_NO_THREADS)
     (void) mask; (void) n_cpus;
     return false;
@@ -7039,7 +7217,7 @@ static GCUDAI_UNUSED bool gcudai_thread_set_affinity(const bool * mask, int n_cp
 
 // Scheduling of the calling thread: -1 background, 0 as inherited, 1 medium, 2 high, 3 realtime. 1 to 3 need privileges
 // on Linux; false where the system refuses, and then nothing has changed.
-static GCUDAI_UNUSED bool gcudai_thread_set_priority(int prio) {
+static bool gcudai_thread_set_priority(int prio) {
     if (prio == 0) { return true; }
 #if defined(GCUDA_NO_THREADS)
     return false;
@@ -7066,7 +7244,7 @@ static GCUDAI_UNUSED bool gcudai_thread_set_priority(int prio) {
 }
 
 // Processors this process may use, at least 1.
-static GCUDAI_UNUSED int gcudai_cpu_count(void) {
+static int gcudai_cpu_count(void) {
 #if defined(_WIN32)
     SYSTEM_INFO info;
     GetSystemInfo(&info);
@@ -7148,9 +7326,9 @@ static int32_t gcudai_cpu_detect(void) { return 0; }
 #endif
 
 // -- memory of the machine in bytes; 0 where the system does not tell. A size_t that is too small saturates.
-static GCUDAI_UNUSED size_t gcudai_saturate_size(uint64_t v) { return v > (uint64_t) SIZE_MAX ? SIZE_MAX : (size_t) v; }
+static size_t gcudai_saturate_size(uint64_t v) { return v > (uint64_t) SIZE_MAX ? SIZE_MAX : (size_t) v; }
 
-static GCUDAI_UNUSED void gcudai_memory_query(size_t * available_bytes, size_t * total_bytes) {
+static void gcudai_memory_query(size_t * available_bytes, size_t * total_bytes) {
     uint64_t total = 0, available = 0;
 #if defined(_WIN32)
     MEMORYSTATUSEX status;
@@ -7199,7 +7377,7 @@ struct gcudai_mapping { // base NULL: none
     size_t size;
 };
 
-static GCUDAI_UNUSED const char * gcudai_file_error(void) { return errno != 0 ? strerror(errno) : "the system gives no reason"; }
+static const char * gcudai_file_error(void) { return errno != 0 ? strerror(errno) : "the system gives no reason"; }
 
 #if defined(_WIN32)
 #define GCUDAI_PATH_CHARS 4096
@@ -7409,7 +7587,7 @@ static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, 
     NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 } };
 
 // Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
-static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
+static const char * gcudai_env(const char * name) {
 #if defined(GCUDA_NO_ENV)
     (void) name;
     return NULL;
@@ -7418,18 +7596,10 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #endif
 }
 
-// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
-// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now.
-static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
-    int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
-    if (f == 0) {
-        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
-        gcudai_atomic_store_i32(&gcudai_g.cpu_features, f);
-    }
-    return (f & features) == features;
-}
-
 int gcuda_version(void) { return GCUDA_VERSION; }
+
+int64_t gcuda_time_us(void) { return gcudai_time_us(); }
+int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 
 const char * gcuda_status_to_string(gcuda_status status) {
     switch (status) {
@@ -7590,7 +7760,7 @@ static void gcudai_free(void * ptr) {
 }
 
 // =====================================================================================================
-// >>impl-math   overflow-checked sizes; half and bfloat16 conversion
+// >>impl-base   checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
 // =====================================================================================================
 
 static bool gcudai_mul_size(size_t a, size_t b, size_t * out) {
@@ -7618,7 +7788,7 @@ static bool gcudai_mul_i64(int64_t a, int64_t b, int64_t * out) {
     return true;
 }
 
-GCUDAI_UNUSED static bool gcudai_add_i64(int64_t a, int64_t b, int64_t * out) {
+static bool gcudai_add_i64(int64_t a, int64_t b, int64_t * out) {
     if (a < 0 || b < 0 || b > INT64_MAX - a) {
         return false;
     }
@@ -7641,6 +7811,209 @@ static void * gcudai_calloc(size_t n, size_t size) {
     }
     return ptr;
 }
+
+// Grows an array to at least n items. Its contents stay, new items are zero. `array` is the address of a pointer of any type.
+static gcuda_status gcudai_array_reserve(void * array, size_t * cap, size_t n, size_t item_size) {
+    void * old = NULL;
+    if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
+    const size_t more = GCUDAI_MAX(n, GCUDAI_MAX(2 * *cap, (size_t) 16));
+    void * items = gcudai_calloc(more, item_size);
+    if (items == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    memcpy(&old, array, sizeof(old));
+    if (old != NULL) { memcpy(items, old, *cap * item_size); }
+    gcudai_free(old);
+    memcpy(array, &items, sizeof(items));
+    *cap = more;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Grows an array to at least n items, and zeroes its first n.
+static gcuda_status gcudai_array_zeroed(void * array, size_t * cap, size_t n, size_t item_size) {
+    void * items = NULL;
+    GCUDAI_TRY(gcudai_array_reserve(array, cap, n, item_size));
+    memcpy(&items, array, sizeof(items));
+    if (items != NULL) { memset(items, 0, n * item_size); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- hash and maps of tensors, by address ----
+
+#define GCUDAI_HASH_FACTOR 0x9e3779b97f4a7c15u // odd, about 2^64 divided by the golden ratio: spreads consecutive numbers
+
+// The hash of a sequence that is extended by v.
+static uint64_t gcudai_hash(uint64_t hash, uint64_t v) {
+    hash = (hash ^ v) * GCUDAI_HASH_FACTOR;
+    return hash ^ (hash >> 32);
+}
+
+#define GCUDAI_NONE SIZE_MAX // no index, no slot
+
+// Slot of t, or the free one that it would get; GCUDAI_NONE if all are taken by others. cap: a power of two, or 0.
+static size_t gcudai_key_slot(struct gcuda_tensor * const * keys, size_t cap, const struct gcuda_tensor * t) {
+    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * GCUDAI_HASH_FACTOR >> 20);
+    for (size_t n = 0; n < cap; ++n, ++i) {
+        i &= cap - 1;
+        if (keys[i] == NULL || keys[i] == t) { return i; }
+    }
+    return GCUDAI_NONE;
+}
+
+// From tensors to their numbers, in order of insertion.
+struct gcudai_tensor_map {
+    const struct gcuda_tensor ** keys; // open addressing
+    int32_t * values; // in the allocation of keys
+    size_t n, cap;    // at most half full
+};
+
+static void gcudai_map_free(struct gcudai_tensor_map * m) {
+    gcudai_free((void *) m->keys);
+    GCUDAI_ZERO(*m);
+}
+
+static void gcudai_map_clear(struct gcudai_tensor_map * m) {
+    m->n = 0;
+    if (m->cap > 0) { memset((void *) m->keys, 0, m->cap * sizeof(*m->keys)); }
+}
+
+static size_t gcudai_map_slot(const struct gcudai_tensor_map * m, const struct gcuda_tensor * t) {
+    return gcudai_key_slot((struct gcuda_tensor * const *) (const void *) m->keys, m->cap, t);
+}
+
+// Number of t, or GCUDAI_NONE.
+static size_t gcudai_map_get(const struct gcudai_tensor_map * m, const struct gcuda_tensor * t) {
+    const size_t slot = t != NULL ? gcudai_map_slot(m, t) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE && m->keys[slot] == t ? (size_t) m->values[slot] : GCUDAI_NONE;
+}
+
+// Makes room for n tensors in total.
+static gcuda_status gcudai_map_reserve(struct gcudai_tensor_map * m, size_t n) {
+    struct gcudai_tensor_map bigger;
+    if (n <= m->cap / 2) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_ZERO(bigger);
+    bigger.n = m->n;
+    bigger.cap = GCUDAI_MAX(m->cap, (size_t) 64);
+    while (bigger.cap < 2 * n) { bigger.cap *= 2; }
+    bigger.keys = (const struct gcuda_tensor **) gcudai_calloc(bigger.cap, sizeof(*bigger.keys) + sizeof(*bigger.values));
+    if (bigger.keys == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    bigger.values = (int32_t *) (void *) (bigger.keys + bigger.cap);
+    for (size_t i = 0; i < m->cap; ++i) {
+        if (m->keys[i] == NULL) { continue; }
+        const size_t slot = gcudai_map_slot(&bigger, m->keys[i]);
+        bigger.keys[slot] = m->keys[i];
+        bigger.values[slot] = m->values[i];
+    }
+    gcudai_map_free(m);
+    *m = bigger;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Number of the tensor, which is the number of tensors before it; *index == the old n when it is new.
+static gcuda_status gcudai_map_add(struct gcudai_tensor_map * m, const struct gcuda_tensor * t, size_t * index) {
+    GCUDAI_TRY(gcudai_map_reserve(m, m->n + 1));
+    const size_t slot = gcudai_map_slot(m, t);
+    if (m->keys[slot] == NULL) {
+        m->keys[slot] = t;
+        m->values[slot] = (int32_t) m->n++;
+    }
+    *index = (size_t) m->values[slot];
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- saved errors ----
+
+// A failure that is reported later, after calls that may replace this thread's message.
+struct gcudai_error {
+    gcuda_status status;
+    char message[GCUDAI_MESSAGE_BYTES]; // undefined after SUCCESS
+};
+
+static void gcudai_error_save(struct gcudai_error * e, gcuda_status status) {
+    e->status = status;
+    if (status != GCUDA_STATUS_SUCCESS) { memcpy(e->message, gcudai_message, sizeof(e->message)); }
+}
+
+// Keeps the first failure of several calls.
+static void gcudai_error_save_first(struct gcudai_error * e, gcuda_status status) {
+    if (e->status == GCUDA_STATUS_SUCCESS) { gcudai_error_save(e, status); }
+}
+
+static gcuda_status gcudai_error_report(const struct gcudai_error * e) {
+    return e->status == GCUDA_STATUS_SUCCESS ? GCUDA_STATUS_SUCCESS : gcuda_set_last_error(e->status, e->message);
+}
+
+// =====================================================================================================
+// >>impl-isa   which instruction set the CPU kernels use
+// =====================================================================================================
+
+// True if the processor has all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B). Threads that find no cached answer all store the same
+// one. Kernels ask for the chosen instruction set instead: gcudai_simd_now.
+static bool gcudai_cpu_has(int features) {
+    int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
+    if (f == 0) {
+        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
+        gcudai_atomic_store_i32(&gcudai_g.cpu_features, f);
+    }
+    return (f & features) == features;
+}
+
+// Whether this build has kernels for the set, and this machine runs them.
+static bool gcudai_cpu_has_isa(enum gcuda_cpu_isa isa) {
+    switch (isa) {
+        case GCUDA_CPU_ISA_SCALAR: return true;
+#if GCUDAI_HAVE_X86_SIMD
+        case GCUDA_CPU_ISA_AVX2: return gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C);
+        case GCUDA_CPU_ISA_AVX512: return gcudai_cpu_has_isa(GCUDA_CPU_ISA_AVX2) && gcudai_cpu_has(GCUDAI_CPU_AVX512);
+        case GCUDA_CPU_ISA_AVX512_VNNI: return gcudai_cpu_has_isa(GCUDA_CPU_ISA_AVX512) && gcudai_cpu_has(GCUDAI_CPU_VNNI);
+#endif
+#if GCUDAI_HAVE_NEON
+        case GCUDA_CPU_ISA_NEON: return true;
+#endif
+#if GCUDAI_HAVE_DOTPROD
+        case GCUDA_CPU_ISA_DOTPROD: return gcudai_cpu_has(GCUDAI_CPU_DOTPROD);
+#endif
+        default: return false;
+    }
+}
+
+static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
+    static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
+    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDA_CPU_ISA_COUNT ? 1 : -1];
+    (void) sizeof(all_have_names);
+    return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
+}
+
+// The set named by GCUDA_CPU_ISA if this machine has it, else the best one.
+static enum gcuda_cpu_isa gcudai_cpu_isa_default(void) {
+    const char * wanted = gcudai_env("GCUDA_CPU_ISA");
+    int best = GCUDA_CPU_ISA_COUNT - 1;
+    for (int isa = GCUDA_CPU_ISA_SCALAR; wanted != NULL && isa < GCUDA_CPU_ISA_COUNT; ++isa) {
+        if (strcmp(wanted, gcudai_cpu_isa_name((enum gcuda_cpu_isa) isa)) == 0) { best = isa; }
+    }
+    while (!gcudai_cpu_has_isa((enum gcuda_cpu_isa) best)) { --best; }
+    return (enum gcuda_cpu_isa) best;
+}
+
+enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
+    int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
+    if (isa == GCUDA_CPU_ISA_AUTO) {
+        isa = (int32_t) gcudai_cpu_isa_default();
+        gcudai_atomic_store_i32(&gcudai_g.cpu_isa, isa);
+    }
+    return (enum gcuda_cpu_isa) isa;
+}
+
+gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
+    if (isa != GCUDA_CPU_ISA_AUTO && !gcudai_cpu_has_isa(isa)) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine",
+                           gcudai_cpu_isa_name(isa));
+    }
+    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// =====================================================================================================
+// >>impl-math   half and bfloat16 conversion
+// =====================================================================================================
 
 static uint32_t gcudai_f32_bits(float x) {
     uint32_t bits;
@@ -7693,23 +8066,22 @@ float gcuda_bf16_to_fp32(gcuda_bf16_t x) { return gcudai_bf16_to_fp32(x); }
 gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 
 // =====================================================================================================
-// >>impl-quants   block formats: dequantize, quantize rows, check them
+// >>impl-quants   block formats: dequantize and quantize one row
 // =====================================================================================================
 #include <float.h>
 
-// The formats of weights.
-#define GCUDAI_Q_CODES(X)                                                                                              \
-    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)                  \
-    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)                      \
-    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s)                          \
-    X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
+// Columns of yes and no: the first argument or the second.
+#define GCUDAI_IF_yes(a, b) a
+#define GCUDAI_IF_no(a, b) b
 
 // n weights, whole blocks, by way of the codes that matrix products expand them to (>>impl-simd).
 static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n);
 
-#define X(ID, name) \
-    static void gcudai_dequantize_row_##name(const void * x, float * y, int64_t n) { gcudai_dequantize_weights(GCUDA_TYPE_##ID, x, y, n); }
-GCUDAI_Q_CODES(X)
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...)                              \
+    GCUDAI_IF_##weights(static void gcudai_dequantize_row_##lower(const void * x, float * y, int64_t n) {                               \
+        gcudai_dequantize_weights(GCUDA_TYPE_##ID, x, y, n);                                                                            \
+    }, )
+GCUDA_TYPES(X)
 #undef X
 
 // Q8_1 and Q8_K are formats of activations, not of weights. A block is copied first: the compiler then knows that a store to y
@@ -7799,26 +8171,45 @@ static void gcudai_quantize_weighted_q5_1(const float * x, void * y, int64_t n, 
     }
 }
 
-// ---- many rows -------------------------------------------------------------------------------------
+// ---- the registry's facts about a type -------------------------------------------------------------
 typedef void (*gcudai_weighted_t)(const float * x, void * y, int64_t n, const float * importance);
 
-static gcudai_weighted_t gcudai_weighted_quantizer(enum gcuda_type type) {
-    switch ((int) type) {
-        case GCUDA_TYPE_Q4_0: return gcudai_quantize_weighted_q4_0;
-        case GCUDA_TYPE_Q4_1: return gcudai_quantize_weighted_q4_1;
-        case GCUDA_TYPE_Q5_0: return gcudai_quantize_weighted_q5_0;
-        case GCUDA_TYPE_Q5_1: return gcudai_quantize_weighted_q5_1;
-        case GCUDA_TYPE_Q2_K: return gcudai_quantize_weighted_q2_k;
-        case GCUDA_TYPE_Q3_K: return gcudai_quantize_weighted_q3_k;
-        case GCUDA_TYPE_Q4_K: return gcudai_quantize_weighted_q4_k;
-        case GCUDA_TYPE_Q5_K: return gcudai_quantize_weighted_q5_k;
-        case GCUDA_TYPE_Q6_K: return gcudai_quantize_weighted_q6_k;
-        case GCUDA_TYPE_IQ4_NL: return gcudai_quantize_weighted_iq4_nl;
-        case GCUDA_TYPE_IQ4_XS: return gcudai_quantize_weighted_iq4_xs;
-        default: return NULL;
-    }
-}
+// Where the floats of a block are whose exponent must not be all ones: `width` bytes at at[0] and at[1].
+struct gcudai_block_floats {
+    int n, width;
+    size_t at[2];
+    uint64_t exponent; // its mask
+};
+#define GCUDAI_FLOATS_none { 0, 0, { 0, 0 }, 0 }
+#define GCUDAI_FLOATS_one { 1, 2, { 0, 0 }, 0x7c00u } // F16 at the start, as in most formats
+#define GCUDAI_FLOATS_two { 2, 2, { 0, 2 }, 0x7c00u }
+#define GCUDAI_FLOATS_f32 { 1, 4, { 0, 0 }, 0x7f800000u }
+#define GCUDAI_FLOATS_f64 { 1, 8, { 0, 0 }, 0x7ff0000000000000ull }
+#define GCUDAI_FLOATS_bf16 { 1, 2, { 0, 0 }, 0x7f80u }
+#define GCUDAI_FLOATS_mxfp4 { 1, 1, { 0, 0 }, 0xffu }
+#define GCUDAI_FLOATS_q2_k { 2, 2, { offsetof(struct gcuda_block_q2_k, d), offsetof(struct gcuda_block_q2_k, dmin) }, 0x7c00u }
+#define GCUDAI_FLOATS_q3_k { 1, 2, { offsetof(struct gcuda_block_q3_k, d), 0 }, 0x7c00u }
+#define GCUDAI_FLOATS_q6_k { 1, 2, { offsetof(struct gcuda_block_q6_k, d), 0 }, 0x7c00u }
+// one nibble in each of four words; the exponent begins in the third
+#define GCUDAI_FLOATS_iq1_m { 1, 8, { offsetof(struct gcuda_block_iq1_m, scales), 0 }, 0x7000c00000000000ull }
 
+struct gcudai_type_info {
+    struct gcuda_type_traits traits;
+    int line;                   // its place in GCUDA_TYPES and in tables made from it
+    size_t align;               // of memory that is quantized to
+    gcudai_weighted_t weighted; // NULL: none
+    bool needs_imatrix;
+    struct gcudai_block_floats floats;
+    enum gcuda_type partner;  // of activations; COUNT: none
+    const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
+};
+static const struct gcudai_type_info * gcudai_type_of(enum gcuda_type type); // NULL for an invalid id
+
+// =====================================================================================================
+// >>impl-quantize   quantizing rows on several threads; checking blocks
+// =====================================================================================================
+
+// ---- many rows -------------------------------------------------------------------------------------
 struct gcudai_quantize_job {
     const float * src;
     char * dst;
@@ -7897,14 +8288,13 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     job->imatrix = imatrix;
     job->plain = t->from_float_ref;
     // without importance the weighted function of IQ4_NL is the search, and its plain one the quick rule
-    job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_weighted_quantizer(type) : NULL;
+    job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_type_of(type)->weighted : NULL;
     return gcudai_quantize_check_importance(job, t->type_name);
 }
 
 static gcuda_status gcudai_quantize_set_data(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
                                              const float * src, void * dst) {
-    const bool holds_floats = type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_Q8_K;
-    const uintptr_t alignment = holds_floats ? sizeof(float) : type == GCUDA_TYPE_MXFP4 ? 1 : sizeof(gcuda_fp16_t);
+    const uintptr_t alignment = gcudai_type_of(type)->align;
     if (job->n_rows == 0) { return GCUDA_STATUS_SUCCESS; }
     if (src == NULL || dst == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
@@ -7952,46 +8342,11 @@ gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void *
 }
 
 bool gcuda_quantize_requires_imatrix(enum gcuda_type type) {
-    return type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS || type == GCUDA_TYPE_IQ1_S;
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL && info->needs_imatrix;
 }
 
 // ---- validation ------------------------------------------------------------------------------------
-// Where the floats of a block are whose exponent must not be all ones: `width` bytes at at[0] and at[1].
-struct gcudai_block_floats {
-    int n, width;
-    size_t at[2];
-    uint64_t exponent; // its mask
-};
-
-static struct gcudai_block_floats gcudai_floats_of_block(enum gcuda_type type) {
-    struct gcudai_block_floats f = { 1, 2, { 0, 0 }, 0x7c00u }; // most formats: F16 at 0
-    switch ((int) type) {
-        case GCUDA_TYPE_F32:
-        case GCUDA_TYPE_Q8_K: f.width = 4; f.exponent = 0x7f800000u; break;
-        case GCUDA_TYPE_F64: f.width = 8; f.exponent = 0x7ff0000000000000ull; break;
-        case GCUDA_TYPE_BF16: f.exponent = 0x7f80u; break;
-        case GCUDA_TYPE_MXFP4: f.width = 1; f.exponent = 0xffu; break;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: f.n = 2; f.at[1] = 2; break;
-        case GCUDA_TYPE_Q2_K: f.n = 2; f.at[0] = offsetof(struct gcuda_block_q2_k, d); f.at[1] = f.at[0] + 2; break;
-        case GCUDA_TYPE_Q3_K: f.at[0] = offsetof(struct gcuda_block_q3_k, d); break;
-        case GCUDA_TYPE_Q6_K: f.at[0] = offsetof(struct gcuda_block_q6_k, d); break;
-        case GCUDA_TYPE_IQ1_M: // one nibble in each of four words; the exponent begins in the third
-            f.width = 8;
-            f.at[0] = offsetof(struct gcuda_block_iq1_m, scales);
-            f.exponent = 0x7000c00000000000ull;
-            break;
-        case GCUDA_TYPE_I8:
-        case GCUDA_TYPE_I16:
-        case GCUDA_TYPE_I32:
-        case GCUDA_TYPE_I64: f.n = 0; break;
-        default: break;
-    }
-    return f;
-}
-
 static bool gcudai_block_is_finite(const uint8_t * p, const struct gcudai_block_floats * f) {
     for (int k = 0; k < f->n; ++k) {
         uint64_t bits = 0;
@@ -8009,10 +8364,10 @@ gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: %llu bytes at %p are not whole %s blocks of %llu",
                            (unsigned long long) n_bytes, data, t->type_name, (unsigned long long) t->type_size);
     }
-    const struct gcudai_block_floats floats = gcudai_floats_of_block(type);
+    const struct gcudai_block_floats * floats = &gcudai_type_of(type)->floats;
     const size_t n = n_bytes / t->type_size;
     for (size_t i = 0; i < n; ++i) {
-        if (gcudai_block_is_finite((const uint8_t *) data + i * t->type_size, &floats)) { continue; }
+        if (gcudai_block_is_finite((const uint8_t *) data + i * t->type_size, floats)) { continue; }
         if (bad_block != NULL) { *bad_block = (int64_t) i; }
         return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "validate: %s block %llu of %llu holds NaN or infinity",
                            t->type_name, (unsigned long long) i, (unsigned long long) n);
@@ -8063,37 +8418,45 @@ static void gcudai_quantize_row_f64(const float * x, void * y, int64_t n) {
 }
 
 
-// Integers have no float form.
-#define gcudai_dequantize_row_i8 NULL
-#define gcudai_dequantize_row_i16 NULL
-#define gcudai_dequantize_row_i32 NULL
-#define gcudai_dequantize_row_i64 NULL
-#define gcudai_quantize_row_i8 NULL
-#define gcudai_quantize_row_i16 NULL
-#define gcudai_quantize_row_i32 NULL
-#define gcudai_quantize_row_i64 NULL
-// Codebook formats are only read.
-#define gcudai_quantize_row_iq2_xxs NULL
-#define gcudai_quantize_row_iq2_xs NULL
-#define gcudai_quantize_row_iq3_xxs NULL
-#define gcudai_quantize_row_iq1_s NULL
-#define gcudai_quantize_row_iq3_s NULL
-#define gcudai_quantize_row_iq2_s NULL
-#define gcudai_quantize_row_iq1_m NULL
+enum {
+#define X(ID, ...) GCUDAI_TYPE_LINE_##ID,
+    GCUDA_TYPES(X)
+#undef X
+    GCUDAI_TYPE_LINES
+};
 
-const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type) {
-    switch ((int) type) { // an untrusted number: ids in between are retired
-#define X(ID, id, lower, name, block, bytes, quantized)                                          \
-    case id: {                                                                                   \
-        static const struct gcuda_type_traits traits = {                                         \
-            name, block, bytes, (quantized) != 0, gcudai_dequantize_row_##lower, gcudai_quantize_row_##lower \
-        };                                                                                       \
-        return &traits;                                                                          \
-    }
+#define GCUDAI_IF_IMATRIX_no(a, b) b
+#define GCUDAI_IF_IMATRIX_may(a, b) a
+#define GCUDAI_IF_IMATRIX_must(a, b) b // only read so far
+#define GCUDAI_MUST_no false
+#define GCUDAI_MUST_may false
+#define GCUDAI_MUST_must true
+#define GCUDAI_SWITCH_OF_no(ID) NULL
+#define GCUDAI_SWITCH_OF_none(ID) "the CUDA backend"
+#define GCUDAI_SWITCH_OF_yes(ID) GCUDAI_KERNEL_HAS(ID) ? NULL : "GCUDA_KERNEL_NO_" #ID
+
+static const struct gcudai_type_info gcudai_type_table[GCUDAI_TYPE_LINES] = {
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, partner, kernels) \
+    { { name, block, bytes, (quantized) != 0, GCUDAI_IF_##read(gcudai_dequantize_row_##lower, NULL),                              \
+          GCUDAI_IF_##write(gcudai_quantize_row_##lower, NULL) },                                                                 \
+        GCUDAI_TYPE_LINE_##ID, align, GCUDAI_IF_IMATRIX_##imatrix(gcudai_quantize_weighted_##lower, NULL),                        \
+        GCUDAI_MUST_##imatrix, GCUDAI_FLOATS_##floats, GCUDA_TYPE_##partner, GCUDAI_SWITCH_OF_##kernels(ID) },
+    GCUDA_TYPES(X)
+#undef X
+};
+
+static GCUDAI_INLINE const struct gcudai_type_info * gcudai_type_of(enum gcuda_type type) {
+    switch ((int) type) { // an untrusted number: GGUF has retired ids in between
+#define X(ID, id, ...) case id: return &gcudai_type_table[GCUDAI_TYPE_LINE_##ID];
         GCUDA_TYPES(X)
 #undef X
         default: return NULL;
     }
+}
+
+const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type) {
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL ? &info->traits : NULL;
 }
 
 bool gcuda_type_is_valid(enum gcuda_type type) { return gcuda_get_type_traits(type) != NULL; }
@@ -8156,7 +8519,7 @@ static void gcudai_store(enum gcuda_type type, char * p, size_t nb0, int64_t n, 
     }
 }
 
-GCUDAI_UNUSED static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
+static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     return t ? t->to_float : NULL;
 }
@@ -8828,7 +9191,7 @@ float * gcuda_get_data_f32(const struct gcuda_tensor * tensor) {
 
 static bool gcudai_in_host_memory(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    return t->data != NULL && (buffer == NULL || gcuda_backend_buffer_is_host(buffer));
+    return t->data != NULL && (buffer == NULL || (buffer->buft->iface.is_host != NULL && buffer->buft->iface.is_host(buffer->buft)));
 }
 
 // Address of an element of a plain type in host memory, or NULL with a message.
@@ -9007,21 +9370,65 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
     return gcudai_set_all(tensor, (double) value, "set_i32");
 }
 
-struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
-        return NULL;
+
+// =====================================================================================================
+// >>impl-task   what the CPU function of an operation is given besides its arguments: its items, scratch, abort, bad indices
+// =====================================================================================================
+
+#define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
+
+// One computation of a graph, shared by its threads.
+struct gcudai_run {
+    gcudai_mutex lock; // guards the four below
+    const struct gcuda_tensor * bad_node;
+    int64_t bad_position, bad_value, bad_limit;
+    const struct gcuda_tensor * node; // being computed
+    gcuda_abort_callback should_stop; // NULL: never
+    void * stop_data;
+    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
+    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
+    gcudai_atomic_i32 is_stopped; // the callback has said so
+};
+
+struct gcudai_task {
+    int64_t i0, i1; // items to do
+    int phase;
+    char * shared; // 64-byte aligned, uninitialised
+    char * local;
+    int thread; // 0: the caller's
+    struct gcudai_run * run;
+};
+
+// Asks the callback, one thread at a time; who comes meanwhile goes on.
+static bool gcudai_run_poll(void * user) {
+    struct gcudai_run * run = (struct gcudai_run *) user;
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
+        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
+        gcudai_atomic_store_i32(&run->is_asking, 0);
     }
-    if (tensor->buffer != NULL) {
-        return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
+    return gcudai_atomic_load_i32(&run->is_stopped) != 0;
+}
+
+// For long loops inside one item: adds the cost of a step (unit: see gcudai_work) to *spent, and polls the abort callback about every
+// millisecond. True: the item must return; its results are not read.
+static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
+    *spent += cost;
+    if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
+    *spent = 0.0;
+    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+}
+
+// Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
+static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
+    struct gcudai_run * run = t->run;
+    gcudai_mutex_lock(&run->lock);
+    if (run->bad_node == NULL || (run->bad_node == run->node && position < run->bad_position)) {
+        run->bad_node = run->node;
+        run->bad_position = position;
+        run->bad_value = value;
+        run->bad_limit = limit;
     }
-    if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
-    if (gcuda_is_contiguously_allocated(tensor)) {
-        memset(tensor->data, 0, gcuda_nbytes(tensor));
-    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
-        return NULL;
-    }
-    return tensor;
+    gcudai_mutex_unlock(&run->lock);
 }
 
 // =====================================================================================================
@@ -9052,7 +9459,8 @@ enum gcudai_q_kind {
     GCUDAI_Q_M16, // codes 0..63, scale and stored minimum per 16
     GCUDAI_Q_S32, // codes -128..127 without minimum, scale per 32
     GCUDAI_Q_S16, // codes -128..127 without minimum, scale per 16
-    GCUDAI_Q_KINDS
+    GCUDAI_Q_KINDS,
+    GCUDAI_Q_NONE = GCUDAI_Q_KINDS // no weights
 };
 
 static GCUDAI_INLINE int gcudai_q_group(enum gcudai_q_kind kind) {
@@ -9063,28 +9471,18 @@ static GCUDAI_INLINE bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return k
 
 static GCUDAI_INLINE bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
 
-static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
-    switch (type) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
-        case GCUDA_TYPE_Q3_K:
-        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
-        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
-        case GCUDA_TYPE_IQ2_XS:
-        case GCUDA_TYPE_IQ2_S:
-        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        default: return GCUDAI_Q_S32;
-    }
-}
+// Columns of GCUDA_TYPES. Constant arguments fold: kernels are specialised by type.
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, ...) GCUDAI_Q_##kind,
+static const enum gcudai_q_kind gcudai_q_kinds[] = { GCUDA_TYPES(X) };
+#undef X
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, ...) centre,
+static const float gcudai_q_centers[] = { GCUDA_TYPES(X) };
+#undef X
+
+static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) { return gcudai_q_kinds[gcudai_type_of(type)->line]; }
 
 // the mean code of the formats with a stored minimum
-static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
-}
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) { return gcudai_q_centers[gcudai_type_of(type)->line]; }
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the L1 cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -11081,7 +11479,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type ty
 }
 
 #define GCUDAI_CALL(T) gcudai_avx2_pack(T, w, nb, n_rows, kc, mr, out)
-GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows,
+                                                int64_t kc, int mr, float * out) {
     GCUDAI_BY_FLOAT(type, GCUDAI_CALL)
 }
 #undef GCUDAI_CALL
@@ -11366,9 +11765,8 @@ static void gcudai_gemm_neon(int64_t kc, const float * a, const float * b, int64
 // All that is compiled for an instruction set; kernels find it through gcudai_simd_now().
 struct gcudai_simd {
     const char * name;
-    int features; // GCUDAI_CPU_*: a processor must have them all
-    int mr;       // rows of a GEMM panel
-    int quads;    // most quads of columns of its micro-kernel
+    int mr;    // rows of a GEMM panel
+    int quads; // most quads of columns of its micro-kernel
     const struct gcudai_loops * loops;
     void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add);
     void (*pack)(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out);
@@ -11384,13 +11782,13 @@ struct gcudai_simd {
                     float * acc);
 };
 
-static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name;
-        GCUDAI_Q_CODES(X)
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
+    GCUDAI_IF_##weights(gcudai_codes_##lower, NULL),
+static const gcudai_codes_fn gcudai_scalar_codes[] = { GCUDA_TYPES(X) };
 #undef X
-        default: return NULL;
-    }
+static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL ? gcudai_scalar_codes[info->line] : NULL;
 }
 
 // the 20 formats of weights; Q8_1 and Q8_K are for activations
@@ -11402,104 +11800,79 @@ static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
 }
 
 #if GCUDAI_HAVE_X86_SIMD
-static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
-    switch (type) {
-#define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name##_avx2;
-        GCUDAI_Q_CODES(X)
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
+    GCUDAI_IF_##weights(gcudai_codes_##lower##_avx2, NULL),
+static const gcudai_codes_fn gcudai_avx2_codes[] = { GCUDA_TYPES(X) };
 #undef X
-        default: return NULL;
-    }
+static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
+    const struct gcudai_type_info * info = gcudai_type_of(type);
+    return info != NULL ? gcudai_avx2_codes[info->line] : NULL;
 }
 
-#define X(ID, name, len, size) case GCUDA_TYPE_##ID: return GCUDAI_ROWS_OF(name);
-#define GCUDAI_ROWS_OF(name) gcudai_q_rows_##name##_avx2
-static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) { switch (type) { GCUDAI_Q_ROWS(X) default: return NULL; } }
-#undef GCUDAI_ROWS_OF
-#define GCUDAI_ROWS_OF(name) gcudai_q_rows_##name##_vnni
-static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) { switch (type) { GCUDAI_Q_ROWS(X) default: return NULL; } }
-#undef GCUDAI_ROWS_OF
+// Formats with products of rows that are multiplied while they are unpacked.
+struct gcudai_q_rows_row {
+    enum gcuda_type type;
+    gcudai_q_rows_fn avx2, vnni;
+};
+static const struct gcudai_q_rows_row gcudai_q_rows_table[] = {
+#define X(ID, name, len, size) { GCUDA_TYPE_##ID, gcudai_q_rows_##name##_avx2, gcudai_q_rows_##name##_vnni },
+    GCUDAI_Q_ROWS(X)
 #undef X
+};
+static const struct gcudai_q_rows_row * gcudai_q_rows_of(enum gcuda_type type) {
+    for (size_t i = 0; i < sizeof(gcudai_q_rows_table) / sizeof(gcudai_q_rows_table[0]); ++i) {
+        if (gcudai_q_rows_table[i].type == type) { return &gcudai_q_rows_table[i]; }
+    }
+    return NULL;
+}
+static gcudai_q_rows_fn gcudai_q_rows_avx2(enum gcuda_type type) {
+    const struct gcudai_q_rows_row * row = gcudai_q_rows_of(type);
+    return row != NULL ? row->avx2 : NULL;
+}
+static gcudai_q_rows_fn gcudai_q_rows_vnni(enum gcuda_type type) {
+    const struct gcudai_q_rows_row * row = gcudai_q_rows_of(type);
+    return row != NULL ? row->vnni : NULL;
+}
 #endif
 #if GCUDAI_HAVE_NEON
 static gcudai_codes_fn gcudai_codes_neon(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q4_0 ? gcudai_codes_q4_0_neon : type == GCUDA_TYPE_Q4_K ? gcudai_codes_q4_k_neon : gcudai_codes_scalar(type);
+    return type == GCUDA_TYPE_Q4_0   ? gcudai_codes_q4_0_neon
+           : type == GCUDA_TYPE_Q4_K ? gcudai_codes_q4_k_neon
+                                     : gcudai_codes_scalar(type);
 }
 #endif
 
 // In the order of enum gcuda_cpu_isa. A row without a name is not in this build.
 static const struct gcudai_simd gcudai_simds[GCUDA_CPU_ISA_COUNT] = {
-    { NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
-    { "scalar", 0, 8, 1, &gcudai_loops_any, gcudai_gemm_scalar, gcudai_pack_scalar, gcudai_dot_scalar, gcudai_q_blocks_scalar,
+    { NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
+    { "scalar", 8, 1, &gcudai_loops_any, gcudai_gemm_scalar, gcudai_pack_scalar, gcudai_dot_scalar, gcudai_q_blocks_scalar,
       gcudai_q_dot_scalar, gcudai_codes_scalar, gcudai_q_rows_none, NULL, NULL },
 #if GCUDAI_HAVE_NEON
-    { "neon", 0, 16, 3, &gcudai_loops_any, gcudai_gemm_neon, gcudai_pack_scalar, gcudai_dot_neon, gcudai_q_blocks_scalar,
+    { "neon", 16, 3, &gcudai_loops_any, gcudai_gemm_neon, gcudai_pack_scalar, gcudai_dot_neon, gcudai_q_blocks_scalar,
       gcudai_q_dot_neon, gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL },
 #else
-    { NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
+    { NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
 #endif
 #if GCUDAI_HAVE_DOTPROD
-    { "dotprod", GCUDAI_CPU_DOTPROD, 16, 3, &gcudai_loops_any, gcudai_gemm_neon, gcudai_pack_scalar, gcudai_dot_neon,
-      gcudai_q_blocks_scalar, gcudai_q_dot_dotprod, gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL },
+    { "dotprod", 16, 3, &gcudai_loops_any, gcudai_gemm_neon, gcudai_pack_scalar, gcudai_dot_neon, gcudai_q_blocks_scalar,
+      gcudai_q_dot_dotprod, gcudai_codes_neon, gcudai_q_rows_none, NULL, NULL },
 #else
-    { NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
+    { NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL },
 #endif
 #if GCUDAI_HAVE_X86_SIMD
-    { "avx2", GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C, 24, 3, &gcudai_loops_avx2, gcudai_gemm_avx2, gcudai_pack_avx2,
-      gcudai_dot_avx2, gcudai_q_blocks_avx2, gcudai_q_dot_avx2, gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL },
-    { "avx512", GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C | GCUDAI_CPU_AVX512, 32, 3, &gcudai_loops_avx2,
-      gcudai_gemm_avx512, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2, gcudai_q_dot_avx2, gcudai_codes_avx2,
-      gcudai_q_rows_avx2, NULL, NULL },
-    { "avx512vnni", GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C | GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI, 32, 3,
-      &gcudai_loops_avx2, gcudai_gemm_avx512, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2, gcudai_q_dot_vnni,
-      gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni },
+    { "avx2", 24, 3, &gcudai_loops_avx2, gcudai_gemm_avx2, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2,
+      gcudai_q_dot_avx2, gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL },
+    { "avx512", 32, 3, &gcudai_loops_avx2, gcudai_gemm_avx512, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2,
+      gcudai_q_dot_avx2, gcudai_codes_avx2, gcudai_q_rows_avx2, NULL, NULL },
+    { "avx512vnni", 32, 3, &gcudai_loops_avx2, gcudai_gemm_avx512, gcudai_pack_avx2, gcudai_dot_avx2, gcudai_q_blocks_avx2,
+      gcudai_q_dot_vnni, gcudai_codes_avx2, gcudai_q_rows_vnni, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni },
 #endif
 };
 
-// ---- choice of the instruction set ----
+// NULL: this build or this machine does not have the set.
+static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) { return gcudai_cpu_has_isa(isa) ? &gcudai_simds[isa] : NULL; }
 
-// NULL: not on this machine, or not in this build
-static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
-    const struct gcudai_simd * s = (int) isa > 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? &gcudai_simds[isa] : NULL;
-    return s != NULL && s->name != NULL && gcudai_cpu_has(s->features) ? s : NULL;
-}
-
-static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
-    static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
-    typedef char all_have_names[sizeof(names) / sizeof(names[0]) == GCUDA_CPU_ISA_COUNT ? 1 : -1];
-    (void) sizeof(all_have_names);
-    return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
-}
-
-// The set named by GCUDA_CPU_ISA if this machine has it, else the best one.
-static enum gcuda_cpu_isa gcudai_cpu_isa_default(void) {
-    const char * wanted = gcudai_env("GCUDA_CPU_ISA");
-    int best = GCUDA_CPU_ISA_COUNT - 1;
-    for (int isa = GCUDA_CPU_ISA_SCALAR; wanted != NULL && isa < GCUDA_CPU_ISA_COUNT; ++isa) {
-        if (strcmp(wanted, gcudai_cpu_isa_name((enum gcuda_cpu_isa) isa)) == 0) { best = isa; }
-    }
-    while (gcudai_simd_of((enum gcuda_cpu_isa) best) == NULL) { --best; }
-    return (enum gcuda_cpu_isa) best;
-}
-
-enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
-    int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
-    if (isa == GCUDA_CPU_ISA_AUTO) {
-        isa = (int32_t) gcudai_cpu_isa_default();
-        gcudai_atomic_store_i32(&gcudai_g.cpu_isa, isa);
-    }
-    return (enum gcuda_cpu_isa) isa;
-}
-
-gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
-    if (isa != GCUDA_CPU_ISA_AUTO && gcudai_simd_of(isa) == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine",
-                           gcudai_cpu_isa_name(isa));
-    }
-    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
-    return GCUDA_STATUS_SUCCESS;
-}
-
-static const struct gcudai_simd * gcudai_simd_now(void) { return &gcudai_simds[gcuda_cpu_get_isa()]; }
+static const struct gcudai_simd * gcudai_simd_now(void) { return gcudai_simd_of(gcuda_cpu_get_isa()); }
 
 void gcuda_fp16_to_fp32_row(const gcuda_fp16_t * x, float * y, int64_t n) { gcudai_simd_now()->loops->fp16_to_fp32_row(x, y, n); }
 void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n) { gcudai_simd_now()->loops->fp32_to_fp16_row(x, y, n); }
@@ -11528,11 +11901,6 @@ static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, floa
             gcudai_q_group(kind), y);
     }
 }
-
-// For long loops inside one item: adds the cost of a step (unit: see gcudai_work) to *spent, and polls the abort callback about every
-// millisecond. True: the item must return; its results are not read.
-struct gcudai_task;
-GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // c = a^T b for one matrix; b is packed into quads of K elements each.
 struct gcudai_gemm {
@@ -11851,11 +12219,7 @@ static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, 
 // >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
 // =====================================================================================================
 
-union gcudai_args {
-#define X(name) struct gcuda_##name##_args name;
-    GCUDA_ARGS(X)
-#undef X
-};
+#define gcudai_args gcuda_args
 
 // How the CPU splits a node. Zeroed before a work function fills it in.
 #define GCUDAI_MAX_PHASES 3
@@ -11866,25 +12230,12 @@ struct gcudai_work {
     size_t shared_bytes, local_bytes;     // scratch for all threads across phases, and for each thread
 };
 
-struct gcudai_run; // one computation of a graph: abort flag, first bad index
-struct gcudai_task {
-    int64_t i0, i1; // items to do
-    int phase;
-    char * shared; // 64-byte aligned, uninitialised
-    char * local;
-    int thread; // 0: the caller's
-    struct gcudai_run * run;
-};
-
-// Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
-GCUDAI_UNUSED static void gcudai_bad_index(
-    const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit);
-
 // The registry row of an operation, as the rest of the library sees it.
 struct gcudai_op_info {
     const char * id;   // "RMS_NORM"
     const char * name; // "rms_norm"
     int n_src, n_opt, flags;
+    unsigned unread; // sources whose elements are not read
     gcuda_status (*check)(const struct gcuda_tensor * y);
     void (*args)(const struct gcuda_tensor * y, union gcudai_args * args);
     void (*work)(const struct gcuda_tensor * y, struct gcudai_work * w);
@@ -11981,39 +12332,39 @@ static gcuda_status gcudai_node_fail(gcuda_status status, const struct gcuda_ten
         }                                                                                   \
     } while (0)
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_shape(
+static gcuda_status gcudai_want_shape(
     const struct gcuda_tensor * y, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     GCUDAI_WANT(y, y->ne[0] == ne0 && y->ne[1] == ne1 && y->ne[2] == ne2 && y->ne[3] == ne3,
         "result must be [%lld, %lld, %lld, %lld]", (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_type(
+static gcuda_status gcudai_want_type(
     const struct gcuda_tensor * y, const struct gcuda_tensor * t, enum gcuda_type type) {
     GCUDAI_WANT(
         y, t->type == type, "type of %s is %s, want %s", gcudai_label(y, t), gcuda_type_name(t->type), gcuda_type_name(type));
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(
         y, gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16", gcudai_label(y, t), gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t),
         (unsigned long long) t->nb[0]);
     return GCUDA_STATUS_SUCCESS;
 }
 
 // y has the shape of t.
-GCUDAI_UNUSED static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     return gcudai_want_shape(y, t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
 }
 
@@ -12059,6 +12410,14 @@ static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
 
 gcuda_status gcuda_check_node(const struct gcuda_tensor * node) {
     return node == NULL ? gcudai_null_fail("check_node", "node") : gcudai_check_node(node);
+}
+
+gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args) {
+    if (node == NULL || args == NULL) { return gcudai_null_fail("node_args", node == NULL ? "node" : "args"); }
+    GCUDAI_TRY(gcudai_check_node(node));
+    GCUDAI_ZERO(*args);
+    gcudai_op_row(node->op)->args(node, args);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // ---- what constructors are made of ----
@@ -12171,21 +12530,21 @@ static struct gcuda_tensor * gcudai_op_view(
     return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
 }
 
-GCUDAI_UNUSED static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
+static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
     if (y != NULL) {
         y->op_params[slot] = value;
     }
 }
 
-GCUDAI_UNUSED static void gcudai_set_param_f32(struct gcuda_tensor * y, int slot, float value) {
+static void gcudai_set_param_f32(struct gcuda_tensor * y, int slot, float value) {
     if (y != NULL) {
         memcpy(&y->op_params[slot], &value, sizeof(value));
     }
 }
 
-GCUDAI_UNUSED static int32_t gcudai_param_i32(const struct gcuda_tensor * y, int slot) { return y->op_params[slot]; }
+static int32_t gcudai_param_i32(const struct gcuda_tensor * y, int slot) { return y->op_params[slot]; }
 
-GCUDAI_UNUSED static float gcudai_param_f32(const struct gcuda_tensor * y, int slot) {
+static float gcudai_param_f32(const struct gcuda_tensor * y, int slot) {
     float value;
     memcpy(&value, &y->op_params[slot], sizeof(value));
     return value;
@@ -12226,12 +12585,12 @@ static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     return a;
 }
 
-GCUDAI_UNUSED static char * gcudai_at(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
+static char * gcudai_at(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
     return (char *) a->data + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
 }
 
 // Start of row r, counting dimensions 1, 2, 3 in this order.
-GCUDAI_UNUSED static char * gcudai_row(const struct gcuda_array * a, int64_t r) {
+static char * gcudai_row(const struct gcuda_array * a, int64_t r) {
     const int64_t i1 = r % a->ne[1], i2 = r / a->ne[1] % a->ne[2], i3 = r / a->ne[1] / a->ne[2];
     return gcudai_at(a, i1, i2, i3);
 }
@@ -12239,22 +12598,6 @@ GCUDAI_UNUSED static char * gcudai_row(const struct gcuda_array * a, int64_t r) 
 static void gcudai_none_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     (void) y;
     (void) w;
-}
-
-GCUDAI_UNUSED static void gcudai_one_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    w->n_items[0] = 1;
-    w->item_cost[0] = (double) gcuda_nelements(y);
-}
-
-GCUDAI_UNUSED static void gcudai_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    int64_t ne0 = y->ne[0];
-    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
-        if (y->src[i] != NULL && y->src[i]->ne[0] > ne0) {
-            ne0 = y->src[i]->ne[0];
-        }
-    }
-    w->n_items[0] = gcuda_nrows(y);
-    w->item_cost[0] = 20.0 + 4.0 * (double) ne0;
 }
 
 static gcuda_status gcudai_any_can(const struct gcuda_tensor * y) {
@@ -15008,16 +15351,14 @@ static void gcudai_unary_work(const struct gcuda_tensor * y, struct gcudai_work 
 
 // Name of the sub-operation of a UNARY or GLU node, NULL for others.
 static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
-    switch (y->op) {
-        case GCUDA_OP_UNARY: return gcuda_unary_op_name(gcuda_get_unary_op(y));
-        case GCUDA_OP_GLU: return gcuda_glu_op_name(gcuda_get_glu_op(y));
-        default: return NULL;
-    }
+    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y))
+           : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y))
+                                   : NULL;
 }
 
 // >>op:glu --------------------------------------------------------------------------------------------
 const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
-#define X(ID, value) #ID,
+#define X(ID, ...) #ID,
     static const char * const names[] = { GCUDA_GLU_OPS(X) };
 #undef X
     return (int) op >= 0 && op < GCUDA_GLU_OP_COUNT ? names[op] : "invalid";
@@ -15153,15 +15494,22 @@ GCUDAI_GLU(GEGLU_ERF, gcudai_gelu_erf(x) * g)
 GCUDAI_GLU(GEGLU_QUICK, gcudai_gelu_quick(x) * g)
 
 // as of GCUDA_UNARY_OPS
-#define X(ID, value) GCUDAI_GLU_LINE_##ID,
+#define X(ID, ...) GCUDAI_GLU_LINE_##ID,
 enum { GCUDA_GLU_OPS(X) GCUDAI_GLU_LINES };
 #undef X
-#define X(ID, value) && GCUDAI_GLU_LINE_##ID == value
+#define X(ID, value, act) && GCUDAI_GLU_LINE_##ID == value
 typedef char gcudai_glu_numbers_count_up[1 GCUDA_GLU_OPS(X) ? 1 : -1];
 #undef X
 
 static const gcudai_glu_fn gcudai_glu_fns[GCUDA_GLU_OP_COUNT] = {
-#define X(ID, value) gcudai_glu_##ID,
+#define X(ID, ...) gcudai_glu_##ID,
+    GCUDA_GLU_OPS(X)
+#undef X
+};
+
+// The activation of a gate; COUNT: it has none alone.
+static const enum gcuda_unary_op gcudai_glu_acts[GCUDA_GLU_OP_COUNT] = {
+#define X(ID, value, act) GCUDA_UNARY_OP_##act,
     GCUDA_GLU_OPS(X)
 #undef X
 };
@@ -17294,16 +17642,8 @@ gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint 
 }
 
 enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
-    switch (a) {
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q5_0:
-        case GCUDA_TYPE_Q8_0:
-        case GCUDA_TYPE_IQ4_NL:
-        case GCUDA_TYPE_MXFP4: return GCUDA_TYPE_Q8_0;
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_1: return GCUDA_TYPE_Q8_1;
-        default: return gcudai_is_weight(a) ? GCUDA_TYPE_Q8_K : GCUDA_TYPE_COUNT;
-    }
+    const struct gcudai_type_info * info = gcudai_type_of(a);
+    return info != NULL ? info->partner : GCUDA_TYPE_COUNT;
 }
 
 static bool gcudai_mul_mat_divides(int64_t small, int64_t big) {
@@ -20729,16 +21069,14 @@ static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gc
 
 // ---------------- end of ops-c ----------------
 
-// =====================================================================================================
-// >>impl-registry   the tables made from GCUDA_OPS; nothing else lists operations
-// =====================================================================================================
+// ---- the rows: the table made from GCUDA_OPS ----
 
 static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
-    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can,
+    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, 0, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can,
         gcudai_none_cpu },
-#define X(ID, name, n_src, n_opt, flags, args, work, can)                                                              \
-    { #ID, #name, n_src, n_opt, flags, gcudai_##name##_check, gcudai_##args##_args, gcudai_##work##_work,              \
-        gcudai_##can##_can, gcudai_##name##_cpu },
+#define X(ID, name, n_src, n_opt, flags, args, work, can, grad, stop, unread, ...)                                     \
+    { #ID, #name, n_src, n_opt, GCUDAI_OP_##flags, unread, gcudai_##name##_check, gcudai_##args##_args,                \
+        gcudai_##work##_work, gcudai_##can##_can, gcudai_##name##_cpu },
     GCUDA_OPS(X)
 #undef X
 };
@@ -20746,6 +21084,10 @@ static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
 static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op) {
     return (int) op >= 0 && (int) op < GCUDA_OP_COUNT ? &gcudai_ops[op] : NULL;
 }
+
+// =====================================================================================================
+// >>impl-registry   names and kinds of operations
+// =====================================================================================================
 
 const char * gcuda_op_name(enum gcuda_op op) {
     const struct gcudai_op_info * info = gcudai_op_row(op);
@@ -20906,29 +21248,20 @@ struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx) {
     return gcuda_new_graph_custom(ctx, GCUDA_DEFAULT_GRAPH_SIZE, false);
 }
 
-#define GCUDAI_NO_SLOT SIZE_MAX
-
-// Slot where the tensor is or would be; GCUDAI_NO_SLOT when the set is full and does not hold it.
+// Slot where the tensor is or would be; GCUDAI_NONE when the set is full and does not hold it.
 static size_t gcudai_graph_slot(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
-    const size_t mask = g->hash_size - 1;
-    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & mask;
-    for (size_t n = 0; n < g->hash_size; ++n, i = (i + 1) & mask) {
-        if (g->hash_keys[i] == NULL || g->hash_keys[i] == t) {
-            return i;
-        }
-    }
-    return GCUDAI_NO_SLOT;
+    return gcudai_key_slot(g->hash_keys, g->hash_size, t);
 }
 
-// Slot of a tensor that the graph has visited, else GCUDAI_NO_SLOT.
+// Slot of a tensor that the graph has visited, else GCUDAI_NONE.
 static size_t gcudai_graph_find(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
-    const size_t i = t != NULL && g->hash_keys != NULL ? gcudai_graph_slot(g, t) : GCUDAI_NO_SLOT;
-    return i != GCUDAI_NO_SLOT && g->hash_keys[i] == t ? i : GCUDAI_NO_SLOT;
+    const size_t i = t != NULL && g->hash_keys != NULL ? gcudai_graph_slot(g, t) : GCUDAI_NONE;
+    return i != GCUDAI_NONE && g->hash_keys[i] == t ? i : GCUDAI_NONE;
 }
 
 int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor) {
     const size_t i = gcudai_graph_find(graph, tensor);
-    return i != GCUDAI_NO_SLOT ? graph->use_counts[i] : 0;
+    return i != GCUDAI_NONE ? graph->use_counts[i] : 0;
 }
 
 static bool gcudai_is_leaf(const struct gcuda_tensor * t) {
@@ -20963,13 +21296,13 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
 // as a use of the owner. The owner is listed already, or is not part of this graph.
 static void gcudai_graph_use_owner(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
     const bool is_plain_view = t->view_src != NULL && t->op == GCUDA_OP_NONE;
-    const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NO_SLOT;
-    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    const size_t slot = is_plain_view ? gcudai_graph_find(g, t->view_src) : GCUDAI_NONE;
+    if (slot != GCUDAI_NONE) { g->use_counts[slot]++; }
 }
 
 static void gcudai_graph_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
     const size_t slot = gcudai_graph_find(g, t);
-    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    if (slot != GCUDAI_NONE) { g->use_counts[slot]++; }
     if (t != NULL) { gcudai_graph_use_owner(g, t); }
 }
 
@@ -20977,8 +21310,8 @@ static void gcudai_graph_count_use(struct gcuda_cgraph * g, const struct gcuda_t
 static gcuda_status gcudai_graph_discover(
     struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
     const size_t slot = gcudai_graph_slot(g, t);
-    *is_new = slot != GCUDAI_NO_SLOT && g->hash_keys[slot] == NULL;
-    if (slot == GCUDAI_NO_SLOT || (*is_new && v->n == 2 * g->size)) {
+    *is_new = slot != GCUDAI_NONE && g->hash_keys[slot] == NULL;
+    if (slot == GCUDAI_NONE || (*is_new && v->n == 2 * g->size)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes,
             g->n_leafs, g->size);
     }
@@ -21079,7 +21412,7 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
             graph->n_nodes);
     }
     const size_t slot = gcudai_graph_slot(graph, tensor);
-    if (slot == GCUDAI_NO_SLOT) {
+    if (slot == GCUDAI_NONE) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
     }
     graph->hash_keys[slot] = tensor;
@@ -21194,7 +21527,7 @@ gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * ds
     gcudai_graph_index(dst);
     for (size_t i = 0; src->grads != NULL && dst->grads != NULL && i < src->hash_size; ++i) {
         const size_t slot = gcudai_graph_find(dst, src->hash_keys[i]);
-        if (slot != GCUDAI_NO_SLOT) {
+        if (slot != GCUDAI_NONE) {
             dst->grads[slot] = src->grads[i];
             dst->grad_accs[slot] = src->grad_accs[i];
         }
@@ -21342,7 +21675,7 @@ struct gcudai_backward {
 
 static bool gcudai_grad_wanted(const struct gcudai_backward * b, const struct gcuda_tensor * t) {
     const size_t slot = gcudai_graph_find(b->graph, t);
-    return slot != GCUDAI_NO_SLOT && b->wanted[slot];
+    return slot != GCUDAI_NONE && b->wanted[slot];
 }
 
 static bool gcudai_grad_wants(const struct gcudai_backward * b, int k) {
@@ -21374,7 +21707,7 @@ static struct gcuda_tensor * gcudai_summed(
 static void gcudai_grad_add_to(struct gcudai_backward * b, struct gcuda_tensor * src, struct gcuda_tensor * t) {
     struct gcuda_cgraph * g = b->graph;
     const size_t slot = gcudai_graph_find(g, src);
-    if (slot == GCUDAI_NO_SLOT || !b->wanted[slot] || t == NULL) {
+    if (slot == GCUDAI_NONE || !b->wanted[slot] || t == NULL) {
         return;
     }
     if (g->grads[slot] == NULL) {
@@ -21490,64 +21823,57 @@ static struct gcuda_tensor * gcudai_gelu_erf_slope(
     return gcuda_add(ctx, p, gcuda_mul(ctx, x, bell));
 }
 
-// f'(x) of a unary operation, y = f(x) where known; NULL without an error means zero everywhere.
-static struct gcuda_tensor * gcudai_unary_slope(
-    struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * x, struct gcuda_tensor * y) {
-    struct gcuda_context * ctx = b->ctx;
-    switch (op) {
-        case GCUDA_UNARY_OP_ABS: return gcuda_sgn(ctx, x);
-        case GCUDA_UNARY_OP_NEG: return gcuda_fill(ctx, x, -1.0f);
-        case GCUDA_UNARY_OP_RELU: return gcuda_step(ctx, x);
-        case GCUDA_UNARY_OP_TANH: return gcuda_scale_bias(ctx, gcuda_sqr(ctx, y), -1.0f, 1.0f);
-        case GCUDA_UNARY_OP_SIGMOID: return gcudai_logistic_slope(ctx, y);
-        case GCUDA_UNARY_OP_EXP: return y;
-        case GCUDA_UNARY_OP_EXPM1: return gcuda_scale_bias(ctx, y, 1.0f, 1.0f);
-        case GCUDA_UNARY_OP_SOFTPLUS: return gcuda_sigmoid(ctx, x);
-        case GCUDA_UNARY_OP_ELU:
-            return gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x)))); // exp(min(x, 0))
-        case GCUDA_UNARY_OP_GELU: return gcudai_gelu_slope(ctx, x);
-        case GCUDA_UNARY_OP_GELU_ERF: return gcudai_gelu_erf_slope(ctx, x, y);
-        case GCUDA_UNARY_OP_HARDSIGMOID: return gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f);
-        case GCUDA_UNARY_OP_HARDSWISH: // h(x) + x h'(x)
-            return gcuda_add(ctx, gcuda_hardsigmoid(ctx, x),
-                gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x));
-        case GCUDA_UNARY_OP_SGN:
-        case GCUDA_UNARY_OP_STEP:
-        case GCUDA_UNARY_OP_FLOOR:
-        case GCUDA_UNARY_OP_CEIL:
-        case GCUDA_UNARY_OP_ROUND:
-        case GCUDA_UNARY_OP_TRUNC: return NULL;
-        default: gcudai_grad_none(b, gcuda_unary_op_name(op)); return NULL;
+// g f'(x) of a unary operation with y = f(x), one for each line of GCUDA_UNARY_OPS. SLOPE: the expression is f'(x). CHAIN: it is g f'(x).
+// FLAT: f' is 0 almost everywhere. STUCK: f has no derivative here.
+#define GCUDAI_CHAIN(ID, expr)                                                                                                        \
+    static struct gcuda_tensor * gcudai_chain_##ID(                                                                                   \
+        struct gcudai_backward * b, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {                      \
+        struct gcuda_context * ctx = b->ctx;                                                                                          \
+        (void) g, (void) x, (void) y;                                                                                                 \
+        return (expr);                                                                                                                \
     }
-}
+#define GCUDAI_SLOPE(ID, expr) GCUDAI_CHAIN(ID, gcuda_mul(ctx, g, (expr)))
+#define GCUDAI_FLAT(ID) GCUDAI_CHAIN(ID, gcuda_fill(ctx, gcudai_packed(ctx, g), 0.0f))
+#define GCUDAI_STUCK(ID) GCUDAI_CHAIN(ID, (gcudai_grad_none(b, #ID), gcuda_fill(ctx, gcudai_packed(ctx, g), 0.0f)))
+GCUDAI_SLOPE(ABS, gcuda_sgn(ctx, x))
+GCUDAI_FLAT(SGN)
+GCUDAI_SLOPE(NEG, gcuda_fill(ctx, x, -1.0f))
+GCUDAI_FLAT(STEP)
+GCUDAI_SLOPE(TANH, gcuda_scale_bias(ctx, gcuda_sqr(ctx, y), -1.0f, 1.0f))
+GCUDAI_SLOPE(ELU, gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x))))) // exp(min(x, 0))
+GCUDAI_SLOPE(RELU, gcuda_step(ctx, x))
+GCUDAI_SLOPE(SIGMOID, gcudai_logistic_slope(ctx, y))
+GCUDAI_SLOPE(GELU, gcudai_gelu_slope(ctx, x))
+GCUDAI_CHAIN(GELU_QUICK, gcuda_silu_back(ctx, g, gcuda_scale(ctx, gcudai_packed(ctx, x), 1.702f))) // it is silu(1.702 x) / 1.702
+GCUDAI_CHAIN(SILU, gcuda_silu_back(ctx, g, gcudai_packed(ctx, x)))
+GCUDAI_SLOPE(HARDSWISH, gcuda_add(ctx, gcuda_hardsigmoid(ctx, x), // h(x) + x h'(x)
+    gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x)))
+GCUDAI_SLOPE(HARDSIGMOID, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f))
+GCUDAI_SLOPE(EXP, y)
+GCUDAI_SLOPE(EXPM1, gcuda_scale_bias(ctx, y, 1.0f, 1.0f))
+GCUDAI_SLOPE(SOFTPLUS, gcuda_sigmoid(ctx, x))
+GCUDAI_SLOPE(GELU_ERF, gcudai_gelu_erf_slope(ctx, x, y))
+GCUDAI_STUCK(XIELU)
+GCUDAI_FLAT(FLOOR)
+GCUDAI_FLAT(CEIL)
+GCUDAI_FLAT(ROUND)
+GCUDAI_FLAT(TRUNC)
 
-// g f'(x). SILU has its own operation, and gelu_quick(x) is silu(1.702 x) / 1.702.
-static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op,
-    struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
-    if (op == GCUDA_UNARY_OP_SILU) {
-        return gcuda_silu_back(b->ctx, g, gcudai_packed(b->ctx, x));
-    }
-    if (op == GCUDA_UNARY_OP_GELU_QUICK) {
-        return gcuda_silu_back(b->ctx, g, gcuda_scale(b->ctx, gcudai_packed(b->ctx, x), 1.702f));
-    }
-    struct gcuda_tensor * slope = gcudai_unary_slope(b, op, x, y);
-    return slope ? gcuda_mul(b->ctx, g, slope) : gcuda_fill(b->ctx, gcudai_packed(b->ctx, g), 0.0f);
-}
+typedef struct gcuda_tensor * (*gcudai_chain_fn)(
+    struct gcudai_backward * b, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y);
+static const gcudai_chain_fn gcudai_chains[GCUDA_UNARY_OP_COUNT] = {
+#define X(ID, value) gcudai_chain_##ID,
+    GCUDA_UNARY_OPS(X)
+#undef X
+};
 
 static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0,
-        gcudai_unary_chain(
-            b, gcuda_get_unary_op(b->node), g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node));
-}
-
-static bool gcudai_glu_act(enum gcuda_glu_op op, enum gcuda_unary_op * act) {
-    switch (op) {
-        case GCUDA_GLU_OP_REGLU: *act = GCUDA_UNARY_OP_RELU; return true;
-        case GCUDA_GLU_OP_GEGLU: *act = GCUDA_UNARY_OP_GELU; return true;
-        case GCUDA_GLU_OP_SWIGLU: *act = GCUDA_UNARY_OP_SILU; return true;
-        case GCUDA_GLU_OP_GEGLU_ERF: *act = GCUDA_UNARY_OP_GELU_ERF; return true;
-        case GCUDA_GLU_OP_GEGLU_QUICK: *act = GCUDA_UNARY_OP_GELU_QUICK; return true;
-        default: return false;
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    const enum gcuda_unary_op op = gcuda_get_unary_op(y);
+    if (op == GCUDA_UNARY_OP_COUNT) { // the caller changed it
+        gcudai_grad_none(b, gcuda_unary_op_name(op));
+    } else {
+        gcudai_grad_add(b, 0, gcudai_chains[op](b, g, y->src[0], y));
     }
 }
 
@@ -21556,9 +21882,10 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0], * w = b->node->src[1];
     const bool is_split = w != NULL, is_swapped = gcudai_param_i32(b->node, 1) != 0;
-    enum gcuda_unary_op act;
-    if (!gcudai_glu_act(gcuda_get_glu_op(b->node), &act) || (!is_split && x->ne[0] % 2 != 0)) {
-        gcudai_grad_none(b, gcuda_glu_op_name(gcuda_get_glu_op(b->node)));
+    const enum gcuda_glu_op op = gcuda_get_glu_op(b->node);
+    const enum gcuda_unary_op act = op < GCUDA_GLU_OP_COUNT ? gcudai_glu_acts[op] : GCUDA_UNARY_OP_COUNT;
+    if (act == GCUDA_UNARY_OP_COUNT || (!is_split && x->ne[0] % 2 != 0)) {
+        gcudai_grad_none(b, gcuda_glu_op_name(op));
         return;
     }
     if (!is_split) {
@@ -21570,7 +21897,7 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
                                 a->nb[3], is_swapped ? 0 : half));
     }
     struct gcuda_tensor * y = gcuda_unary(ctx, x, act);
-    struct gcuda_tensor * dx = gcudai_unary_chain(b, act, gcuda_mul(ctx, g, w), x, y), * dw = gcuda_mul(ctx, g, y);
+    struct gcuda_tensor * dx = gcudai_chains[act](b, gcuda_mul(ctx, g, w), x, y), * dw = gcuda_mul(ctx, g, y);
     if (is_split) {
         gcudai_grad_add(b, 0, dx);
         gcudai_grad_add(b, 1, dw);
@@ -21885,47 +22212,27 @@ static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor 
             gcudai_pool_padding(y, 1)));
 }
 
-// ---- the table: operations that have a derivative, and the sources it never reaches (a bit each) ----
-// clang-format off
-#define GCUDAI_GRADS(X)                                                                                               \
-    X(ADD, add, 0)               X(SUB, sub, 0)                 X(MUL, mul, 0)               X(DIV, div, 0)           \
-    X(ADD1, add1, 0)             X(SQR, sqr, 0)                 X(SQRT, sqrt, 0)             X(LOG, log, 0)           \
-    X(SIN, sin, 0)               X(COS, cos, 0)                 X(SCALE, scale, 0)           X(UNARY, unary, 0)       \
-    X(GLU, glu, 0)               X(LEAKY_RELU, leaky_relu, 0)   X(SUM, sum, 0)               X(SUM_ROWS, sum_rows, 0) \
-    X(MEAN, mean, 0)             X(REPEAT, repeat, 0)           X(REPEAT_BACK, repeat_back, 0)                        \
-    X(RESHAPE, reshape, 0)       X(DUP, reshape, 0)             X(CONT, reshape, 0)          X(CPY, reshape, 2)       \
-    X(VIEW, view, 0)             X(PERMUTE, permute, 0)         X(TRANSPOSE, transpose, 0)   X(ACC, acc, 0)           \
-    X(SET, set, 0)               X(CONCAT, concat, 0)           X(PAD, pad, 0)               X(ROLL, roll, 0)         \
-    X(GET_ROWS, get_rows, 2)     X(DIAG_MASK_INF, diag_mask, 0) X(DIAG_MASK_ZERO, diag_mask, 0)                       \
-    X(TRI, tri, 0)               X(RMS_NORM, rms_norm, 0)       X(NORM, norm, 0)             X(GROUP_NORM, group_norm, 0) \
-    X(L2_NORM, l2_norm, 0)       X(MUL_MAT, mul_mat, 0)         X(SOFT_MAX, soft_max, 0)     X(ROPE, rope, 6)         \
-    X(ROPE_BACK, rope_back, 6)   X(IM2COL, im2col, 1)           X(POOL_2D, pool_2d, 0)       X(FILL, fill, 1)         \
-    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)                X(FLASH_ATTN_EXT, flash_attn_ext, 0)
-// clang-format on
-
 static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
     (void) b;
     (void) g;
 }
 
+// ---- columns of GCUDA_OPS ----
+
 struct gcudai_grad_row {
-    enum gcuda_op op;
-    void (*grad)(struct gcudai_backward * b, struct gcuda_tensor * g);
-    unsigned cut; // sources that no gradient passes
+    void (*grad)(struct gcudai_backward * b, struct gcuda_tensor * g); // NULL: no derivative
+    unsigned stop; // sources that no gradient reaches
 };
-static const struct gcudai_grad_row gcudai_grads[] = {
-#define X(ID, name, cut) { GCUDA_OP_##ID, gcudai_##name##_grad, cut },
-    GCUDAI_GRADS(X)
+#define gcudai_none_grad NULL
+static const struct gcudai_grad_row gcudai_grads[GCUDA_OP_COUNT] = {
+    { NULL, 0 },
+#define X(ID, name, n_src, n_opt, flags, args, work, can, grad, stop, ...) { gcudai_##grad##_grad, stop },
+    GCUDA_OPS(X)
 #undef X
 };
 
 static const struct gcudai_grad_row * gcudai_grad_of(enum gcuda_op op) {
-    for (size_t i = 0; i < sizeof(gcudai_grads) / sizeof(gcudai_grads[0]); ++i) {
-        if (gcudai_grads[i].op == op) {
-            return &gcudai_grads[i];
-        }
-    }
-    return NULL;
+    return gcudai_op_row(op) != NULL && gcudai_grads[op].grad != NULL ? &gcudai_grads[op] : NULL;
 }
 
 static bool gcudai_has_gradient_type(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_F64; }
@@ -21937,7 +22244,7 @@ static gcuda_status gcudai_backward_mark(struct gcudai_backward * b, int n_nodes
         const struct gcudai_grad_row * row = gcudai_grad_of(y->op);
         bool is_wanted = (y->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->cut >> k & 1u)) &&
+            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->stop >> k & 1u)) &&
                                          gcudai_grad_wanted(b, y->src[k]));
         }
         b->wanted[gcudai_graph_find(b->graph, y)] = is_wanted && gcudai_has_gradient_type(y->type);
@@ -22058,13 +22365,13 @@ gcuda_status gcuda_build_backward_expand(
 }
 
 struct gcuda_tensor * gcuda_graph_get_grad(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node) {
-    const size_t slot = graph && graph->grads ? gcudai_graph_find(graph, node) : GCUDAI_NO_SLOT;
-    return slot != GCUDAI_NO_SLOT ? graph->grads[slot] : NULL;
+    const size_t slot = graph && graph->grads ? gcudai_graph_find(graph, node) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE ? graph->grads[slot] : NULL;
 }
 
 struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node) {
-    const size_t slot = graph && graph->grad_accs ? gcudai_graph_find(graph, node) : GCUDAI_NO_SLOT;
-    return slot != GCUDAI_NO_SLOT ? graph->grad_accs[slot] : NULL;
+    const size_t slot = graph && graph->grad_accs ? gcudai_graph_find(graph, node) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE ? graph->grad_accs[slot] : NULL;
 }
 
 gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
@@ -22136,84 +22443,6 @@ gcuda_status gcuda_graph_clip_grads(
 // >>impl-alloc   allocators
 // =====================================================================================================
 
-// ---- a map from tensors to small indices, in order of insertion ----
-
-struct gcudai_map {
-    const struct gcuda_tensor ** keys; // open addressing, a power of two
-    size_t * values;
-    size_t n, cap; // at most half full
-};
-
-static void gcudai_map_free(struct gcudai_map * m) {
-    gcudai_free(m->keys);
-    gcudai_free(m->values);
-    GCUDAI_ZERO(*m);
-}
-
-static void gcudai_map_clear(struct gcudai_map * m) {
-    m->n = 0;
-    if (m->cap > 0) {
-        memset(m->keys, 0, m->cap * sizeof(*m->keys));
-    }
-}
-
-static size_t gcudai_map_slot(const struct gcudai_map * m, const struct gcuda_tensor * t) {
-    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & (m->cap - 1);
-    while (m->keys[i] != NULL && m->keys[i] != t) {
-        i = (i + 1) & (m->cap - 1);
-    }
-    return i;
-}
-
-#define GCUDAI_NONE SIZE_MAX
-
-static size_t gcudai_map_get(const struct gcudai_map * m, const struct gcuda_tensor * t) {
-    const size_t slot = m->cap > 0 && t != NULL ? gcudai_map_slot(m, t) : GCUDAI_NONE;
-    return slot != GCUDAI_NONE && m->keys[slot] == t ? m->values[slot] : GCUDAI_NONE;
-}
-
-// Room for n tensors in all.
-static gcuda_status gcudai_map_reserve(struct gcudai_map * m, size_t n) {
-    struct gcudai_map bigger;
-    if (n <= m->cap / 2) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    GCUDAI_ZERO(bigger);
-    bigger.cap = m->cap ? m->cap : 64;
-    while (bigger.cap < 2 * n) {
-        bigger.cap *= 2;
-    }
-    bigger.keys = (const struct gcuda_tensor **) gcudai_calloc(bigger.cap, sizeof(*bigger.keys));
-    bigger.values = (size_t *) gcudai_calloc(bigger.cap, sizeof(*bigger.values));
-    if (bigger.keys == NULL || bigger.values == NULL) {
-        gcudai_map_free(&bigger);
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    for (size_t i = 0; i < m->cap; ++i) {
-        if (m->keys[i] != NULL) {
-            const size_t slot = gcudai_map_slot(&bigger, m->keys[i]);
-            bigger.keys[slot] = m->keys[i];
-            bigger.values[slot] = m->values[i];
-        }
-    }
-    bigger.n = m->n;
-    gcudai_map_free(m);
-    *m = bigger;
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Index of the tensor, which is the number of tensors before it; *index == the old n when it is new.
-static gcuda_status gcudai_map_add(struct gcudai_map * m, const struct gcuda_tensor * t, size_t * index) {
-    GCUDAI_TRY(gcudai_map_reserve(m, m->n + 1));
-    const size_t slot = gcudai_map_slot(m, t);
-    if (m->keys[slot] == NULL) {
-        m->keys[slot] = t;
-        m->values[slot] = m->n++;
-    }
-    *index = m->values[slot];
-    return GCUDA_STATUS_SUCCESS;
-}
-
 // ---- linear allocator ----
 
 struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer) {
@@ -22256,27 +22485,9 @@ struct gcudai_dyn {
     size_t alignment, max_size;
 };
 
-static gcuda_status gcudai_dyn_room(struct gcudai_dyn * d) {
-    if (d->n < d->cap) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    const size_t cap = d->cap ? d->cap * 2 : 64;
-    struct gcudai_free_block * blocks = (struct gcudai_free_block *) gcudai_calloc(cap, sizeof(*blocks));
-    if (blocks == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    if (d->n > 0) {
-        memcpy(blocks, d->blocks, d->n * sizeof(*blocks));
-    }
-    gcudai_free(d->blocks);
-    d->blocks = blocks;
-    d->cap = cap;
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
     d->n = 0;
-    GCUDAI_TRY(gcudai_dyn_room(d));
+    GCUDAI_TRY(gcudai_array_reserve(&d->blocks, &d->cap, 1, sizeof(*d->blocks)));
     d->n = 1;
     d->blocks[0].offset = 0;
     d->blocks[0].size = SIZE_MAX / 2;
@@ -22344,7 +22555,7 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
         d->blocks[i].size += size;
         return GCUDA_STATUS_SUCCESS;
     }
-    GCUDAI_TRY(gcudai_dyn_room(d));
+    GCUDAI_TRY(gcudai_array_reserve(&d->blocks, &d->cap, d->n + 1, sizeof(*d->blocks)));
     memmove(&d->blocks[i + 1], &d->blocks[i], (d->n - i) * sizeof(*d->blocks));
     d->blocks[i].offset = offset;
     d->blocks[i].size = size;
@@ -22388,7 +22599,7 @@ struct gcuda_gallocr {
     int * owner; // first entry with the same type: it holds the buffer
     gcuda_backend_buffer_t * buffers;
     struct gcudai_dyn * dyns;
-    struct gcudai_map map;
+    struct gcudai_tensor_map map;
     struct gcudai_life * lives; // by index in map
     size_t n_lives;
     struct gcudai_node_places * nodes; // the plan
@@ -22573,26 +22784,21 @@ static gcuda_status gcudai_gallocr_index(gcuda_gallocr_t g, const struct gcuda_c
     return GCUDA_STATUS_SUCCESS;
 }
 
-static uint64_t gcudai_mix(uint64_t h, uint64_t v) {
-    h = (h ^ v) * 0x9e3779b97f4a7c15u;
-    return h ^ (h >> 29);
-}
-
-static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, const struct gcuda_tensor * t) {
+static uint64_t gcudai_mix_tensor(const struct gcudai_tensor_map * map, uint64_t h, const struct gcuda_tensor * t) {
     if (t == NULL) {
-        return gcudai_mix(h, 0);
+        return gcudai_hash(h, 0);
     }
     struct gcudai_node_kind kind;
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT, &kind);
-    h = gcudai_mix(h, gcudai_map_get(map, t) + 1);
-    h = gcudai_mix(h, kind.is_view ? gcudai_map_get(map, t->view_src) + 1 : 0);
-    return gcudai_mix(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
+    h = gcudai_hash(h, gcudai_map_get(map, t) + 1);
+    h = gcudai_hash(h, kind.is_view ? gcudai_map_get(map, t->view_src) + 1 : 0);
+    return gcudai_hash(h, (uint64_t) (uint32_t) kind.op << 32 | (uint64_t) (uint32_t) kind.flags << 1 | (t->data != NULL));
 }
 
 // Hash of everything besides sizes that a plan depends on: operations, edges, flags, tensors with memory, and sources that have the
 // result's layout (those may be overwritten in place).
-static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const struct gcuda_cgraph * graph) {
-    uint64_t h = gcudai_mix((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
+static uint64_t gcudai_gallocr_structure(const struct gcudai_tensor_map * map, const struct gcuda_cgraph * graph) {
+    uint64_t h = gcudai_hash((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
     for (int i = 0; i < graph->n_leafs; ++i) {
         h = gcudai_mix_tensor(map, h, graph->leafs[i]);
     }
@@ -22601,7 +22807,7 @@ static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const st
         h = gcudai_mix_tensor(map, h, t);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             h = gcudai_mix_tensor(map, h, t->src[k]);
-            h = gcudai_mix(h, t->src[k] != NULL && gcudai_same_layout(t, t->src[k]));
+            h = gcudai_hash(h, t->src[k] != NULL && gcudai_same_layout(t, t->src[k]));
         }
     }
     return h;
@@ -22667,15 +22873,7 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
     }
     const struct gcudai_held held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
     if (!g->keeps_branches) { return gcudai_dyn_free(&g->dyns[held.buffer_id], held.offset, held.size); }
-    if (g->n_held == g->cap_held) {
-        const size_t cap = g->cap_held ? 2 * g->cap_held : 64;
-        struct gcudai_held * more = (struct gcudai_held *) gcudai_calloc(cap, sizeof(*more));
-        if (more == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-        if (g->n_held > 0) { memcpy(more, g->held, g->n_held * sizeof(*more)); }
-        gcudai_free(g->held);
-        g->held = more;
-        g->cap_held = cap;
-    }
+    GCUDAI_TRY(gcudai_array_reserve(&g->held, &g->cap_held, g->n_held + 1, sizeof(*g->held)));
     g->held[g->n_held++] = held;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22872,22 +23070,6 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Zeroed array of at least n elements, kept when it is large enough.
-static gcuda_status gcudai_grow(void ** array, size_t * cap, size_t n, size_t size) {
-    if (n > *cap) {
-        void * more = gcudai_calloc(n, size);
-        if (more == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
-        gcudai_free(*array);
-        *array = more;
-        *cap = n;
-    } else if (*array != NULL) { // always, when n > 0; gcc 14 cannot know
-        memset(*array, 0, n * size);
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids, int n) {
     for (int i = 0; ids != NULL && i < n; ++i) {
         if (ids[i] < 0 || ids[i] >= g->n_bufs) {
@@ -22901,7 +23083,6 @@ static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids,
 // Measures: lifetimes, then offsets, then the plan from them.
 static gcuda_status gcudai_gallocr_plan(
     gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids, const int * leaf_ids) {
-    void * array = NULL;
     g->has_plan = false;
     g->n_held = 0;
     g->region = 1;
@@ -22913,15 +23094,9 @@ static gcuda_status gcudai_gallocr_plan(
     }
     GCUDAI_TRY(gcudai_gallocr_check_leafs(graph));
     GCUDAI_TRY(gcudai_gallocr_index(g, graph));
-    array = g->lives;
-    GCUDAI_TRY(gcudai_grow(&array, &g->n_lives, g->map.n, sizeof(*g->lives)));
-    g->lives = (struct gcudai_life *) array;
-    array = g->nodes;
-    GCUDAI_TRY(gcudai_grow(&array, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
-    g->nodes = (struct gcudai_node_places *) array;
-    array = g->leafs;
-    GCUDAI_TRY(gcudai_grow(&array, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
-    g->leafs = (struct gcudai_place *) array;
+    GCUDAI_TRY(gcudai_array_zeroed(&g->lives, &g->n_lives, g->map.n, sizeof(*g->lives)));
+    GCUDAI_TRY(gcudai_array_zeroed(&g->nodes, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
+    GCUDAI_TRY(gcudai_array_zeroed(&g->leafs, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
     for (int i = 0; i < g->n_bufs; ++i) {
         GCUDAI_TRY(gcudai_dyn_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
     }
@@ -23024,103 +23199,6 @@ static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
     return i != GCUDAI_NONE ? &g->lives[i] : NULL;
 }
 
-static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
-    unsigned char bytes[512];
-    const size_t size = gcuda_nbytes(t);
-    *is_untouched = size > 0;
-    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
-        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
-        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
-        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Sources that are not read: the destination of a copy, and tensors that give only a shape.
-static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
-    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
-    switch (node->op) {
-        case GCUDA_OP_CPY:
-        case GCUDA_OP_SET_ROWS: return k > 0 && owner == node->view_src;
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_3D:
-        case GCUDA_OP_FILL: return k == 0;
-        default: return false;
-    }
-}
-
-// INVALID_DATA if a source of the node has not been written.
-static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const struct gcuda_tensor * src = node->src[k];
-        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
-        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
-        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
-        if (is_untouched) {
-            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
-                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
-                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
-        }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
-static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
-    struct gcudai_life * own = gcudai_check_life(node);
-    if (own != NULL) { own->is_filled = false; }
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
-        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
-        const gcuda_gallocr_t g = owner->buffer->checker;
-        const size_t at = gcudai_map_get(&g->map, node);
-        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Fills a tensor whose last reader was a copy between backends.
-static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
-    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
-    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
-}
-
-// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
-static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    char message[GCUDAI_MESSAGE_BYTES];
-    gcuda_status bad = GCUDA_STATUS_SUCCESS;
-    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
-        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
-        one.no_fusion = true;
-        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
-        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
-            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
-            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
-            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
-            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
-            if (st != GCUDA_STATUS_SUCCESS && bad == GCUDA_STATUS_SUCCESS) {
-                bad = st;
-                memcpy(message, gcudai_message, sizeof(message));
-            }
-        }
-    }
-    return bad == GCUDA_STATUS_SUCCESS ? bad : gcuda_set_last_error(bad, message);
-}
-
-// Node by node if a checking allocator placed a tensor of the graph.
-static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    bool is_checked = false;
-    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
-        const struct gcuda_tensor * t = graph->nodes[i];
-        is_checked = gcudai_check_life(t) != NULL;
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
-    }
-    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
-}
-
 static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
     if (t == NULL) {
         return GCUDA_STATUS_SUCCESS;
@@ -23191,19 +23269,7 @@ struct gcudai_buffer_list {
 
 static gcuda_status gcudai_buffer_list_add(
     struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, size_t size) {
-    if (list->n == list->cap) {
-        const size_t cap = list->cap ? list->cap * 2 : 4;
-        gcuda_backend_buffer_t * items = (gcuda_backend_buffer_t *) gcudai_calloc(cap, sizeof(*items));
-        if (items == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
-        if (list->n > 0) {
-            memcpy(items, list->items, list->n * sizeof(*items));
-        }
-        gcudai_free(list->items);
-        list->items = items;
-        list->cap = cap;
-    }
+    GCUDAI_TRY(gcudai_array_reserve(&list->items, &list->cap, list->n + 1, sizeof(*list->items)));
     list->items[list->n] = gcuda_backend_buft_alloc_buffer(buft, size);
     if (list->items[list->n] == NULL) {
         return GCUDA_STATUS_ALLOC_FAILED;
@@ -23730,6 +23796,23 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     return st;
 }
 
+struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
+    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
+        return NULL;
+    }
+    if (tensor->buffer != NULL) {
+        return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
+    }
+    if (gcuda_is_empty(tensor)) { return tensor; } // memset of NULL is undefined even for 0 bytes
+    if (gcuda_is_contiguously_allocated(tensor)) {
+        memset(tensor->data, 0, gcuda_nbytes(tensor));
+    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // the gaps belong to other tensors
+        return NULL;
+    }
+    return tensor;
+}
+
 // ---- backends ----
 
 const uint8_t * gcuda_backend_guid(gcuda_backend_t backend) { return backend ? backend->guid : NULL; }
@@ -23756,21 +23839,6 @@ size_t gcuda_backend_get_max_size(gcuda_backend_t backend) {
 }
 gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
     return backend && backend->iface.synchronize ? backend->iface.synchronize(backend) : GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    if (backend == NULL || graph == NULL) { return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph"); }
-    if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
-    return backend->iface.graph_compute(backend, graph);
-}
-
-gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    char message[GCUDAI_MESSAGE_BYTES];
-    const gcuda_status st = gcuda_backend_graph_compute_async(backend, graph);
-    if (st == GCUDA_STATUS_SUCCESS) { return gcuda_backend_synchronize(backend); }
-    memcpy(message, gcudai_message, sizeof(message));
-    (void) gcuda_backend_synchronize(backend); // part of it may run
-    return gcuda_set_last_error(st, message);  // what went wrong first says more
 }
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
@@ -23819,11 +23887,269 @@ bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor
     return gcuda_backend_dev_offload_op(gcuda_backend_get_device(backend), op);
 }
 
+// ---- events ----
+
+gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
+    gcuda_backend_event_t event = NULL;
+    if (dev == NULL || dev->iface.event_new == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
+        return NULL;
+    }
+    return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
+}
+
+void gcuda_backend_event_free(gcuda_backend_event_t event) {
+    if (event != NULL) {
+        event->device->iface.event_free(event->device, event);
+    }
+}
+
+gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_record", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_record == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
+    }
+    return backend->iface.event_record(backend, event);
+}
+
+gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
+    if (event == NULL) {
+        return gcudai_null_fail("event_synchronize", "event");
+    }
+    return event->device->iface.event_synchronize(event->device, event);
+}
+
+gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
+    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
+    if (event->device->iface.event_query == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
+    }
+    return event->device->iface.event_query(event->device, event, done);
+}
+
+gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
+    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend"); }
+    if (backend->iface.event_wait == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
+    }
+    return backend->iface.event_wait(backend, event);
+}
+
+// ---- devices ----
+
+const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_name(dev) : ""; }
+const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_description(dev) : "";
+}
+enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU;
+}
+gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
+gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_buffer_type(dev) : NULL;
+}
+gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) {
+    return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL;
+}
+bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
+    return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft);
+}
+bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op);
+}
+
+bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    if (dev == NULL || op == NULL) {
+        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
+        return false;
+    }
+    return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
+    size_t a = 0, b = 0;
+    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
+                          : gcudai_null_fail("dev_memory", "device");
+    if (free != NULL) {
+        *free = a;
+    }
+    if (total != NULL) {
+        *total = b;
+    }
+    return st;
+}
+
+gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
+    if (dev == NULL || props == NULL) {
+        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
+    }
+    memset(props, 0, sizeof(*props));
+    return dev->iface.get_props(dev, props);
+}
+
+gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
+    gcuda_backend_t backend = NULL;
+    if (dev == NULL) {
+        gcudai_null_fail("dev_init", "device");
+        return NULL;
+    }
+    return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
+}
+
+gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
+    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
+    gcuda_backend_buffer_t buffer = NULL;
+    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
+        return NULL;
+    }
+    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer
+                                                                                                             : NULL;
+}
+
+// ---- registries ----
+
+const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_name(reg) : ""; }
+size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
+
+gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
+    if (index >= gcuda_backend_reg_dev_count(reg)) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
+            (unsigned long long) gcuda_backend_reg_dev_count(reg));
+        return NULL;
+    }
+    return reg->iface.get_device(reg, index);
+}
+
+void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name) {
+    return reg && name && reg->iface.get_proc_address ? reg->iface.get_proc_address(reg, name) : NULL;
+}
+
+// How many letters the two have in common from the start. Names of devices are typed by people: "cpu" is "CPU".
+static size_t gcudai_same_letters(const char * a, const char * b) {
+    size_t i = 0;
+    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
+        ++i;
+    }
+    return i;
+}
+static bool gcudai_same_name(const char * a, const char * b) {
+    const size_t i = gcudai_same_letters(a, b);
+    return a[i] == b[i];
+}
+
+// =====================================================================================================
+// >>impl-compute   computing a graph, with memory checks if wanted; copying a graph, comparing two backends
+// =====================================================================================================
+
+// ---- checking mode, see gcuda_gallocr_set_check ----
+
+static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, bool * is_untouched) {
+    unsigned char bytes[512];
+    const size_t size = gcuda_nbytes(t);
+    *is_untouched = size > 0;
+    for (size_t at = 0; at < size && *is_untouched; at += sizeof(bytes)) {
+        const size_t n = GCUDAI_MIN(size - at, sizeof(bytes));
+        GCUDAI_TRY(gcuda_backend_tensor_get(t, bytes, at, n));
+        for (size_t i = 0; i < n; ++i) { *is_untouched = *is_untouched && bytes[i] == GCUDAI_CHECK_BYTE; }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Sources that are not read: the destination of a copy, and tensors that give only a shape.
+static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
+    const struct gcuda_tensor * src = node->src[k], * owner = src->view_src != NULL ? src->view_src : src;
+    const bool is_unread = (gcudai_op_row(node->op)->unread >> k & 1u) != 0;
+    return is_unread && (node->view_src == NULL || owner == node->view_src);
+}
+
+// INVALID_DATA if a source of the node has not been written.
+static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * src = node->src[k];
+        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
+        bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
+        if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
+        if (is_untouched) {
+            return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, node,
+                "reads %s, which holds nothing: not written since it was placed, or since its last reader in the run before "
+                "(set an input before every run; expand what writes before what reads)", gcudai_label(node, src));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After the node has been computed: its result has contents; sources of which it is the last reader are filled.
+static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
+    struct gcudai_life * own = gcudai_check_life(node);
+    if (own != NULL) { own->is_filled = false; }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
+        if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
+        const gcuda_gallocr_t g = owner->buffer->checker;
+        const size_t at = gcudai_map_get(&g->map, node);
+        if (at != GCUDAI_NONE && g->lives[at].node_at == life->dies_at) { GCUDAI_TRY(gcudai_check_fill(owner, life)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Fills a tensor whose last reader was a copy between backends.
+static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
+    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
+    return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
+}
+
+// Computes one node at a time, unfused. The first INVALID_DATA is returned at the end.
+static gcuda_status gcudai_check_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_error bad;
+    bad.status = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcuda_backend_synchronize(backend)); // copies that a scheduler has queued for this backend are read below
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        struct gcuda_cgraph one = gcudai_graph_counted_view(graph, i, i + 1);
+        const bool is_work = !gcudai_is_noop(graph->nodes[i]) && (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_COMPUTE) != 0;
+        one.no_fusion = true;
+        gcuda_status st = is_work ? gcudai_check_before(graph->nodes[i]) : GCUDA_STATUS_SUCCESS;
+        for (int step = 0; step < 3; ++step) { // the check before, the node, the check after
+            if (step == 1) { st = backend->iface.graph_compute(backend, &one); }
+            if (step == 1 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_synchronize(backend); }
+            if (step == 2) { st = is_work ? gcudai_check_after(graph->nodes[i]) : GCUDA_STATUS_SUCCESS; }
+            if (st != GCUDA_STATUS_SUCCESS && st != GCUDA_STATUS_INVALID_DATA) { return st; }
+            gcudai_error_save_first(&bad, st);
+        }
+    }
+    return gcudai_error_report(&bad);
+}
+
+// Node by node if a checking allocator placed a tensor of the graph.
+static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    bool is_checked = false;
+    for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        is_checked = gcudai_check_life(t) != NULL;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
+    }
+    return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
+}
+
+gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    if (backend == NULL || graph == NULL) { return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph"); }
+    if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
+    return backend->iface.graph_compute(backend, graph);
+}
+
+gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_error first;
+    gcudai_error_save(&first, gcuda_backend_graph_compute_async(backend, graph));
+    const gcuda_status st = gcuda_backend_synchronize(backend); // also after a failure: part of the graph may run
+    return first.status != GCUDA_STATUS_SUCCESS ? gcudai_error_report(&first) : st;
+}
+
 // ---- copying a graph, comparing two backends ----
 
 struct gcudai_copying {
     struct gcuda_backend_graph_copied out;
-    struct gcudai_map map;          // originals
+    struct gcudai_tensor_map map;          // originals
     struct gcuda_tensor ** copies;  // by index in map
     const struct gcuda_tensor ** originals;
     size_t cap_copies, cap_originals;
@@ -23845,7 +24171,6 @@ static gcuda_status gcudai_copying_enter(struct gcudai_copying * c, const struct
 }
 
 static gcuda_status gcudai_copying_collect(struct gcudai_copying * c, const struct gcuda_cgraph * graph) {
-    void * array = NULL;
     for (int i = 0; i < graph->n_leafs; ++i) {
         GCUDAI_TRY(gcudai_copying_enter(c, graph->leafs[i]));
     }
@@ -23855,11 +24180,8 @@ static gcuda_status gcudai_copying_collect(struct gcudai_copying * c, const stru
         }
         GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]));
     }
-    GCUDAI_TRY(gcudai_grow(&array, &c->cap_copies, c->map.n, sizeof(*c->copies)));
-    c->copies = (struct gcuda_tensor **) array;
-    array = NULL;
-    GCUDAI_TRY(gcudai_grow(&array, &c->cap_originals, c->map.n, sizeof(*c->originals)));
-    c->originals = (const struct gcuda_tensor **) array;
+    GCUDAI_TRY(gcudai_array_reserve(&c->copies, &c->cap_copies, c->map.n, sizeof(*c->copies)));
+    GCUDAI_TRY(gcudai_array_reserve(&c->originals, &c->cap_originals, c->map.n, sizeof(*c->originals)));
     for (size_t i = 0; i < c->map.cap; ++i) {
         if (c->map.keys[i] != NULL) {
             c->originals[c->map.values[i]] = c->map.keys[i];
@@ -24032,337 +24354,6 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     gcuda_backend_graph_copy_free(copy);
     return st;
 }
-
-// ---- events ----
-
-gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
-    gcuda_backend_event_t event = NULL;
-    if (dev == NULL || dev->iface.event_new == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
-    return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
-}
-
-void gcuda_backend_event_free(gcuda_backend_event_t event) {
-    if (event != NULL) {
-        event->device->iface.event_free(event->device, event);
-    }
-}
-
-gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
-    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_record", event == NULL ? "event" : "backend"); }
-    if (backend->iface.event_record == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
-    }
-    return backend->iface.event_record(backend, event);
-}
-
-gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
-    if (event == NULL) {
-        return gcudai_null_fail("event_synchronize", "event");
-    }
-    return event->device->iface.event_synchronize(event->device, event);
-}
-
-gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
-    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
-    if (event->device->iface.event_query == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
-    }
-    return event->device->iface.event_query(event->device, event, done);
-}
-
-gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
-    if (event == NULL || backend == NULL) { return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend"); }
-    if (backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
-    }
-    return backend->iface.event_wait(backend, event);
-}
-
-// ---- devices ----
-
-const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_name(dev) : ""; }
-const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_description(dev) : "";
-}
-enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU;
-}
-gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
-gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_buffer_type(dev) : NULL;
-}
-gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) {
-    return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL;
-}
-bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
-    return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft);
-}
-bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op);
-}
-
-bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    if (dev == NULL || op == NULL) {
-        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
-        return false;
-    }
-    return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
-}
-
-gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
-    size_t a = 0, b = 0;
-    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
-                          : gcudai_null_fail("dev_memory", "device");
-    if (free != NULL) {
-        *free = a;
-    }
-    if (total != NULL) {
-        *total = b;
-    }
-    return st;
-}
-
-gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
-    if (dev == NULL || props == NULL) {
-        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
-    }
-    memset(props, 0, sizeof(*props));
-    return dev->iface.get_props(dev, props);
-}
-
-gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
-    gcuda_backend_t backend = NULL;
-    if (dev == NULL) {
-        gcudai_null_fail("dev_init", "device");
-        return NULL;
-    }
-    return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
-}
-
-gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
-    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
-    gcuda_backend_buffer_t buffer = NULL;
-    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
-    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer
-                                                                                                             : NULL;
-}
-
-// ---- registry: the built-in CPU first, then what was registered ----
-
-const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_name(reg) : ""; }
-size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
-
-gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
-    if (index >= gcuda_backend_reg_dev_count(reg)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
-            (unsigned long long) gcuda_backend_reg_dev_count(reg));
-        return NULL;
-    }
-    return reg->iface.get_device(reg, index);
-}
-
-void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name) {
-    return reg && name && reg->iface.get_proc_address ? reg->iface.get_proc_address(reg, name) : NULL;
-}
-
-static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
-    size_t i = 0;
-    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) {
-        ++i;
-    }
-    return i;
-}
-
-gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
-    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
-            GCUDA_BACKEND_API_VERSION);
-    }
-    const size_t n_wanted = gcuda_backend_reg_count() + 8;
-    gcuda_backend_reg_t * more =
-        (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
-    gcuda_backend_reg_t * unused = more;
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
-    gcudai_mutex_lock(&gcudai_g.lock);
-    if (gcudai_reg_find(reg) == gcudai_g.n_regs) {
-        if (gcudai_g.n_regs == gcudai_g.cap_regs && more != NULL && gcudai_g.n_regs < n_wanted) {
-            if (gcudai_g.n_regs > 0) {
-                memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more));
-            }
-            unused = gcudai_g.regs;
-            gcudai_g.regs = more;
-            gcudai_g.cap_regs = n_wanted;
-        }
-        if (gcudai_g.n_regs < gcudai_g.cap_regs) {
-            gcudai_g.regs[gcudai_g.n_regs++] = reg;
-        } else {
-            st = GCUDA_STATUS_ALLOC_FAILED;
-        }
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_free(unused);
-    return st;
-}
-
-#define GCUDAI_N_BUILTIN_REGS (1 + GCUDAI_CUDA) // the CPU, and CUDA where it is built in
-
-size_t gcuda_backend_reg_count(void) {
-    gcudai_mutex_lock(&gcudai_g.lock);
-    const size_t n = gcudai_g.n_regs + GCUDAI_N_BUILTIN_REGS;
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    return n;
-}
-
-gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
-    gcuda_backend_reg_t reg = NULL;
-    if (index < GCUDAI_N_BUILTIN_REGS) {
-        return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg();
-    }
-    gcudai_mutex_lock(&gcudai_g.lock);
-    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
-        reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS];
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    if (reg == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_get: index %llu is out of range", (unsigned long long) index);
-    }
-    return reg;
-}
-
-// Names of devices are typed by people: "cpu" is "CPU".
-// How many letters the two have in common from the start.
-static size_t gcudai_same_letters(const char * a, const char * b) {
-    size_t i = 0;
-    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
-        ++i;
-    }
-    return i;
-}
-static bool gcudai_same_name(const char * a, const char * b) {
-    const size_t i = gcudai_same_letters(a, b);
-    return a[i] == b[i];
-}
-
-gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
-    for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
-        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
-        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) {
-            return reg;
-        }
-    }
-    return NULL;
-}
-
-size_t gcuda_backend_dev_count(void) {
-    size_t n = 0;
-    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
-        n += gcuda_backend_reg_dev_count(gcuda_backend_reg_get(i));
-    }
-    return n;
-}
-
-gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
-    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
-        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
-        const size_t n = gcuda_backend_reg_dev_count(reg);
-        if (index < n) {
-            return gcuda_backend_reg_dev_get(reg, index);
-        }
-        index -= n;
-    }
-    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices",
-        (unsigned long long) gcuda_backend_dev_count());
-    return NULL;
-}
-
-// Names the devices that exist, and says when the build has no CUDA backend.
-static void gcudai_no_device_fail(const char * name) {
-    char text[GCUDAI_MESSAGE_BYTES / 2];
-    struct gcudai_text out = { text, sizeof(text), 0 };
-    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
-        gcudai_append(&out, "%s%s", i > 0 ? ", " : "", gcuda_backend_dev_name(gcuda_backend_dev_get(i)));
-    }
-#if defined(GCUDA_CUDA)
-    const char * cuda = "";
-#else
-    const char * cuda = "; this build has no CUDA backend: define GCUDA_CUDA and link gcuda_kernels.cu";
-#endif
-    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'; there are: %s%s", name ? name : "(NULL)", text, cuda);
-}
-
-gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
-    for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
-        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) {
-            return dev;
-        }
-    }
-    gcudai_no_device_fail(name);
-    return NULL;
-}
-
-gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type) {
-    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
-        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && gcuda_backend_dev_type(dev) == type) {
-            return dev;
-        }
-    }
-    return NULL;
-}
-
-gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params) {
-    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_name(name);
-    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
-}
-
-gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params) {
-    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_type(type);
-    if (dev == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type);
-    }
-    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
-}
-
-gcuda_backend_t gcuda_backend_init_best(void) {
-    const gcuda_backend_dev_t gpu = gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_GPU);
-    const gcuda_backend_t backend = gpu ? gcuda_backend_dev_init(gpu, NULL) : NULL;
-    if (gpu != NULL && backend == NULL) {
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
-    }
-    return backend ? backend : gcuda_backend_cpu_init();
-}
-
-static void gcudai_cuda_unregister_all(void); // what the user has not unregistered
-static void gcudai_cublas_forget(void);        // cuBLAS handles that outlived their backends
-static void gcudai_cuda_forget(void);         // the devices found; the registry's lock is held
-
-void gcuda_shutdown(void) {
-    gcudai_cuda_unregister_all();
-    gcudai_cublas_forget();
-    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
-    gcudai_mutex_lock(&gcudai_g.lock);
-    gcuda_backend_reg_t * regs = gcudai_g.regs;
-    gcudai_g.regs = NULL;
-    gcudai_g.n_regs = gcudai_g.cap_regs = 0;
-    GCUDAI_ZERO(gcudai_g.allocator);
-    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
-    gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
-    gcudai_atomic_store_i32(&gcudai_g.cpu_features, 0);
-    gcudai_cuda_forget();
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_free(regs);
-}
-
-int64_t gcuda_time_us(void) { return gcudai_time_us(); }
-int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
 
 // =====================================================================================================
 // >>impl-cpu   CPU backend, thread pool
@@ -24756,50 +24747,6 @@ void gcuda_threadpool_resume(struct gcuda_threadpool * pool) {
 }
 
 // ---- computing a graph ----
-
-#define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
-
-struct gcudai_run {
-    gcudai_mutex lock; // guards the four below
-    const struct gcuda_tensor * bad_node;
-    int64_t bad_position, bad_value, bad_limit;
-    const struct gcuda_tensor * node; // being computed
-    gcuda_abort_callback should_stop; // NULL: never
-    void * stop_data;
-    bool is_asked_by_all;         // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
-    gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
-    gcudai_atomic_i32 is_stopped; // the callback has said so
-};
-
-// Asks the callback, one thread at a time; who comes meanwhile goes on.
-static bool gcudai_run_poll(void * user) {
-    struct gcudai_run * run = (struct gcudai_run *) user;
-    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
-        if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) { gcudai_atomic_store_i32(&run->is_stopped, 1); }
-        gcudai_atomic_store_i32(&run->is_asking, 0);
-    }
-    return gcudai_atomic_load_i32(&run->is_stopped) != 0;
-}
-
-GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
-    *spent += cost;
-    if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
-    *spent = 0.0;
-    return t->thread == 0 || t->run->is_asked_by_all ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
-}
-
-GCUDAI_UNUSED static void gcudai_bad_index(
-    const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
-    struct gcudai_run * run = t->run;
-    gcudai_mutex_lock(&run->lock);
-    if (run->bad_node == NULL || (run->bad_node == run->node && position < run->bad_position)) {
-        run->bad_node = run->node;
-        run->bad_position = position;
-        run->bad_value = value;
-        run->bad_limit = limit;
-    }
-    gcudai_mutex_unlock(&run->lock);
-}
 
 // What one call computes with.
 struct gcudai_cpu_setup {
@@ -25598,6 +25545,14 @@ static cudaError_t gcudai_cuda_query_failed(void) {
     const cudaError_t err = (cudaError_t) series->failed_query;
     series->failed_query = 0;
     return err;
+}
+
+// A failure here is an answer: its error is cleared, so that no later call reports it.
+static bool gcudai_cuda_went_well(cudaError_t err) {
+    if (err != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+    return err == cudaSuccess;
 }
 
 #define GCUDAI_CUDA_TRY(call, device, ...)                                        \
@@ -26671,25 +26626,6 @@ struct gcudai_cuda_pool {
     uint64_t generation;
 };
 
-// Grows an array that holds n items for one more.
-static gcuda_status gcudai_cuda_more(void * array, size_t * cap, size_t n, size_t item_size) {
-    void * items = NULL; // array is the address of a pointer of any type
-    if (n < *cap) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    const size_t more = *cap ? 2 * *cap : 16;
-    void * copy = gcudai_calloc(more, item_size);
-    if (copy == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    memcpy(&items, array, sizeof(items));
-    if (n > 0) { memcpy(copy, items, n * item_size); }
-    gcudai_free(items);
-    memcpy(array, &copy, sizeof(copy));
-    *cap = more;
-    return GCUDA_STATUS_SUCCESS;
-}
-
 // ---- ranges ----
 
 static size_t gcudai_cuda_range_end(const struct gcudai_cuda_range * r) {
@@ -26745,7 +26681,7 @@ static gcuda_status gcudai_cuda_range_map_now(
 
 static gcuda_status gcudai_cuda_range_map(
     struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r, size_t size, const char * what) {
-    GCUDAI_TRY(gcudai_cuda_more(&r->chunks, &r->cap_chunks, r->n_chunks, sizeof(*r->chunks)));
+    GCUDAI_TRY(gcudai_array_reserve(&r->chunks, &r->cap_chunks, r->n_chunks + 1, sizeof(*r->chunks)));
     GCUDAI_TRY(gcudai_cuda_book(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what));
     const gcuda_status st = gcudai_cuda_range_map_now(pool, r, size, what);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -26795,7 +26731,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
 
 // Takes size bytes at the front of hole i, or after the last segment.
 static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
-    GCUDAI_TRY(gcudai_cuda_more(&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)));
+    GCUDAI_TRY(gcudai_array_reserve(&r->segments, &r->cap_segments, r->n_segments + 1, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
     const size_t at = i < r->n_segments ? s->at : gcudai_cuda_range_end(r);
     if (i < r->n_segments && s->size == size) {
@@ -26830,7 +26766,7 @@ static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
 
 // A new range with room for size bytes.
 static gcuda_status gcudai_cuda_pool_reserve(struct gcudai_cuda_pool * pool, size_t size, const char * what) {
-    GCUDAI_TRY(gcudai_cuda_more(&pool->ranges, &pool->cap_ranges, pool->n_ranges, sizeof(*pool->ranges)));
+    GCUDAI_TRY(gcudai_array_reserve(&pool->ranges, &pool->cap_ranges, pool->n_ranges + 1, sizeof(*pool->ranges)));
     const size_t reserved = GCUDAI_MAX(gcudai_pad(size, pool->granularity), pool->reserve);
     gcudai_cu_ptr base = 0;
     const int err = gcudai_cuda_driver.cuMemAddressReserve(&base, reserved, 0, 0, 0);
@@ -26877,7 +26813,7 @@ static struct gcudai_cuda_block * gcudai_cuda_pool_best(struct gcudai_cuda_pool 
 
 static gcuda_status gcudai_cuda_pool_grow_block(
     struct gcudai_cuda_pool * pool, size_t size, const char * what, void ** ptr) {
-    GCUDAI_TRY(gcudai_cuda_more(&pool->blocks, &pool->cap_blocks, pool->n_blocks, sizeof(*pool->blocks)));
+    GCUDAI_TRY(gcudai_array_reserve(&pool->blocks, &pool->cap_blocks, pool->n_blocks + 1, sizeof(*pool->blocks)));
     struct gcudai_cuda_block * b = &pool->blocks[pool->n_blocks];
     GCUDAI_TRY(gcudai_cuda_take(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
     b->is_used = true;
@@ -27149,7 +27085,17 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
-enum { GCUDAI_CUDA_INDEXERS = 7 }; // operations whose kernels follow indices
+// Operations whose kernels follow indices: the index of their flag.
+#define GCUDAI_CUDA_FLAG_no(ID)
+#define GCUDAI_CUDA_FLAG_yes(ID) GCUDAI_CUDA_FLAG_##ID,
+#define GCUDAI_CUDA_FLAG_promise(ID) GCUDAI_CUDA_FLAG_##ID,
+enum {
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, ...) \
+    GCUDAI_CUDA_FLAG_##index(ID)
+    GCUDA_OPS(X)
+#undef X
+    GCUDAI_CUDA_INDEXERS
+};
 
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
 enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
@@ -27234,6 +27180,73 @@ static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
     }
 }
 
+// The error of a launch, with the node that it was for.
+static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
+    char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
+    if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
+    const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
+    if (err != cudaSuccess) { // a launcher: CUDA knows more
+        st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
+        snprintf(before, sizeof(before), "launching on %s: %s (%s)%s", cu->device->name, cudaGetErrorString(err), cudaGetErrorName(err),
+            gcudai_cuda_advice(err, cu->device->index, advice, sizeof(advice)));
+    } else {
+        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
+            st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
+    }
+    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
+}
+
+// ---- waiting for all backends ----
+
+static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while a plan is captured, one at a time
+
+static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
+}
+
+// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
+static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
+
+// Records an event after all work of the next backend that has not been asked since mark. False: no backend is left. *event NULL: there
+// is nothing to wait for. The locks keep the backend and its stream alive, and plans from being captured.
+static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
+    struct gcudai_cuda_scope scope;
+    *event = NULL;
+    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cuda * cu = gcudai_cuda_found.backends;
+    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
+    if (cu != NULL) {
+        cu->settled = mark;
+        if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
+            if (!gcudai_cuda_is_captured(cu) &&
+                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
+                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
+                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
+            }
+            gcudai_cuda_leave(&scope);
+        }
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
+    return cu != NULL;
+}
+
+// Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
+static void gcudai_cuda_settle(void) {
+    cudaEvent_t event = NULL;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const uint64_t mark = ++gcudai_cuda_found.n_settled;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    while (gcudai_cuda_settle_next(mark, &event)) {
+        if (event != NULL) {
+            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
+            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
+        }
+    }
+}
+
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: direct where a probe succeeds, else through the host
 // =====================================================================================================
@@ -27265,14 +27278,6 @@ struct gcudai_cuda_probe {
     int n_patterns;
     char reason[120];
 };
-
-// A failure here is an answer: its error is cleared, so that no later call reports it.
-static bool gcudai_cuda_went_well(cudaError_t err) {
-    if (err != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
-    return err == cudaSuccess;
-}
 
 static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
     static const char what[] = "probe of a pair of devices";
@@ -27546,11 +27551,6 @@ struct gcudai_cuda_move {
     int64_t n_columns; // of the product that it belongs to; 0: of none
 };
 
-static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
-}
-
 // During a capture CUDA refuses the calls that name both devices. These need a stream whose device can access both addresses,
 // ranges of virtual memory included.
 static cudaError_t gcudai_cuda_move_captured(const struct gcudai_cuda_move * m, cudaStream_t stream) {
@@ -27698,9 +27698,6 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Whether the backend's stream is being captured: then nothing may be allocated or waited for.
-static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
-
 // The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
 static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
     if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
@@ -27822,7 +27819,6 @@ struct gcudai_cuda_buffer {
     cudaExternalMemory_t external;   // of an import, which goes with the buffer
 };
 static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
-static void gcudai_cuda_settle(void);
 
 // cudaFree and cudaFreeHost wait for work that uses the buffer; a user's allocator may not.
 static void gcudai_cuda_give_settled(struct gcudai_cuda_piece * piece) {
@@ -28176,8 +28172,6 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
         cu->device->name, gcudai_cublas_status_name(status), status);
 }
 
-static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while a plan is captured, one at a time
-
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
         (void) gcudai_cuda_went_well(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
@@ -28355,21 +28349,6 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasSetWorkspace");
 }
 
-// The error of a launch, with the node that it was for.
-static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
-    char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
-    if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
-    const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
-    if (err != cudaSuccess) { // a launcher: CUDA knows more
-        st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
-        snprintf(before, sizeof(before), "launching on %s: %s (%s)%s", cu->device->name, cudaGetErrorString(err), cudaGetErrorName(err),
-            gcudai_cuda_advice(err, cu->device->index, advice, sizeof(advice)));
-    } else {
-        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
-            st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
-    }
-    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
-}
 
 static int gcudai_cublas_type(enum gcuda_type type) {
     return type == GCUDA_TYPE_F16    ? GCUDAI_CUDA_R_16F
@@ -29315,45 +29294,6 @@ void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int
     return s != NULL && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES ? s->parts[device].memory.ptr : NULL;
 }
 
-// An event behind all that the next backend has been given that was not asked since mark; false: there is none left. NULL:
-// it has nothing to wait for. Holding the locks keeps the backend and its stream, and plans from being captured.
-static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
-    struct gcudai_cuda_scope scope;
-    *event = NULL;
-    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
-    gcudai_mutex_lock(&gcudai_g.lock);
-    struct gcudai_cuda * cu = gcudai_cuda_found.backends;
-    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
-    if (cu != NULL) {
-        cu->settled = mark;
-        if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
-            if (!gcudai_cuda_is_captured(cu) &&
-                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
-                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
-            }
-            gcudai_cuda_leave(&scope);
-        }
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
-    return cu != NULL;
-}
-
-// Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
-static void gcudai_cuda_settle(void) {
-    cudaEvent_t event = NULL;
-    gcudai_mutex_lock(&gcudai_g.lock);
-    const uint64_t mark = ++gcudai_cuda_found.n_settled;
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    while (gcudai_cuda_settle_next(mark, &event)) {
-        if (event != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
-        }
-    }
-}
-
 // cudaFree waits for work that uses the rows; a user's allocator may not.
 static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
@@ -29653,9 +29593,9 @@ static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
 static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
-    char message[GCUDAI_MESSAGE_BYTES];
+    struct gcudai_error failure;
     bool has_sides = false;
-    memcpy(message, gcudai_message, sizeof(message));
+    gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // its message is what matters
     for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
@@ -29668,7 +29608,7 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
         }
     }
     if (has_sides) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream)); }
-    memcpy(gcudai_message, message, sizeof(message));
+    (void) gcudai_error_report(&failure);
 }
 
 // What a device that faulted says only when it is asked: the main stream does not know of it.
@@ -30190,49 +30130,8 @@ static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
 static gcuda_status gcudai_cuda_quantizer_can(const struct gcuda_tensor * y) { return gcudai_quantizer_can(y); }
 static gcuda_status gcudai_cuda_binary_can(const struct gcuda_tensor * y) { return gcudai_binary_can(y); }
 
-// The types that a switch can leave out of gcuda_kernels.cu (see GCUDAI_KERNEL_HAS).
-#define GCUDAI_KERNEL_TYPES(X)                                                                                  \
-    X(BF16) X(MXFP4) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ1_S)   \
-    X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S) X(IQ4_NL) X(IQ4_XS)
-
-// The switch that left a type's kernels out of this build; NULL: they are in it.
-static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
-    switch (type) {
-#define X(ID) case GCUDA_TYPE_##ID: return GCUDAI_KERNEL_HAS(ID) ? NULL : "GCUDA_KERNEL_NO_" #ID;
-        GCUDAI_KERNEL_TYPES(X)
-#undef X
-        default: return NULL;
-    }
-}
-
-// The switch that left out an operation; NULL: it is compiled in.
-#define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
-static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
-    switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT:
-        case GCUDA_OP_FLASH_ATTN_EXT_BACK: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_BACK:
-        case GCUDA_OP_IM2COL_3D:
-        case GCUDA_OP_CONV_2D:
-        case GCUDA_OP_CONV_2D_DW:
-        case GCUDA_OP_CONV_TRANSPOSE_1D:
-        case GCUDA_OP_CONV_TRANSPOSE_2D:
-        case GCUDA_OP_POOL_1D:
-        case GCUDA_OP_POOL_2D:
-        case GCUDA_OP_POOL_2D_BACK:
-        case GCUDA_OP_UPSCALE: GCUDAI_CUDA_LEFT_OUT(CONV);
-        case GCUDA_OP_SSM_CONV:
-        case GCUDA_OP_SSM_SCAN:
-        case GCUDA_OP_RWKV_WKV6:
-        case GCUDA_OP_GATED_LINEAR_ATTN:
-        case GCUDA_OP_RWKV_WKV7: GCUDAI_CUDA_LEFT_OUT(RECURRENT);
-        default: return NULL;
-    }
-}
-
 static gcuda_status gcudai_cuda_want_built(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    const char * name = gcudai_cuda_switch_of(t->type);
+    const char * name = gcudai_type_of(t->type)->left_out_by;
     GCUDAI_CAN(y, name == NULL, "%s left kernels for %s of %s out of this build", name, gcuda_type_name(t->type), gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
@@ -30253,119 +30152,69 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Operations with a kernel: the launcher gcuda_launch_<name>, the member <args>, the function that says which well-formed nodes are
-// refused, and whether scratch is needed. Then gcuda_<name>_scratch_bytes exists and the member has a `scratch`.
-// clang-format off
-#define GCUDAI_CUDA_OPS(X)                                               \
-    /* id                      launcher                 args                refuses   scratch */ \
-    X(DUP,                     cpy,                     cpy,                any,      no) \
-    X(CONT,                    cpy,                     cpy,                any,      no) \
-    X(CPY,                     cpy,                     cpy,                quantizer, yes) \
-    X(REPEAT,                  repeat,                  pad,                any,      no) \
-    X(REPEAT_BACK,             repeat_back,             cpy,                floats,   no) \
-    X(CONCAT,                  concat,                  concat,             any,      no) \
-    X(PAD,                     pad,                     pad,                any,      no) \
-    X(PAD_REFLECT_1D,          pad_reflect_1d,          pad_reflect_1d,     any,      no) \
-    X(ROLL,                    roll,                    pad,                any,      no) \
-    X(DIAG,                    diag,                    mask,               any,      no) \
-    X(DIAG_MASK_INF,           diag_mask_inf,           mask,               any,      no) \
-    X(DIAG_MASK_ZERO,          diag_mask_zero,          mask,               any,      no) \
-    X(TRI,                     tri,                     mask,               any,      no) \
-    X(SET,                     set,                     set,                any,      no) \
-    X(ACC,                     acc,                     set,                any,      no) \
-    X(ARANGE,                  arange,                  arange,             any,      no) \
-    X(TIMESTEP_EMBEDDING,      timestep_embedding,      timestep_embedding, any,      no) \
-    X(GET_ROWS,                get_rows,                get_rows,           any,      no) \
-    X(GET_ROWS_BACK,           get_rows_back,           get_rows,           any,      yes) \
-    X(SET_ROWS,                set_rows,                get_rows,           quantizer, yes) \
-    X(ADD,                     add,                     binary,             binary,   yes) \
-    X(SUB,                     sub,                     binary,             floats,   no) \
-    X(MUL,                     mul,                     binary,             floats,   no) \
-    X(DIV,                     div,                     binary,             floats,   no) \
-    X(ADD1,                    add,                     binary,             binary,   yes) \
-    X(ADD_ID,                  add_id,                  add_id,             any,      no) \
-    X(UNARY,                   unary,                   unary,              floats,   no) \
-    X(GLU,                     glu,                     glu,                any,      no) \
-    X(SCALE,                   scale,                   map,                floats,   no) \
-    X(SQR,                     sqr,                     map,                floats,   no) \
-    X(SQRT,                    sqrt,                    map,                floats,   no) \
-    X(SIN,                     sin,                     map,                floats,   no) \
-    X(COS,                     cos,                     map,                floats,   no) \
-    X(LOG,                     log,                     map,                floats,   no) \
-    X(CLAMP,                   clamp,                   map,                floats,   no) \
-    X(LEAKY_RELU,              leaky_relu,              map,                floats,   no) \
-    X(FILL,                    fill,                    mask,               floats,   no) \
-    X(SILU_BACK,               silu_back,               binary,             floats,   no) \
-    X(NORM,                    norm,                    norm,               any,      yes) \
-    X(RMS_NORM,                rms_norm,                norm,               any,      yes) \
-    X(L2_NORM,                 l2_norm,                 norm,               any,      yes) \
-    X(RMS_NORM_BACK,           rms_norm_back,           rms_norm_back,      any,      no) \
-    X(GROUP_NORM,              group_norm,              group_norm,         any,      yes) \
-    X(SUM,                     sum,                     sum,                floats,   yes) \
-    X(SUM_ROWS,                sum_rows,                reduce,             floats,   yes) \
-    X(MEAN,                    mean,                    reduce,             floats,   yes) \
-    X(CUMSUM,                  cumsum,                  reduce,             any,      yes) \
-    X(ARGMAX,                  argmax,                  reduce,             argmax,   no) \
-    X(COUNT_EQUAL,             count_equal,             count_equal,        any,      yes) \
-    X(SOFT_MAX,                soft_max,                soft_max,           floats,   yes) \
-    X(SOFT_MAX_BACK,           soft_max_back,           soft_max_back,      any,      no) \
-    X(ROPE,                    rope,                    rope,               any,      no) \
-    X(ROPE_BACK,               rope_back,               rope,               any,      no) \
-    X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      cross_entropy,      floats,   yes) \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
-    X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \
-    X(OPT_STEP_SGD,            opt_step_sgd,            opt_step,           any,      no) \
-    GCUDAI_KERNEL_WHEN(CONV, \
-    X(IM2COL,                  im2col,                  conv,               any,      no) \
-    X(IM2COL_BACK,             im2col_back,             conv,               any,      no) \
-    X(IM2COL_3D,               im2col_3d,               im2col_3d,          any,      no) \
-    X(CONV_2D,                 conv_2d,                 conv,               any,      yes) \
-    X(CONV_2D_DW,              conv_2d_dw,              conv,               any,      no) \
-    X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       conv_transpose,     any,      no) \
-    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       conv_transpose,     any,      yes) \
-    X(POOL_1D,                 pool_1d,                 pool,               any,      no) \
-    X(POOL_2D,                 pool_2d,                 pool,               any,      no) \
-    X(POOL_2D_BACK,            pool_2d_back,            pool,               any,      yes) \
-    X(UPSCALE,                 upscale,                 upscale,            any,      no)) \
-    GCUDAI_KERNEL_WHEN(RECURRENT, \
-    X(SSM_CONV,                ssm_conv,                ssm_conv,           any,      no) \
-    X(SSM_SCAN,                ssm_scan,                ssm_scan,           any,      yes) \
-    X(RWKV_WKV6,               rwkv_wkv6,               rwkv_wkv6,          any,      no) \
-    X(GATED_LINEAR_ATTN,       gated_linear_attn,       gated_linear_attn,  any,      no) \
-    X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no)) \
-    X(SOLVE_TRI,               solve_tri,               solve_tri,          any,      no) \
-    X(ARGSORT,                 argsort,                 sort,               any,      yes) \
-    X(TOP_K,                   top_k,                   sort,               any,      yes) \
-    X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
-    GCUDAI_KERNEL_WHEN(ATTENTION, \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      yes) \
-    X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     flash_attn_ext_back, any,     yes))
-// clang-format on
-
 // The launchers take their own struct, these take the union.
 // The second says how much scratch a node needs and where to put the pointer; NULL: no such operation needs any.
-#define GCUDAI_CUDA_SCRATCH_no(ID, name, args)
-#define GCUDAI_CUDA_SCRATCH_yes(ID, name, args)                                                                        \
+#define GCUDAI_CUDA_RUN_none(ID, name, args)
+#define GCUDAI_CUDA_RUN_own(ID, name, args)
+#define GCUDAI_CUDA_RUN_product(ID, name, args)
+#define GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                          \
+    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
+        return gcuda_launch_##name(&a->args, stream);                                                                  \
+    }
+#define GCUDAI_CUDA_RUN_scratch(ID, name, args)                                                                        \
+    GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                              \
     static void ** gcudai_cuda_scratch_##ID(union gcudai_args * a, size_t * n_bytes) {                                 \
         *n_bytes = gcuda_##name##_scratch_bytes(&a->args);                                                             \
         return &a->args.scratch;                                                                                       \
     }
-#define X(ID, name, args, can, scratch)                                                                                \
-    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
-        return gcuda_launch_##name(&a->args, stream);                                                                  \
-    }                                                                                                                  \
-    GCUDAI_CUDA_SCRATCH_##scratch(ID, name, args)
-GCUDAI_CUDA_OPS(X)
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, ...)        \
+    GCUDAI_KERNEL_WHEN(family, GCUDAI_CUDA_RUN_##launch(ID, name, args))
+GCUDA_OPS(X)
 #undef X
 
+// Where a launcher wants an operand packed, and which operands are.
+struct gcudai_cuda_pack {
+    size_t operand; // of a struct gcuda_array in the args
+    bool (*is_packed)(const struct gcuda_tensor * t);
+};
+
 struct gcudai_cuda_op {
-    enum gcuda_op op;
-    gcuda_status (*can)(const struct gcuda_tensor * y);
+    gcuda_status (*can)(const struct gcuda_tensor * y); // NULL: there is nothing to run
     gcuda_status (*run)(const union gcudai_args * args, gcuda_stream stream);
     void ** (*scratch)(union gcudai_args * args, size_t * n_bytes);
+    const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
+    // offsets of fields in the args, 0: none; the first member is never one of them
+    size_t bad_index, max_shared;
+    int index; // of its flag
+    bool is_promise;
+    struct gcudai_cuda_pack pack;
 };
-#define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
-#define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
+#define GCUDAI_CUDA_PACK_no { 0, NULL }
+#define GCUDAI_CUDA_PACK_rows { offsetof(struct gcuda_norm_args, x), gcuda_is_contiguous_rows }
+#define GCUDAI_CUDA_PACK_kernel { offsetof(struct gcuda_conv_args, kernel), gcuda_is_contiguous }
+#define GCUDAI_CUDA_INDEX_no(args) 0
+#define GCUDAI_CUDA_INDEX_yes(args) offsetof(struct gcuda_##args##_args, bad_index)
+#define GCUDAI_CUDA_INDEX_promise(args) GCUDAI_CUDA_INDEX_yes(args)
+#define GCUDAI_CUDA_FLAG_OF_no(ID) 0
+#define GCUDAI_CUDA_FLAG_OF_yes(ID) GCUDAI_CUDA_FLAG_##ID
+#define GCUDAI_CUDA_FLAG_OF_promise(ID) GCUDAI_CUDA_FLAG_##ID
+#define GCUDAI_CUDA_PROMISE_no false
+#define GCUDAI_CUDA_PROMISE_yes false
+#define GCUDAI_CUDA_PROMISE_promise true
+#define GCUDAI_CUDA_SHARED_no(args) 0
+#define GCUDAI_CUDA_SHARED_yes(args) offsetof(struct gcuda_##args##_args, max_shared)
+// can, run, scratch
+#define GCUDAI_CUDA_FNS_none(ID, name, refuses) NULL, NULL, NULL
+#define GCUDAI_CUDA_FNS_own(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_##name, NULL
+#define GCUDAI_CUDA_FNS_product(ID, name, refuses) gcudai_cuda_##refuses##_can, NULL, NULL // see gcudai_cuda_run_product
+#define GCUDAI_CUDA_FNS_plain(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, NULL
+#define GCUDAI_CUDA_FNS_scratch(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, gcudai_cuda_scratch_##ID
+// for each family and BASE: what stands in its rows if its kernels exist, else in its place
+#define GCUDAI_CUDA_FNS(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses)
+#define GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS_IF_##has(launch, ID, name, refuses)
+#define GCUDAI_CUDA_FNS_IF_1(launch, ID, name, refuses) GCUDAI_CUDA_FNS_##launch(ID, name, refuses)
+#define GCUDAI_CUDA_FNS_IF_0(launch, ID, name, refuses) NULL, NULL, NULL
+
 // Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
 // before the callback does not belong to this node.
 static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
@@ -30379,23 +30228,19 @@ static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_str
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "the CUDA callback returned %s", gcuda_status_to_string(st));
 }
 
-static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
-    { GCUDA_OP_CUSTOM, gcudai_cuda_custom_can, gcudai_cuda_custom, NULL },
-    { GCUDA_OP_MUL_MAT, gcudai_cuda_any_can, NULL, NULL }, // see gcudai_cuda_run_product
-    { GCUDA_OP_MUL_MAT_ID, gcudai_cuda_mul_mat_id_can, NULL, NULL },
-#define X(ID, name, args, can, scratch) \
-    { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID, GCUDAI_CUDA_SCRATCH_OF_##scratch(ID) },
-    GCUDAI_CUDA_OPS(X)
+static const struct gcudai_cuda_op gcudai_cuda_ops[GCUDA_OP_COUNT] = {
+    { NULL, NULL, NULL, NULL, 0, 0, 0, false, { 0, NULL } },
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, shared, pack, cut) \
+    { GCUDAI_CUDA_FNS(GCUDAI_KERNEL_HAS(family), launch, ID, name, refuses),                                                        \
+        GCUDAI_KERNEL_HAS(family) ? NULL : "GCUDA_KERNEL_NO_" #family, GCUDAI_CUDA_INDEX_##index(args),                            \
+        GCUDAI_CUDA_SHARED_##shared(args), GCUDAI_CUDA_FLAG_OF_##index(ID), GCUDAI_CUDA_PROMISE_##index, GCUDAI_CUDA_PACK_##pack },
+    GCUDA_OPS(X)
 #undef X
 };
 
+// NULL: nothing to run, or no kernel in this build.
 static const struct gcudai_cuda_op * gcudai_cuda_op_of(enum gcuda_op op) {
-    for (size_t i = 0; i < sizeof(gcudai_cuda_ops) / sizeof(gcudai_cuda_ops[0]); ++i) {
-        if (gcudai_cuda_ops[i].op == op) {
-            return &gcudai_cuda_ops[i];
-        }
-    }
-    return NULL;
+    return gcudai_op_row(op) != NULL && gcudai_cuda_ops[op].can != NULL ? &gcudai_cuda_ops[op] : NULL;
 }
 
 static const char * gcudai_cuda_whose_context(const struct gcudai_cuda_device * d) {
@@ -30421,7 +30266,7 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
-    const char * left_out = op == NULL ? gcudai_cuda_switch_of_op(y->op) : NULL;
+    const char * left_out = gcudai_cuda_ops[y->op].left_out_by;
     GCUDAI_CAN(y, left_out == NULL, "%s left this operation's kernels out of this build", left_out);
     GCUDAI_CAN(y, op != NULL, "the CUDA backend has no kernel for this operation");
     GCUDAI_TRY(gcudai_cuda_want_built(y, y));
@@ -30463,27 +30308,23 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
 static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcudai_args * args) {
-    switch (y->op) {
-        case GCUDA_OP_GET_ROWS:
-        case GCUDA_OP_GET_ROWS_BACK:
-        case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
-        case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
-        case GCUDA_OP_MUL_MAT_ID: return &args->mul_mat_id.bad_index;
-        case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
-        case GCUDA_OP_FLASH_ATTN_EXT: return gcudai_param_i32(y, 4) > 0 ? &args->flash_attn_ext.bad_index : NULL;
-        default: return NULL;
-    }
+    const struct gcudai_cuda_op * op = &gcudai_cuda_ops[y->op];
+    const bool is_none = op->bad_index == 0 || (op->is_promise && gcudai_param_i32(y, 4) <= 0);
+    return is_none ? NULL : (int32_t **) (void *) ((char *) args + op->bad_index);
 }
 
 // The flags are words, one for each of these operations, so that a message can say which of them it was.
-static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_OP_GET_ROWS, GCUDA_OP_GET_ROWS_BACK,
-    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN, GCUDA_OP_FLASH_ATTN_EXT };
+#define GCUDAI_CUDA_INDEXER_no(ID)
+#define GCUDAI_CUDA_INDEXER_yes(ID) GCUDA_OP_##ID,
+#define GCUDAI_CUDA_INDEXER_promise(ID) GCUDA_OP_##ID,
+static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = {
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, ...) \
+    GCUDAI_CUDA_INDEXER_##index(ID)
+    GCUDA_OPS(X)
+#undef X
+};
 
-static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
-    int i = 0;
-    while (i + 1 < GCUDAI_CUDA_INDEXERS && gcudai_cuda_indexers[i] != op) { ++i; }
-    return cu->bad_index + i;
-}
+static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) { return cu->bad_index + gcudai_cuda_ops[op].index; }
 
 // What synchronize says when flags were set.
 static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
@@ -30492,7 +30333,7 @@ static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
     bool has_promise = false;
     for (int i = 0; i < GCUDAI_CUDA_INDEXERS; ++i) {
         if (cu->bad_index_host[i] == 0) { continue; }
-        if (gcudai_cuda_indexers[i] == GCUDA_OP_FLASH_ATTN_EXT) {
+        if (gcudai_cuda_ops[gcudai_cuda_indexers[i]].is_promise) {
             has_promise = true;
         } else {
             gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "an index of ", gcudai_op_lower(gcudai_cuda_indexers[i]));
@@ -30522,18 +30363,8 @@ static void gcudai_nvtx_push(const struct gcuda_tensor * y);
 static void gcudai_nvtx_pop(void);
 // The kernels that may choose a variant with more shared memory than there always is, under the backend's cap.
 static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op op, union gcudai_args * args) {
-    switch (op) {
-        case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
-        case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
-        case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
-        case GCUDA_OP_FLASH_ATTN_EXT_BACK: args->flash_attn_ext_back.max_shared = cu->max_shared; break;
-        case GCUDA_OP_IM2COL:
-        case GCUDA_OP_IM2COL_BACK:
-        case GCUDA_OP_CONV_2D:
-        case GCUDA_OP_CONV_2D_DW: args->conv.max_shared = cu->max_shared; break;
-        case GCUDA_OP_CONV_TRANSPOSE_2D: args->conv_transpose.max_shared = cu->max_shared; break;
-        default: break;
-    }
+    const size_t at = gcudai_cuda_ops[op].max_shared;
+    if (at > 0) { memcpy((char *) args + at, &cu->max_shared, sizeof(cu->max_shared)); }
 }
 
 static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
@@ -30542,14 +30373,9 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
 
 // The operand that must be packed before the launch: the operation allows any strides, its kernels do not. NULL: none.
 static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
-    const struct gcuda_tensor * a = y->src[0];
-    switch (y->op) {
-        case GCUDA_OP_NORM:
-        case GCUDA_OP_RMS_NORM:
-        case GCUDA_OP_L2_NORM: return gcuda_is_contiguous_rows(a) ? NULL : &args->norm.x;
-        case GCUDA_OP_CONV_2D: return gcuda_is_contiguous(a) ? NULL : &args->conv.kernel;
-        default: return NULL;
-    }
+    const struct gcudai_cuda_pack * pack = &gcudai_cuda_ops[y->op].pack;
+    const bool is_none = pack->is_packed == NULL || pack->is_packed(y->src[0]);
+    return is_none ? NULL : (struct gcuda_array *) (void *) ((char *) args + pack->operand);
 }
 
 // gcudai_cuda_run_op with a packed copy of that operand, if it needs one.
@@ -30693,96 +30519,209 @@ struct gcudai_cuda_cut_array {
 struct gcudai_cuda_cut {
     enum gcuda_op op;
     struct { int d, n; } least; // slices along d have at least n elements, except the last
-    struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
+    double (*products)(const struct gcuda_tensor * y); // multiply-adds; NULL: memory-bound
+    const struct gcudai_cuda_turns * turns;            // NULL: nothing is sequential
+    struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL; none: the node is never cut
+};
+
+// Operations that are cut along positions or tokens.
+struct gcudai_cuda_turns {
+    double (*us)(const struct gcuda_tensor * y);           // microseconds of all steps, a lower bound for any slice: about 1.5 times those on Hopper
+    bool (*can)(const union gcudai_args * args);           // NULL: always
+    void (*prepare)(const struct gcudai_cuda_cut * cut, union gcudai_args * args); // NULL: nothing to do
+    size_t is_begun, is_open; // offsets of these fields in the args; 0: none
 };
 
 // clang-format off
-#define GCUDAI_CUT_STEPS { 0, GCUDAI_CUDA_CUT_STEP }
+#define GCUDAI_CUT_PLAIN { 0, GCUDAI_CUDA_CUT_STEP }, NULL, NULL
 #define GCUDAI_CUT(args, array, rule) { offsetof(struct gcuda_##args##_args, array), rule }
-#define GCUDAI_CUT_MAP(ID, args) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") } }
-#define GCUDAI_CUT_COPY(ID) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(cpy, y, "0#1#2#3#"), GCUDAI_CUT(cpy, x, "0#1#2#3#") } }
-#define GCUDAI_CUT_BINARY(ID) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(binary, y, "0=1=2=3="), GCUDAI_CUT(binary, a, "0=1=2=3="), \
-                                         GCUDAI_CUT(binary, b, "0%1%2%3%") } }
-#define GCUDAI_CUT_ROWS(ID, args) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") } }
-#define GCUDAI_CUT_PLANES(ID, args) \
-    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") } }
-#define GCUDAI_CUT_TRANSPOSED(ID) \
-    { GCUDA_OP_##ID, { 2, GCUDAI_CUDA_CUT_CHANNELS }, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), \
-                                                            GCUDAI_CUT(conv_transpose, x, "......3=") } }
+// The rule of each name in the column `cut` of GCUDA_OPS: least, products, turns, arrays.
+#define GCUDAI_CUT_OF_whole(args) { 0, 0 }, NULL, NULL, { { 0, NULL } }
+#define GCUDAI_CUT_OF_map(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_copy(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0#1#2#3#"), GCUDAI_CUT(args, x, "0#1#2#3#") }
+#define GCUDAI_CUT_OF_binary(args) \
+    GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, a, "0=1=2=3="), GCUDAI_CUT(args, b, "0%1%2%3%") }
+#define GCUDAI_CUT_OF_rows(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") }
+#define GCUDAI_CUT_OF_planes(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") }
+#define GCUDAI_CUT_TRANSPOSED(args, products)                                                                        \
+    { 2, GCUDAI_CUDA_CUT_CHANNELS }, products, NULL,                                                                 \
+        { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, kernel, "....2=.."), GCUDAI_CUT(args, x, "......3=") }
+#define GCUDAI_CUT_OF_conv_transpose_1d(args) GCUDAI_CUT_TRANSPOSED(args, gcudai_cuda_transposed_1d_products)
+#define GCUDAI_CUT_OF_conv_transpose_2d(args) GCUDAI_CUT_TRANSPOSED(args, gcudai_cuda_transposed_2d_products)
 
 #define GCUDAI_CUT_TOKENS(args, array) GCUDAI_CUT(args, array, "......3=2=")
 #define GCUDAI_CUT_LINEAR(args) \
     GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
 
-// Never cut, so not in the table:
+#define GCUDAI_CUT_OF_pool_2d_back(args) GCUDAI_CUT_PLAIN, {                                             \
+    GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") }
+#define GCUDAI_CUT_OF_glu(args) GCUDAI_CUT_PLAIN, {                                                  \
+    GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_add_id(args) GCUDAI_CUT_PLAIN, {                                                          \
+    GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") }
+#define GCUDAI_CUT_OF_repeat(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") }
+#define GCUDAI_CUT_OF_concat(args) GCUDAI_CUT_PLAIN, {                                                        \
+    GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_get_rows(args) GCUDAI_CUT_PLAIN, {                                                              \
+    GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") }
+#define GCUDAI_CUT_OF_get_rows_back(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") }
+#define GCUDAI_CUT_OF_set_rows(args) GCUDAI_CUT_PLAIN, {                                                              \
+    GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") }
+#define GCUDAI_CUT_OF_timestep_embedding(args) GCUDAI_CUT_PLAIN, {                                 \
+    GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") }
+#define GCUDAI_CUT_OF_rms_norm_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
+    GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") }
+#define GCUDAI_CUT_OF_group_norm(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") }
+#define GCUDAI_CUT_OF_argmax(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") }
+#define GCUDAI_CUT_OF_soft_max(args) GCUDAI_CUT_PLAIN, {                                                               \
+    GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") }
+#define GCUDAI_CUT_OF_soft_max_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
+    GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") }
+#define GCUDAI_CUT_OF_rope(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
+#define GCUDAI_CUT_OF_rope_back(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
+#define GCUDAI_CUT_OF_opt_step_adamw(args) GCUDAI_CUT_PLAIN, {                                                        \
+    GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), \
+    GCUDAI_CUT(opt_step, v, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_opt_step_sgd(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") }
+#define GCUDAI_CUT_OF_mul_mat(args) { 1, GCUDAI_CUDA_CUT_PRODUCT }, gcudai_cuda_rows_products, NULL, {           \
+    GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") }
+#define GCUDAI_CUT_OF_mul_mat_id(args) { 2, GCUDAI_CUDA_CUT_PRODUCT }, gcudai_cuda_rows_products, NULL, {                 \
+    GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), \
+    GCUDAI_CUT(mul_mat_id, ids, "....1=..") }
+#define GCUDAI_CUT_OF_out_prod(args) { 1, GCUDAI_CUDA_CUT_PRODUCT }, gcudai_cuda_out_products, NULL, {              \
+    GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") }
+#define GCUDAI_CUT_OF_flash_attn_ext(args) { 0, GCUDAI_CUDA_CUT_STEP }, gcudai_cuda_attention_products, &gcudai_cuda_attention_turns, { \
+    GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."),                                           \
+    GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="),                                        \
+    GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") }
+#define GCUDAI_CUT_OF_ssm_scan(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_scan_turns, {                         \
+    GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="),  \
+    GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), \
+    GCUDAI_CUT(ssm_scan, last, "......3=..") }
+#define GCUDAI_CUT_OF_rwkv_wkv6(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_rwkv6_turns, {                                 \
+    GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), \
+    GCUDAI_CUT_TOKENS(rwkv_wkv6, td) }
+#define GCUDAI_CUT_OF_gated_linear_attn(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_gated_turns, {                \
+    GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), \
+    GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) }
+#define GCUDAI_CUT_OF_rwkv_wkv7(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_rwkv7_turns, {                                 \
+    GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), \
+    GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) }
+#define GCUDAI_CUT_OF_im2col(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") }
+#define GCUDAI_CUT_OF_conv_2d(args) { 2, GCUDAI_CUDA_CUT_CHANNELS }, gcudai_cuda_conv_products, NULL, {      \
+    GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") }
+#define GCUDAI_CUT_OF_conv_2d_dw(args) { 0, GCUDAI_CUDA_CUT_STEP }, gcudai_cuda_conv_products, NULL, {       \
+    GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") }
+#define GCUDAI_CUT_OF_ssm_conv(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") }
+#define GCUDAI_CUT_OF_solve_tri(args) { 0, GCUDAI_CUDA_CUT_COLUMNS }, gcudai_cuda_rows_products, NULL, {               \
+    GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") }
+// clang-format on
+
+static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
+    return (struct gcuda_array *) (void *) ((char *) args + c->offset);
+}
+
+// ---- what a node costs ----
+
+// Multiply-adds: elements of the result times the length of a sum.
+static double gcudai_cuda_rows_products(const struct gcuda_tensor * y) { return (double) gcuda_nelements(y) * (double) y->src[0]->ne[0]; }
+static double gcudai_cuda_out_products(const struct gcuda_tensor * y) { return (double) gcuda_nelements(y) * (double) y->src[0]->ne[1]; }
+static double gcudai_cuda_attention_products(const struct gcuda_tensor * y) {
+    return 2.0 * (double) gcuda_nelements(y) * (double) y->src[1]->ne[1];
+}
+static double gcudai_cuda_conv_products(const struct gcuda_tensor * y) {
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
+}
+// Transposed: the part of the kernel that contributes to an element.
+static double gcudai_cuda_transposed_1d_products(const struct gcuda_tensor * y) {
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
+}
+static double gcudai_cuda_transposed_2d_products(const struct gcuda_tensor * y) {
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) /
+           pow((double) gcudai_param_i32(y, 0), 2.0);
+}
+
+static double gcudai_cuda_attention_us(const struct gcuda_tensor * y) {
+    return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
+}
+static double gcudai_cuda_scan_us(const struct gcuda_tensor * y) { return 0.2 * (double) y->src[1]->ne[2]; }
+// The last source has the states, one for each sequence.
+static double gcudai_cuda_linear_us(const struct gcuda_tensor * y) {
+    return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[gcudai_op_row(y->op)->n_src - 1]->ne[1];
+}
+
+// ---- operations that process positions or tokens sequentially ----
+
+// Whether the kernels can save the state from which the next slice continues.
+static bool gcudai_cuda_attention_can_turn(const union gcudai_args * args) { return args->flash_attn_ext.running.data != NULL; }
+static bool gcudai_cuda_scan_can_turn(const union gcudai_args * args) { // another alignment would select another kernel
+    return (uintptr_t) args->ssm_scan.s.data % 16 == (uintptr_t) args->ssm_scan.last.data % 16;
+}
+
+// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
+static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+    struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
+    struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
+    const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
+    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
+    state->ne[2] = state->ne[3] = 1;
+    state->nb[0] = sizeof(float);
+    state->nb[1] = state->nb[0] * (size_t) state->ne[0];
+    for (int k = 3; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
+        struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[k], args);
+        in->ne[2] /= n_seqs;
+        in->ne[3] = n_seqs;
+        in->nb[3] = in->nb[2] * (size_t) in->ne[2];
+    }
+    const struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[3], args);
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        y->ne[d] = in->ne[d];
+        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
+    }
+    *last = *state;
+    last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
+}
+
+static void gcudai_cuda_cut_ssm_scan(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+    struct gcuda_ssm_scan_args * p = &args->ssm_scan;
+    (void) cut;
+    p->last = p->s;
+    p->last.ne[3] = p->x.ne[3];
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        p->y.ne[d] = p->x.ne[d];
+        p->y.nb[d] = d == 0 ? sizeof(float) : p->y.nb[d - 1] * (size_t) p->y.ne[d - 1];
+    }
+    p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
+}
+
+static const struct gcudai_cuda_turns gcudai_cuda_attention_turns = { gcudai_cuda_attention_us, gcudai_cuda_attention_can_turn, NULL,
+    offsetof(struct gcuda_flash_attn_ext_args, is_begun), offsetof(struct gcuda_flash_attn_ext_args, is_open) };
+static const struct gcudai_cuda_turns gcudai_cuda_scan_turns = { gcudai_cuda_scan_us, gcudai_cuda_scan_can_turn, gcudai_cuda_cut_ssm_scan,
+    offsetof(struct gcuda_ssm_scan_args, is_begun), 0 };
+static const struct gcudai_cuda_turns gcudai_cuda_rwkv6_turns = { gcudai_cuda_linear_us, NULL, gcudai_cuda_cut_linear,
+    offsetof(struct gcuda_rwkv_wkv6_args, is_begun), 0 };
+static const struct gcudai_cuda_turns gcudai_cuda_rwkv7_turns = { gcudai_cuda_linear_us, NULL, gcudai_cuda_cut_linear,
+    offsetof(struct gcuda_rwkv_wkv7_args, is_begun), 0 };
+static const struct gcudai_cuda_turns gcudai_cuda_gated_turns = { gcudai_cuda_linear_us, NULL, gcudai_cuda_cut_linear,
+    offsetof(struct gcuda_gated_linear_attn_args, is_begun), 0 };
+
+// Rows with the rule `whole`, and products with weights split over devices, are never cut:
 //   SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative   one sum over all elements
 //   SET, ACC                                                  a region inside a copy
 //   ARANGE, ROLL, REPEAT_BACK                                 elements depend on their index
 //   FLASH_ATTN_EXT_BACK                                       its results are one row
 //   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
-//   CUSTOM, and products with weights split over devices
-static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
-    GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
-    GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
-    GCUDAI_CUT_BINARY(ADD1), GCUDAI_CUT_BINARY(SILU_BACK),
-    GCUDAI_CUT_MAP(SCALE, map), GCUDAI_CUT_MAP(SQR, map), GCUDAI_CUT_MAP(SQRT, map), GCUDAI_CUT_MAP(SIN, map),
-    GCUDAI_CUT_MAP(COS, map), GCUDAI_CUT_MAP(LOG, map), GCUDAI_CUT_MAP(CLAMP, map), GCUDAI_CUT_MAP(LEAKY_RELU, map),
-    GCUDAI_CUT_MAP(UNARY, unary), GCUDAI_CUT_MAP(FILL, mask), GCUDAI_CUT_MAP(PAD, pad),
-    GCUDAI_CUT_ROWS(NORM, norm), GCUDAI_CUT_ROWS(RMS_NORM, norm), GCUDAI_CUT_ROWS(L2_NORM, norm),
-    GCUDAI_CUT_ROWS(SUM_ROWS, reduce), GCUDAI_CUT_ROWS(MEAN, reduce), GCUDAI_CUT_ROWS(CUMSUM, reduce),
-    GCUDAI_CUT_ROWS(ARGSORT, sort), GCUDAI_CUT_ROWS(TOP_K, sort), GCUDAI_CUT_ROWS(PAD_REFLECT_1D, pad_reflect_1d),
-    GCUDAI_CUT_PLANES(DIAG_MASK_INF, mask), GCUDAI_CUT_PLANES(DIAG_MASK_ZERO, mask), GCUDAI_CUT_PLANES(TRI, mask),
-    GCUDAI_CUT_PLANES(DIAG, mask), GCUDAI_CUT_PLANES(UPSCALE, upscale), GCUDAI_CUT_PLANES(POOL_1D, pool),
-    GCUDAI_CUT_PLANES(POOL_2D, pool), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_1D), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_2D),
-    { GCUDA_OP_POOL_2D_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") } },
-    { GCUDA_OP_GLU, GCUDAI_CUT_STEPS, { GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") } },
-    { GCUDA_OP_ADD_ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") } },
-    { GCUDA_OP_REPEAT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") } },
-    { GCUDA_OP_CONCAT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") } },
-    { GCUDA_OP_GET_ROWS, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") } },
-    { GCUDA_OP_GET_ROWS_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") } },
-    { GCUDA_OP_SET_ROWS, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") } },
-    { GCUDA_OP_TIMESTEP_EMBEDDING, GCUDAI_CUT_STEPS, { GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") } },
-    { GCUDA_OP_RMS_NORM_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") } },
-    { GCUDA_OP_GROUP_NORM, GCUDAI_CUT_STEPS, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") } },
-    { GCUDA_OP_ARGMAX, GCUDAI_CUT_STEPS, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") } },
-    { GCUDA_OP_SOFT_MAX, GCUDAI_CUT_STEPS, { GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") } },
-    { GCUDA_OP_SOFT_MAX_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") } },
-    { GCUDA_OP_ROPE, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
-    { GCUDA_OP_ROPE_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
-    { GCUDA_OP_OPT_STEP_ADAMW, GCUDAI_CUT_STEPS, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), GCUDAI_CUT(opt_step, v, "0=1=2=3=") } },
-    { GCUDA_OP_OPT_STEP_SGD, GCUDAI_CUT_STEPS, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") } },
-    { GCUDA_OP_MUL_MAT, { 1, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") } },
-    { GCUDA_OP_MUL_MAT_ID, { 2, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), GCUDAI_CUT(mul_mat_id, ids, "....1=..") } },
-    { GCUDA_OP_OUT_PROD, { 1, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") } },
-    { GCUDA_OP_FLASH_ATTN_EXT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="), GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") } },
-    { GCUDA_OP_SSM_SCAN, GCUDAI_CUT_STEPS, { GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="), GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), GCUDAI_CUT(ssm_scan, last, "......3=..") } },
-    { GCUDA_OP_RWKV_WKV6, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), GCUDAI_CUT_TOKENS(rwkv_wkv6, td) } },
-    { GCUDA_OP_GATED_LINEAR_ATTN, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) } },
-    { GCUDA_OP_RWKV_WKV7, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) } },
-    { GCUDA_OP_IM2COL, GCUDAI_CUT_STEPS, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
-    { GCUDA_OP_CONV_2D, { 2, GCUDAI_CUDA_CUT_CHANNELS }, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
-    { GCUDA_OP_CONV_2D_DW, GCUDAI_CUT_STEPS, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
-    { GCUDA_OP_SSM_CONV, GCUDAI_CUT_STEPS, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
-    { GCUDA_OP_SOLVE_TRI, { 0, GCUDAI_CUDA_CUT_COLUMNS }, { GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") } },
+//   CUSTOM                                                    the caller's kernels
+static const struct gcudai_cuda_cut gcudai_cuda_cuts[GCUDA_OP_COUNT] = {
+    { GCUDA_OP_NONE, GCUDAI_CUT_OF_whole(none) },
+#define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, shared, pack, cut) \
+    { GCUDA_OP_##ID, GCUDAI_CUT_OF_##cut(args) },
+    GCUDA_OPS(X)
+#undef X
 };
-// clang-format on
 
 static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
-    for (size_t i = 0; i < sizeof(gcudai_cuda_cuts) / sizeof(gcudai_cuda_cuts[0]); ++i) {
-        if (gcudai_cuda_cuts[i].op == op) {
-            return &gcudai_cuda_cuts[i];
-        }
-    }
-    return NULL;
-}
-
-static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
-    return (struct gcuda_array *) (void *) ((char *) args + c->offset);
+    return gcudai_cuda_cuts[op].arrays[0].rule != NULL ? &gcudai_cuda_cuts[op] : NULL;
 }
 
 // An array's rule along dimension d. Most operations process nothing sequentially: their rules end before CUT_TURN.
@@ -30798,14 +30737,6 @@ static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gc
         if (rule[1] == '=' && a->data != NULL) { return a->ne[rule[0] - '0']; }
     }
     return d == GCUDAI_CUDA_CUT_TURN ? 0 : gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
-}
-
-// Whether the kernels can save the state from which the next slice continues.
-static bool gcudai_cuda_can_turn(const struct gcudai_cuda_cut * cut, const union gcudai_args * args) {
-    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // another alignment would select another kernel
-    return cut->op == GCUDA_OP_FLASH_ATTN_EXT ? args->flash_attn_ext.running.data != NULL
-           : cut->op == GCUDA_OP_SSM_SCAN     ? (uintptr_t) p->s.data % 16 == (uintptr_t) p->last.data % 16
-                                              : true;
 }
 
 enum gcudai_cuda_cuttable { GCUDAI_CUDA_CUT_STOP, GCUDAI_CUDA_CUT_NO, GCUDAI_CUDA_CUT_YES };
@@ -30828,7 +30759,8 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     enum gcudai_cuda_cuttable can = GCUDAI_CUDA_CUT_YES;
-    if (d == GCUDAI_CUDA_CUT_TURN && (n < 2 * GCUDAI_CUDA_CUT_TURNS || !gcudai_cuda_can_turn(cut, args))) { return GCUDAI_CUDA_CUT_NO; }
+    const bool can_turn = cut->turns == NULL || cut->turns->can == NULL || cut->turns->can(args);
+    if (d == GCUDAI_CUDA_CUT_TURN && (n < 2 * GCUDAI_CUDA_CUT_TURNS || !can_turn)) { return GCUDAI_CUDA_CUT_NO; }
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         if (a->data != NULL) {
@@ -30860,17 +30792,9 @@ static int64_t gcudai_cuda_cut_step(
     return d == GCUDAI_CUDA_CUT_TURN && n - at - want < GCUDAI_CUDA_CUT_TURNS ? n - at : want;
 }
 
-static void gcudai_cuda_cut_turn(enum gcuda_op op, union gcudai_args * args, bool is_begun, bool is_open) {
-    switch (op) {
-        case GCUDA_OP_FLASH_ATTN_EXT:
-            args->flash_attn_ext.is_begun = is_begun;
-            args->flash_attn_ext.is_open = is_open;
-            break;
-        case GCUDA_OP_SSM_SCAN: args->ssm_scan.is_begun = is_begun; break;
-        case GCUDA_OP_RWKV_WKV6: args->rwkv_wkv6.is_begun = is_begun; break;
-        case GCUDA_OP_RWKV_WKV7: args->rwkv_wkv7.is_begun = is_begun; break;
-        default: args->gated_linear_attn.is_begun = is_begun; break;
-    }
+static void gcudai_cuda_cut_turn(const struct gcudai_cuda_turns * turns, union gcudai_args * args, bool is_begun, bool is_open) {
+    if (turns->is_begun > 0) { memcpy((char *) args + turns->is_begun, &is_begun, sizeof(is_begun)); }
+    if (turns->is_open > 0) { memcpy((char *) args + turns->is_open, &is_open, sizeof(is_open)); }
 }
 
 // Changes args to those of the slice [at, at + step) of dimension d.
@@ -30890,82 +30814,7 @@ static void gcudai_cuda_cut_slice(
         a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
         a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
     }
-    if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->op, args, at > 0, at + step < n); }
-}
-
-// Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
-static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
-    struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
-    struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
-    const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
-    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
-    state->ne[2] = state->ne[3] = 1;
-    state->nb[0] = sizeof(float);
-    state->nb[1] = state->nb[0] * (size_t) state->ne[0];
-    for (int k = 3; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
-        struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[k], args);
-        in->ne[2] /= n_seqs;
-        in->ne[3] = n_seqs;
-        in->nb[3] = in->nb[2] * (size_t) in->ne[2];
-    }
-    const struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[3], args);
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        y->ne[d] = in->ne[d];
-        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
-    }
-    *last = *state;
-    last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
-}
-
-static void gcudai_cuda_cut_ssm_scan(struct gcuda_ssm_scan_args * p) {
-    p->last = p->s;
-    p->last.ne[3] = p->x.ne[3];
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        p->y.ne[d] = p->x.ne[d];
-        p->y.nb[d] = d == 0 ? sizeof(float) : p->y.nb[d - 1] * (size_t) p->y.ne[d - 1];
-    }
-    p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
-}
-
-// Describes each of several results in one tensor as a separate array.
-static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
-    if (cut->op == GCUDA_OP_SSM_SCAN) { gcudai_cuda_cut_ssm_scan(&args->ssm_scan); }
-    if (cut->op == GCUDA_OP_RWKV_WKV6 || cut->op == GCUDA_OP_RWKV_WKV7 || cut->op == GCUDA_OP_GATED_LINEAR_ATTN) {
-        gcudai_cuda_cut_linear(cut, args);
-    }
-}
-
-// ---- what a node costs ----
-
-// Multiply-adds of a product or a convolution; 0 for memory-bound operations.
-static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
-    const double n = (double) gcuda_nelements(y);
-    switch (y->op) {
-        case GCUDA_OP_MUL_MAT:
-        case GCUDA_OP_MUL_MAT_ID:
-        case GCUDA_OP_SOLVE_TRI: return n * (double) y->src[0]->ne[0];
-        case GCUDA_OP_OUT_PROD: return n * (double) y->src[0]->ne[1];
-        case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
-        case GCUDA_OP_CONV_2D:
-        case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
-        case GCUDA_OP_CONV_TRANSPOSE_1D: // the part of the kernel that contributes to an element
-            return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
-        case GCUDA_OP_CONV_TRANSPOSE_2D:
-            return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) / pow((double) gcudai_param_i32(y, 0), 2.0);
-        default: return 0.0;
-    }
-}
-
-// Microseconds of the sequential steps over positions or tokens, a lower bound for any slice: about 1.5 times those on Hopper.
-static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
-    switch (y->op) {
-        case GCUDA_OP_FLASH_ATTN_EXT: return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
-        case GCUDA_OP_SSM_SCAN: return 0.2 * (double) y->src[1]->ne[2];
-        case GCUDA_OP_RWKV_WKV6: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[5]->ne[1];
-        case GCUDA_OP_RWKV_WKV7: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[6]->ne[1];
-        case GCUDA_OP_GATED_LINEAR_ATTN: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[4]->ne[1];
-        default: return 0.0;
-    }
+    if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->turns, args, at > 0, at + step < n); }
 }
 
 // Estimated microseconds until the operation has been measured. Assumes a slow device: per SM 5 GB/s and 4 billion multiply-adds
@@ -30975,8 +30824,10 @@ static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcud
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0;
     }
-    const double us = n_bytes / (5e3 * cu->device->n_sm) + gcudai_cuda_products_of(y) / (4e3 * cu->device->n_sm);
-    const double turns_us = gcudai_cuda_turns_us(y);
+    const struct gcudai_cuda_cut * cut = &gcudai_cuda_cuts[y->op];
+    const double products = cut->products != NULL ? cut->products(y) : 0.0;
+    const double us = n_bytes / (5e3 * cu->device->n_sm) + products / (4e3 * cu->device->n_sm);
+    const double turns_us = cut->turns != NULL ? cut->turns->us(y) : 0.0;
     return GCUDAI_MAX(us, turns_us);
 }
 
@@ -31143,7 +30994,7 @@ static gcuda_status gcudai_cuda_run_chunked(
     if (is_attention) { GCUDAI_TRY(gcudai_cuda_plan_attention(args, &is_plain)); }
     if (!is_plain) { guess *= 0.01; } // about a hundred times as fast as the plain path
     if (cut == NULL || gcudai_cuda_cost(cu, y, guess) <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, guess); }
-    gcudai_cuda_cut_prepare(cut, args);
+    if (cut->turns != NULL && cut->turns->prepare != NULL) { cut->turns->prepare(cut, args); }
     return is_attention && is_plain ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
                                     : gcudai_cuda_run_sliced(cu, y, cut, args, guess, is_plain ? GCUDAI_CUDA_CUT_TURN : 3);
 }
@@ -31203,27 +31054,15 @@ struct gcudai_cuda_seen {
     struct gcudai_cuda_mm_choice choice; // of a product that runs on one device; made with the plan
 };
 
-struct gcudai_cuda_index { // of tensors, by address
-    const struct gcuda_tensor ** keys;
-    int32_t * at;
-    size_t mask;
-};
-
 // The tensors of a graph: its nodes in their order, then whatever else they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
     uint64_t hash;  // of all shapes, and of that
-    struct gcudai_cuda_index index; // of a slice; else without keys
+    struct gcudai_tensor_map index; // of a slice; else without keys
     uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
-
-static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
-    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & x->mask;
-    while (x->keys[i] != NULL && x->keys[i] != t) { i = (i + 1) & x->mask; }
-    return i;
-}
 
 static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
     size_t mixed = (size_t) (uintptr_t) t->extra;
@@ -31260,35 +31099,34 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
     uint64_t words[sizeof(fixed) / sizeof(uint64_t)];
     memcpy(words, &fixed, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
-        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
-        hash ^= hash >> 32;
+        hash = gcudai_hash(hash, words[i]);
     }
     return hash;
 }
 
 static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     gcudai_free(look->seen);
-    gcudai_free((void *) look->index.keys);
+    gcudai_map_free(&look->index);
     GCUDAI_ZERO(*look);
 }
 
 // Numbers the nodes, then the other sources as they come.
-static int gcudai_cuda_index_fill(struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
+static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
     int n = graph->n_nodes;
     for (int i = 0; i < graph->n_nodes; ++i) {
-        const size_t slot = gcudai_cuda_index_slot(x, graph->nodes[i]);
+        const size_t slot = gcudai_map_slot(x, graph->nodes[i]);
         if (x->keys[slot] == NULL) {
             x->keys[slot] = graph->nodes[i];
-            x->at[slot] = i;
+            x->values[slot] = i;
         }
     }
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = graph->nodes[i]->src[k];
-            const size_t slot = src != NULL ? gcudai_cuda_index_slot(x, src) : 0;
+            const size_t slot = src != NULL ? gcudai_map_slot(x, src) : 0;
             if (src != NULL && x->keys[slot] == NULL) {
                 x->keys[slot] = src;
-                x->at[slot] = n++;
+                x->values[slot] = n++;
             }
         }
     }
@@ -31308,16 +31146,16 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
 }
 
 // The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
-static void gcudai_cuda_used_nodes(const struct gcudai_cuda_index * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
+static void gcudai_cuda_used_nodes(const struct gcudai_tensor_map * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
-        const size_t slot = read[k] != NULL ? gcudai_cuda_index_slot(x, read[k]) : 0;
-        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->at[slot] < n_nodes;
-        used[k] = is_node ? x->at[slot] : -1;
+        const size_t slot = read[k] != NULL ? gcudai_map_slot(x, read[k]) : 0;
+        const bool is_node = read[k] != NULL && x->keys[slot] != NULL && x->values[slot] < n_nodes;
+        used[k] = is_node ? x->values[slot] : -1;
     }
 }
 
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_tensor * t) {
     int32_t used[2];
     gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
     for (int k = 0; k < 2; ++k) {
@@ -31331,7 +31169,7 @@ static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
 }
 
 // Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
-static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -31339,27 +31177,27 @@ static uint64_t gcudai_cuda_readers(const struct gcudai_cuda_index * x, const st
             const struct gcuda_tensor * src = graph->nodes[i]->src[k];
             if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
             if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
-            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? (hash + (uint64_t) used[j] + 1) * 0x9e3779b97f4a7c15u : hash; }
+            for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? gcudai_hash(hash, (uint64_t) used[j] + 1) : hash; }
         }
     }
     return hash;
 }
 
 static void gcudai_cuda_look_fill(
-    struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
-    for (size_t slot = 0; slot <= x->mask; ++slot) {
-        if (x->keys[slot] != NULL) { look->seen[x->at[slot]].tensor = x->keys[slot]; }
+    struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
+    for (size_t slot = 0; slot < x->cap; ++slot) {
+        if (x->keys[slot] != NULL) { look->seen[x->values[slot]].tensor = x->keys[slot]; }
     }
     for (int i = 0; i < look->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
         s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NO_SLOT;
-        s->n_counted = s->counted_at != GCUDAI_NO_SLOT ? graph->use_counts[s->counted_at] : 0;
+        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
+        s->n_counted = s->counted_at != GCUDAI_NONE ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
-            s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
+            s->shape.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
             if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
         }
     }
@@ -31372,17 +31210,14 @@ static void gcudai_cuda_look_fill(
 }
 
 static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
-    struct gcudai_cuda_index x;
-    size_t n = (size_t) graph->n_nodes, cap = 64;
+    struct gcudai_tensor_map x;
+    size_t n = (size_t) graph->n_nodes;
     GCUDAI_ZERO(*look);
+    GCUDAI_ZERO(x);
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) { n += graph->nodes[i]->src[k] != NULL; }
     }
-    while (cap < 2 * n) { cap *= 2; }
-    x.mask = cap - 1;
-    x.keys = (const struct gcuda_tensor **) gcudai_calloc(cap, sizeof(*x.keys) + sizeof(*x.at));
-    if (x.keys == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    x.at = (int32_t *) (void *) (x.keys + cap);
+    GCUDAI_TRY(gcudai_map_reserve(&x, n));
     look->n_nodes = graph->n_nodes;
     look->n_seen = gcudai_cuda_index_fill(&x, graph);
     look->no_fusion = graph->no_fusion;
@@ -31392,7 +31227,7 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
         look->index = x;
     } else {
-        gcudai_free((void *) x.keys);
+        gcudai_map_free(&x);
     }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
@@ -31537,6 +31372,7 @@ union gcudai_cuda_fused {
     union gcudai_args op;
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
+    struct gcuda_norm_product_args norm_product; // begins with norm_mul
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
     struct gcudai_cuda_products products;
@@ -31554,6 +31390,7 @@ union gcudai_cuda_fused {
 enum gcudai_cuda_pattern_kind {
     GCUDAI_CUDA_FUSED_OTHER,
     GCUDAI_CUDA_FUSED_NORM,    // args.norm_mul, which may leave its result in a layout of products
+    GCUDAI_CUDA_FUSED_NORM_PRODUCT, // args.norm_product, whose norm writes floats
     GCUDAI_CUDA_FUSED_PRODUCTS // args.products
 };
 
@@ -32418,14 +32255,9 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
 
 // The gated activation that equals this activation for a gate of 1.
 static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
-    switch (op) {
-        case GCUDA_UNARY_OP_RELU: return GCUDA_GLU_OP_REGLU;
-        case GCUDA_UNARY_OP_GELU: return GCUDA_GLU_OP_GEGLU;
-        case GCUDA_UNARY_OP_SILU: return GCUDA_GLU_OP_SWIGLU;
-        case GCUDA_UNARY_OP_GELU_ERF: return GCUDA_GLU_OP_GEGLU_ERF;
-        case GCUDA_UNARY_OP_GELU_QUICK: return GCUDA_GLU_OP_GEGLU_QUICK;
-        default: return GCUDA_GLU_OP_COUNT;
-    }
+    int gate = 0;
+    while (gate < GCUDA_GLU_OP_COUNT && (gcudai_glu_acts[gate] != op || op == GCUDA_UNARY_OP_COUNT)) { ++gate; }
+    return (enum gcuda_glu_op) gate;
 }
 
 // The next node, if it is a later step of the epilogue.
@@ -32553,14 +32385,36 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
     return gcuda_launch_mul_mat(&job, stream);
 }
 
-// ---- products of the same few columns: queries, keys and values ----
-
+// ---- the norm of one row and a product of its result with few rows of floats: a router ----
 // One matrix of weights, and one of columns.
 static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) || !gcudai_cuda_is_product(w, i)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
     return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
 }
+
+static int gcudai_cuda_match_norm_product(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_norm_product_args * p = &args->norm_product; // its norm is args->norm_mul
+    struct gcudai_cuda_sums s;
+    int n = gcudai_cuda_match_add_rms_norm_mul(w, args);
+    if (n == 0) { n = gcudai_cuda_match_rms_norm_mul(w, args); }
+    const struct gcuda_tensor * norm = n > 0 ? w->node[n - 1] : NULL, * y = n > 0 && n < w->n ? w->node[n] : NULL;
+    if (y == NULL || !gcudai_cuda_is_single(w, n) || y->src[1] != norm || y->src[0]->type != GCUDA_TYPE_F32 || y->ne[1] != 1) { return 0; }
+    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, n);
+    const struct gcuda_tensor * sum = p->norm.sum.data != NULL ? w->node[0] : NULL;
+    bool may = !gcudai_cuda_match_sums(&rest, &s) && gcudai_cuda_may_write(w, n + 1, norm, false) && gcudai_cuda_may_write(w, n + 1, y, false) &&
+               !gcudai_cuda_overlap(norm, y);
+    if (sum != NULL) { may = may && gcudai_cuda_may_write(w, n + 1, sum, false) && !gcudai_cuda_overlap(sum, y); }
+    p->a = gcudai_array(y->src[0]);
+    p->y = gcudai_array(y);
+    return may && gcuda_norm_product_takes(p) ? n + 1 : 0;
+}
+
+static gcuda_status gcudai_cuda_run_norm_product(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_norm_product(&args->norm_product, stream);
+}
+
+// ---- products of the same few columns: queries, keys and values ----
 
 // The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
 static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
@@ -32765,6 +32619,8 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
         GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
     { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL,
         GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "norm + router", gcudai_cuda_match_norm_product, gcudai_cuda_run_norm_product, NULL,
+        GCUDAI_CUDA_FUSED_NORM_PRODUCT, { GCUDA_OP_ADD, GCUDA_OP_RMS_NORM, GCUDA_OP_NONE } },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
         GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
@@ -33174,7 +33030,7 @@ struct gcudai_cuda_region {
 };
 
 static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct gcuda_tensor * t, bool is_written) {
-    if (gcudai_cuda_more(&r->uses, &r->cap_uses, r->n_uses, sizeof(*r->uses)) != GCUDA_STATUS_SUCCESS) { return false; }
+    if (gcudai_array_reserve(&r->uses, &r->cap_uses, r->n_uses + 1, sizeof(*r->uses)) != GCUDA_STATUS_SUCCESS) { return false; }
     struct gcudai_cuda_use * use = &r->uses[r->n_uses++];
     use->low = (uintptr_t) t->data;
     use->high = use->low + gcuda_nbytes(t);
@@ -33330,7 +33186,7 @@ static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struc
     }
     struct gcudai_cuda_plans * p = &cu->plans;
     for (; p->n_events < (size_t) plan->n_events; p->n_events++) {
-        GCUDAI_TRY(gcudai_cuda_more(&p->events, &p->cap_events, p->n_events, sizeof(*p->events)));
+        GCUDAI_TRY(gcudai_array_reserve(&p->events, &p->cap_events, p->n_events + 1, sizeof(*p->events)));
         GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&p->events[p->n_events], cudaEventDisableTiming), cu->device->index, "making an event");
     }
     return GCUDA_STATUS_SUCCESS;
@@ -33420,7 +33276,8 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
 // What the step's launch may read early because of node t; NULL: nothing.
 static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
     if (gcudai_is_product(t->op)) { return t->src[0]; }
-    if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
+    const bool has_norm = s->pattern != NULL && (s->pattern->kind == GCUDAI_CUDA_FUSED_NORM || s->pattern->kind == GCUDAI_CUDA_FUSED_NORM_PRODUCT);
+    if (!has_norm || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
     const struct gcuda_norm_mul_args * p = &s->args.norm_mul;
     return t->src[0]->data == p->w.data || t->src[0]->data == p->b.data   ? t->src[0]
            : t->src[1]->data == p->w.data || t->src[1]->data == p->b.data ? t->src[1]
@@ -33745,7 +33602,7 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->next_order = plan->order + look->n_nodes;
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
     plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
-    if (look->index.keys != NULL) { plan->n_bytes += (look->index.mask + 1) * (sizeof(*look->index.keys) + sizeof(*look->index.at)); }
+    plan->n_bytes += look->index.cap * (sizeof(*look->index.keys) + sizeof(*look->index.values));
     gcudai_cuda_plan_choose(cu, &plan->look, true);
     gcudai_cuda_plan_steps(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -35722,6 +35579,7 @@ struct gcudai_cuda_profile {
     double start_us; // of the last graph, since begin
     struct gcuda_cuda_profile_record * records;
     size_t n, cap, n_pending; // records; the last n_pending have no times yet
+    size_t cap_events;
 };
 
 static bool gcudai_cuda_profile_is_busy(const struct gcudai_cuda * cu) {
@@ -35789,28 +35647,11 @@ static gcuda_status gcudai_cuda_profile_resolve(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_profile_reserve_events(struct gcudai_cuda * cu, int n_nodes) {
     struct gcudai_cuda_profile * p = cu->profile;
     if (p->n_events >= 2 * n_nodes) { return GCUDA_STATUS_SUCCESS; }
-    cudaEvent_t * events = (cudaEvent_t *) gcudai_calloc((size_t) n_nodes, 2 * sizeof(*events));
-    if (events == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    if (p->n_events > 0) { memcpy(events, p->events, (size_t) p->n_events * sizeof(*events)); }
-    gcudai_free(p->events);
-    p->events = events;
+    GCUDAI_TRY(gcudai_array_reserve(&p->events, &p->cap_events, 2 * (size_t) n_nodes, sizeof(*p->events)));
     for (; p->n_events < 2 * n_nodes; p->n_events++) {
         GCUDAI_TRY(gcudai_cuda_result(
-            cu, cudaEventCreateWithFlags(&events[p->n_events], cudaEventDefault), "cudaEventCreateWithFlags", "profile"));
+            cu, cudaEventCreateWithFlags(&p->events[p->n_events], cudaEventDefault), "cudaEventCreateWithFlags", "profile"));
     }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-static gcuda_status gcudai_cuda_profile_reserve_records(struct gcudai_cuda_profile * p, size_t n) {
-    if (p->cap - p->n >= n) { return GCUDA_STATUS_SUCCESS; }
-    const size_t cap = GCUDAI_MAX(2 * p->cap, p->n + n);
-    struct gcuda_cuda_profile_record * records =
-        (struct gcuda_cuda_profile_record *) gcudai_calloc(cap, sizeof(*records));
-    if (records == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    if (p->n > 0) { memcpy(records, p->records, p->n * sizeof(*records)); }
-    gcudai_free(p->records);
-    p->records = records;
-    p->cap = cap;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -35823,7 +35664,7 @@ static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const str
     for (int i = 0; i < graph->n_nodes; ++i) { n += !gcudai_is_skipped(graph->nodes[i]); }
     GCUDAI_TRY(gcudai_cuda_profile_resolve(cu));
     GCUDAI_TRY(gcudai_cuda_profile_reserve_events(cu, n));
-    GCUDAI_TRY(gcudai_cuda_profile_reserve_records(p, (size_t) n));
+    GCUDAI_TRY(gcudai_array_reserve(&p->records, &p->cap, p->n + (size_t) n, sizeof(*p->records)));
     GCUDAI_TRY(gcudai_cuda_result(
         cu, cudaEventRecord(p->starts[1 - p->which], cu->stream), "cudaEventRecord", "start of a profiled graph"));
     p->which = 1 - p->which;
@@ -36056,15 +35897,37 @@ static gcuda_status gcudai_cuda_want_handle(
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
-    switch (type) {
-        case GCUDA_CUDA_HANDLE_FD: *to = cudaExternalMemoryHandleTypeOpaqueFd; break;
-        case GCUDA_CUDA_HANDLE_WIN32: *to = cudaExternalMemoryHandleTypeOpaqueWin32; break;
-        case GCUDA_CUDA_HANDLE_WIN32_KMT: *to = cudaExternalMemoryHandleTypeOpaqueWin32Kmt; break;
-        case GCUDA_CUDA_HANDLE_D3D12_HEAP: *to = cudaExternalMemoryHandleTypeD3D12Heap; break;
-        case GCUDA_CUDA_HANDLE_D3D12_RESOURCE: *to = cudaExternalMemoryHandleTypeD3D12Resource; break;
-        default: return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
+// What CUDA calls a handle as memory, as a binary semaphore and as a timeline; -1: it cannot be one.
+struct gcudai_cuda_handle {
+    enum gcuda_cuda_handle type;
+    int memory, semaphore, timeline;
+};
+static const struct gcudai_cuda_handle gcudai_cuda_handles[] = {
+    { GCUDA_CUDA_HANDLE_FD, cudaExternalMemoryHandleTypeOpaqueFd, cudaExternalSemaphoreHandleTypeOpaqueFd,
+        cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd },
+    { GCUDA_CUDA_HANDLE_WIN32, cudaExternalMemoryHandleTypeOpaqueWin32, cudaExternalSemaphoreHandleTypeOpaqueWin32,
+        cudaExternalSemaphoreHandleTypeTimelineSemaphoreWin32 },
+    { GCUDA_CUDA_HANDLE_WIN32_KMT, cudaExternalMemoryHandleTypeOpaqueWin32Kmt, cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt,
+        cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt },
+    { GCUDA_CUDA_HANDLE_D3D12_HEAP, cudaExternalMemoryHandleTypeD3D12Heap, -1, -1 },
+    { GCUDA_CUDA_HANDLE_D3D12_RESOURCE, cudaExternalMemoryHandleTypeD3D12Resource, -1, -1 },
+    { GCUDA_CUDA_HANDLE_D3D12_FENCE, -1, cudaExternalSemaphoreHandleTypeD3D12Fence, cudaExternalSemaphoreHandleTypeD3D12Fence },
+};
+
+// NULL: there is no such type.
+static const struct gcudai_cuda_handle * gcudai_cuda_handle_of(enum gcuda_cuda_handle type) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_handles) / sizeof(gcudai_cuda_handles[0]); ++i) {
+        if (gcudai_cuda_handles[i].type == type) { return &gcudai_cuda_handles[i]; }
     }
+    return NULL;
+}
+
+static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
+    const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(type);
+    if (handle == NULL || handle->memory < 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
+    }
+    *to = (enum cudaExternalMemoryHandleType) handle->memory;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36156,19 +36019,11 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 
 static gcuda_status gcudai_cuda_semaphore_type(
     const struct gcuda_cuda_external_semaphore * s, enum cudaExternalSemaphoreHandleType * to) {
-    switch (s->type) {
-        case GCUDA_CUDA_HANDLE_FD:
-            *to = s->is_timeline ? cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd
-                                 : cudaExternalSemaphoreHandleTypeOpaqueFd;
-            break;
-        case GCUDA_CUDA_HANDLE_WIN32:
-            *to = s->is_timeline ? cudaExternalSemaphoreHandleTypeTimelineSemaphoreWin32
-                                 : cudaExternalSemaphoreHandleTypeOpaqueWin32;
-            break;
-        case GCUDA_CUDA_HANDLE_WIN32_KMT: *to = cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt; break;
-        case GCUDA_CUDA_HANDLE_D3D12_FENCE: *to = cudaExternalSemaphoreHandleTypeD3D12Fence; break;
-        default: return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
+    const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(s->type);
+    if (handle == NULL || handle->semaphore < 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
     }
+    *to = (enum cudaExternalSemaphoreHandleType) (s->is_timeline ? handle->timeline : handle->semaphore);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36615,65 +36470,89 @@ gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result *
     return st;
 }
 
-#else // built without CUDA: no devices
+#else // built without CUDA
 
-static void gcudai_cuda_unregister_all(void) {}
-static void gcudai_cublas_forget(void) {}
-static void gcudai_cuda_forget(void) {}
+// =====================================================================================================
+// >>impl-no-cuda   the public functions of a build without CUDA: no devices
+// =====================================================================================================
+
+#if GCUDAI_GNU_LIKE
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#endif
+
 static gcuda_status gcudai_no_cuda(void) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)");
 }
 
-gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
-    (void) params;
-    gcudai_no_cuda();
-    return NULL;
-}
+// A function that fails, with a status or NULL; ..._OUT: and empties its results.
+#define GCUDAI_NO_CUDA(name, params) \
+    gcuda_status name params { return gcudai_no_cuda(); }
+#define GCUDAI_NO_CUDA_NULL(type, name, params) \
+    type name params { gcudai_no_cuda(); return NULL; }
+#define GCUDAI_NO_CUDA_OUT(name, params, empty) \
+    gcuda_status name params { empty return gcudai_no_cuda(); }
 
-gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size) {
-    (void) backend;
-    (void) ptr;
-    (void) size;
-    gcudai_no_cuda();
-    return NULL;
-}
+GCUDAI_NO_CUDA(gcuda_backend_cuda_semaphore_wait, (gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_semaphore_signal, (gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_probe_peer, (int device, int peer))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_devices, (const struct gcuda_cuda_device_params * params))
+GCUDAI_NO_CUDA(gcuda_cuda_upload,
+    (struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size,
+    gcuda_cuda_ticket * ticket))
+GCUDAI_NO_CUDA(gcuda_cuda_download,
+    (struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size,
+    gcuda_cuda_ticket * ticket))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_wait, (struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_event_wait, ( struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_after, (struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_profile_begin, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_profile_end, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_profile_write_trace, (gcuda_backend_t backend, const char * path))
+GCUDAI_NO_CUDA(gcuda_cuda_set_node_callback, (gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_register_host_buffer, (void * ptr, size_t size))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_unregister_host_buffer, (void * ptr))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_get_stats, (gcuda_backend_t backend, struct gcuda_cuda_stats * stats))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_abort_callback,
+    (gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_get_plan_stats, (gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_clear_plans, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_trim, (gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_mul_mat, (gcuda_backend_t backend, const struct gcuda_mul_mat_args * args))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_mul_mat_id, (gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_memory, (const struct gcuda_cuda_memory_params * params))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_get_device_stats, (int device, struct gcuda_cuda_stats * stats))
+GCUDAI_NO_CUDA(gcuda_backend_cuda_set_device_budget, (int device, size_t bytes))
 
-gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
-    gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory) {
-    (void) backend;
-    (void) memory;
-    gcudai_no_cuda();
-    return NULL;
-}
+GCUDAI_NO_CUDA_NULL(gcuda_backend_t, gcuda_backend_cuda_init_params, (const struct gcuda_cuda_params * params))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_t, gcuda_backend_cuda_wrap_ptr, (gcuda_backend_t backend, void * ptr, size_t size))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_t, gcuda_backend_cuda_import_memory,
+    (gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory))
+GCUDAI_NO_CUDA_NULL(gcuda_cuda_semaphore_t, gcuda_backend_cuda_import_semaphore,
+    (gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_t, gcuda_backend_cuda_init, (int device))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_type_t, gcuda_backend_cuda_split_buffer_type, (int main_device, const float * tensor_split, int n))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_type_t, gcuda_backend_cuda_buffer_type, (int device))
+GCUDAI_NO_CUDA_NULL(struct gcuda_cuda_uploader *, gcuda_cuda_uploader_new, (const struct gcuda_cuda_uploader_params * params))
+GCUDAI_NO_CUDA_NULL(gcuda_backend_buffer_t, gcuda_backend_cuda_buffer_from_ptr, (int device, void * ptr, size_t size))
 
-gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
-    gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
-    (void) backend;
-    (void) semaphore;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-gcuda_status gcuda_backend_cuda_semaphore_wait(
-    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
-    (void) backend;
-    (void) semaphore;
-    (void) value;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_semaphore_signal(
-    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
-    (void) backend;
-    (void) semaphore;
-    (void) value;
-    return gcudai_no_cuda();
-}
-
-void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) { (void) semaphore; }
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_peer, (int device, int peer, struct gcuda_cuda_peer * info),
+    if (info != NULL) { GCUDAI_ZERO(*info); })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_split_rows,
+    (gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high),
+    if (low != NULL) { *low = 0; } if (high != NULL) { *high = 0; })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_device_info, (int device, struct gcuda_cuda_device_info * info),
+    if (info != NULL) { GCUDAI_ZERO(*info); })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_device_description, (int device, char * description, size_t size),
+    if (description != NULL && size > 0) { description[0] = '\0'; })
+GCUDAI_NO_CUDA_OUT(gcuda_backend_cuda_get_device_memory, (int device, size_t * free, size_t * total),
+    if (free != NULL) { *free = 0; } if (total != NULL) { *total = 0; })
+GCUDAI_NO_CUDA_OUT(gcuda_cuda_upload_query, (struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done),
+    if (done != NULL) { *done = false; })
+GCUDAI_NO_CUDA_OUT(gcuda_cuda_profile_get, (gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records),
+    if (records != NULL) { *records = NULL; } if (n_records != NULL) { *n_records = 0; })
 
 gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result) {
-    (void) device;
     const gcuda_status st = gcudai_no_cuda();
     if (result != NULL) {
         GCUDAI_ZERO(*result);
@@ -36683,265 +36562,206 @@ gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result *
     return st;
 }
 
-gcuda_backend_t gcuda_backend_cuda_init(int device) {
-    (void) device;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
-    (void) device;
-    (void) peer;
-    if (info != NULL) { GCUDAI_ZERO(*info); }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
-    (void) device;
-    (void) peer;
-    return gcudai_no_cuda();
-}
-
-gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device, const float * tensor_split, int n) {
-    (void) main_device;
-    (void) tensor_split;
-    (void) n;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft) {
-    (void) buft;
-    return false;
-}
-
-gcuda_status gcuda_backend_cuda_get_split_rows(
-    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high) {
-    (void) buft;
-    (void) tensor;
-    (void) device;
-    if (low != NULL) { *low = 0; }
-    if (high != NULL) { *high = 0; }
-    return gcudai_no_cuda();
-}
-
-void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) {
-    (void) tensor;
-    (void) device;
-    return NULL;
-}
-
-static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) {
-    (void) backend;
-    return false;
-}
-
-bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
-    (void) backend;
-    return false;
-}
-
+void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {}
+bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft) { return false; }
+void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) { return NULL; }
+bool gcuda_backend_is_cuda(gcuda_backend_t backend) { return false; }
 int gcuda_backend_cuda_get_device_count(void) { return 0; }
-gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params) {
-    (void) params;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
-    (void) device;
-    if (info != NULL) { GCUDAI_ZERO(*info); }
-    return gcudai_no_cuda();
-}
-
 int gcuda_backend_cuda_find_device(const char * id) {
-    (void) id;
     gcudai_no_cuda();
     return -1;
 }
-
-size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) {
-    (void) backend;
-    return 0;
-}
-
-gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size) {
-    (void) device;
-    if (description != NULL && size > 0) {
-        description[0] = '\0';
-    }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
-    (void) device;
-    if (free != NULL) { *free = 0; }
-    if (total != NULL) { *total = 0; }
-    return gcudai_no_cuda();
-}
-
-gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
-    (void) device;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params) {
-    (void) params;
-    gcudai_no_cuda();
-    return NULL;
-}
-
-void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader) { (void) uploader; }
-
-gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor, const void * data,
-    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
-    (void) uploader; (void) tensor; (void) data; (void) offset; (void) size; (void) ticket;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data,
-    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
-    (void) uploader; (void) tensor; (void) data; (void) offset; (void) size; (void) ticket;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
-    (void) uploader; (void) ticket;
-    if (done != NULL) { *done = false; }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket) {
-    (void) uploader; (void) ticket;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_event_wait(
-    struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend) {
-    (void) uploader; (void) ticket; (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
-    (void) uploader; (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_get(
-    gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
-    (void) backend;
-    if (records != NULL) { *records = NULL; }
-    if (n_records != NULL) { *n_records = 0; }
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path) {
-    (void) backend; (void) path;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_cuda_set_node_callback(gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user) {
-    (void) backend; (void) callback; (void) user;
-    return gcudai_no_cuda();
-}
-
+size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) { return 0; }
+void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader) {}
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return gcuda_backend_cpu_buffer_type(); }
 gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return NULL; }
+gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) { return NULL; }
 
-gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size) {
-    (void) device;
-    (void) ptr;
-    (void) size;
-    gcudai_no_cuda();
-    return NULL;
-}
+static void gcudai_cuda_unregister_all(void) {}
+static void gcudai_cublas_forget(void) {}
+static void gcudai_cuda_forget(void) {}
+static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) { return false; }
 
-gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) {
-    (void) backend;
-    return NULL;
-}
-
-gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
-    (void) ptr;
-    (void) size;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
-    (void) ptr;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
-    (void) backend;
-    (void) stats;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_set_abort_callback(
-    gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms) {
-    (void) backend;
-    (void) callback;
-    (void) data;
-    (void) chunk_ms;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
-    (void) backend;
-    (void) stats;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
-    (void) backend;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args) {
-    (void) backend;
-    (void) args;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args) {
-    (void) backend;
-    (void) args;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params) {
-    (void) params;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats) {
-    (void) device;
-    (void) stats;
-    return gcudai_no_cuda();
-}
-
-gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
-    (void) device;
-    (void) bytes;
-    return gcudai_no_cuda();
-}
+#if GCUDAI_GNU_LIKE
+#pragma GCC diagnostic pop
+#endif
 #endif // GCUDAI_CUDA
+
+// =====================================================================================================
+// >>impl-devices   the list of backends: the built-in ones, then those registered; shutdown
+// =====================================================================================================
+
+static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
+    size_t i = 0;
+    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) {
+        ++i;
+    }
+    return i;
+}
+
+gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
+    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
+            GCUDA_BACKEND_API_VERSION);
+    }
+    const size_t n_wanted = gcuda_backend_reg_count() + 8;
+    gcuda_backend_reg_t * more =
+        (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
+    gcuda_backend_reg_t * unused = more;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (gcudai_reg_find(reg) == gcudai_g.n_regs) {
+        if (gcudai_g.n_regs == gcudai_g.cap_regs && more != NULL && gcudai_g.n_regs < n_wanted) {
+            if (gcudai_g.n_regs > 0) {
+                memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more));
+            }
+            unused = gcudai_g.regs;
+            gcudai_g.regs = more;
+            gcudai_g.cap_regs = n_wanted;
+        }
+        if (gcudai_g.n_regs < gcudai_g.cap_regs) {
+            gcudai_g.regs[gcudai_g.n_regs++] = reg;
+        } else {
+            st = GCUDA_STATUS_ALLOC_FAILED;
+        }
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(unused);
+    return st;
+}
+
+#define GCUDAI_N_BUILTIN_REGS (1 + GCUDAI_CUDA) // the CPU, and CUDA where it is built in
+
+size_t gcuda_backend_reg_count(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const size_t n = gcudai_g.n_regs + GCUDAI_N_BUILTIN_REGS;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return n;
+}
+
+gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
+    gcuda_backend_reg_t reg = NULL;
+    if (index < GCUDAI_N_BUILTIN_REGS) {
+        return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg();
+    }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
+        reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS];
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (reg == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_get: index %llu is out of range", (unsigned long long) index);
+    }
+    return reg;
+}
+
+gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
+    for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
+        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
+        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) {
+            return reg;
+        }
+    }
+    return NULL;
+}
+
+size_t gcuda_backend_dev_count(void) {
+    size_t n = 0;
+    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
+        n += gcuda_backend_reg_dev_count(gcuda_backend_reg_get(i));
+    }
+    return n;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
+    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
+        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
+        const size_t n = gcuda_backend_reg_dev_count(reg);
+        if (index < n) {
+            return gcuda_backend_reg_dev_get(reg, index);
+        }
+        index -= n;
+    }
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices",
+        (unsigned long long) gcuda_backend_dev_count());
+    return NULL;
+}
+
+// Names the devices that exist, and says when the build has no CUDA backend.
+static void gcudai_no_device_fail(const char * name) {
+    char text[GCUDAI_MESSAGE_BYTES / 2];
+    struct gcudai_text out = { text, sizeof(text), 0 };
+    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
+        gcudai_append(&out, "%s%s", i > 0 ? ", " : "", gcuda_backend_dev_name(gcuda_backend_dev_get(i)));
+    }
+#if defined(GCUDA_CUDA)
+    const char * cuda = "";
+#else
+    const char * cuda = "; this build has no CUDA backend: define GCUDA_CUDA and link gcuda_kernels.cu";
+#endif
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'; there are: %s%s", name ? name : "(NULL)", text, cuda);
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
+    for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
+        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) {
+            return dev;
+        }
+    }
+    gcudai_no_device_fail(name);
+    return NULL;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type) {
+    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
+        if (dev != NULL && gcuda_backend_dev_type(dev) == type) {
+            return dev;
+        }
+    }
+    return NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params) {
+    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_name(name);
+    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params) {
+    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_type(type);
+    if (dev == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type);
+    }
+    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_best(void) {
+    const gcuda_backend_dev_t gpu = gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_GPU);
+    const gcuda_backend_t backend = gpu ? gcuda_backend_dev_init(gpu, NULL) : NULL;
+    if (gpu != NULL && backend == NULL) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
+    }
+    return backend ? backend : gcuda_backend_cpu_init();
+}
+
+void gcuda_shutdown(void) {
+    gcudai_cuda_unregister_all();
+    gcudai_cublas_forget();
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    gcuda_backend_reg_t * regs = gcudai_g.regs;
+    gcudai_g.regs = NULL;
+    gcudai_g.n_regs = gcudai_g.cap_regs = 0;
+    GCUDAI_ZERO(gcudai_g.allocator);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
+    gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_features, 0);
+    gcudai_cuda_forget();
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(regs);
+}
 
 // =====================================================================================================
 // >>impl-sched   scheduler: items, assignment, splits, placing, runs
@@ -37061,12 +36881,12 @@ struct gcuda_backend_sched {
     gcuda_gallocr_t galloc;
     gcuda_backend_sched_eval_callback callback;
     void * callback_data;
-    struct gcudai_map said; // the caller's assignments: tensor to backend
+    struct gcudai_tensor_map said; // the caller's assignments: tensor to backend
     int32_t * said_backends;
     size_t cap_said;
     // the last graph
     struct gcuda_context * arena; // the scheduler's descriptors
-    struct gcudai_map map;
+    struct gcudai_tensor_map map;
     struct gcudai_sched_item * items;
     struct gcudai_sched_key * keys; // of all items
     int32_t * nodes, * leafs, * sources; // items; GCUDA_MAX_SRC sources for each node
@@ -37090,24 +36910,8 @@ struct gcuda_backend_sched {
     char * kept_bytes;
     int n_kept;
     int last_run; // the run whose copies the patches name
-    gcuda_status bad_data; // an index out of range, found during the run
-    char bad_data_message[GCUDAI_MESSAGE_BYTES];
+    struct gcudai_error bad_data; // an index out of range, found during the run
 };
-
-// Grows an array to at least n elements and keeps its contents. `pointer` is the address of a pointer of any type.
-static gcuda_status gcudai_room(void * pointer, size_t * cap, size_t n, size_t size) {
-    void * old = NULL;
-    if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
-    const size_t more = GCUDAI_MAX(n, GCUDAI_MAX(2 * *cap, (size_t) 16));
-    void * array = gcudai_calloc(more, size);
-    if (array == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    memcpy(&old, pointer, sizeof(old));
-    if (old != NULL) { memcpy(array, old, *cap * size); }
-    gcudai_free(old);
-    memcpy(pointer, &array, sizeof(array));
-    *cap = more;
-    return GCUDA_STATUS_SUCCESS;
-}
 
 // ---- making and ending ----
 
@@ -37283,7 +37087,7 @@ static bool gcudai_sched_has_memory(gcuda_backend_sched_t s, const struct gcuda_
 
 static gcuda_status gcudai_sched_enter_one(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t root, int32_t * index) {
     size_t i = 0;
-    GCUDAI_TRY(gcudai_room(&s->items, &s->cap_items, (size_t) s->n_items + 1, sizeof(*s->items)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->items, &s->cap_items, (size_t) s->n_items + 1, sizeof(*s->items)));
     GCUDAI_TRY(gcudai_map_add(&s->map, t, &i));
     *index = (int32_t) i;
     if ((int) i < s->n_items) { return GCUDA_STATUS_SUCCESS; }
@@ -37311,9 +37115,9 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     s->n_nodes = graph->n_nodes;
     s->n_leafs = graph->n_leafs;
     GCUDAI_TRY(gcudai_map_reserve(&s->map, n + (size_t) graph->n_leafs));
-    GCUDAI_TRY(gcudai_room(&s->nodes, &s->cap_nodes, n, sizeof(*s->nodes)));
-    GCUDAI_TRY(gcudai_room(&s->sources, &s->cap_sources, n * GCUDA_MAX_SRC, sizeof(*s->sources)));
-    GCUDAI_TRY(gcudai_room(&s->leafs, &s->cap_leaf_items, (size_t) graph->n_leafs, sizeof(*s->leafs)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->nodes, &s->cap_nodes, n, sizeof(*s->nodes)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->sources, &s->cap_sources, n * GCUDA_MAX_SRC, sizeof(*s->sources)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->leafs, &s->cap_leaf_items, (size_t) graph->n_leafs, sizeof(*s->leafs)));
     for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_sched_enter(s, graph->leafs[i], &s->leafs[i])); }
     for (int i = 0; i < graph->n_nodes; ++i) {
         GCUDAI_TRY(gcudai_check_tensor(graph->nodes[i]));
@@ -37695,7 +37499,7 @@ static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b)
 
 static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, int b, int32_t * index) {
     struct gcudai_sched_item * item = &s->items[i];
-    GCUDAI_TRY(gcudai_room(&s->copies, &s->cap_copies, (size_t) s->n_copied + 1, sizeof(*s->copies)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->copies, &s->cap_copies, (size_t) s->n_copied + 1, sizeof(*s->copies)));
     struct gcudai_sched_copy * c = &s->copies[s->n_copied];
     c->item = i;
     c->backend = b;
@@ -37712,7 +37516,7 @@ static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, in
 }
 
 static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int at) {
-    GCUDAI_TRY(gcudai_room(&s->splits, &s->cap_splits, (size_t) s->n_splits + 1, sizeof(*s->splits)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->splits, &s->cap_splits, (size_t) s->n_splits + 1, sizeof(*s->splits)));
     struct gcudai_sched_split * split = &s->splits[s->n_splits++];
     split->backend = b;
     split->first = split->end = at;
@@ -37753,7 +37557,7 @@ static gcuda_status gcudai_sched_turn_sources(gcuda_backend_sched_t s, int i, in
             s->copies[c].ids = -1;
         }
         s->splits[s->n_splits - 1].end_copy = s->n_copied;
-        GCUDAI_TRY(gcudai_room(&s->patches, &s->cap_patches, (size_t) s->n_patches + 1, sizeof(*s->patches)));
+        GCUDAI_TRY(gcudai_array_reserve(&s->patches, &s->cap_patches, (size_t) s->n_patches + 1, sizeof(*s->patches)));
         struct gcudai_sched_patch * p = &s->patches[s->n_patches++];
         p->node = s->items[s->nodes[i]].t;
         p->k = k;
@@ -37782,7 +37586,7 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
             split->end = g->n_nodes;
             return GCUDA_STATUS_SUCCESS;
         }
-        GCUDAI_TRY(gcudai_room(&s->foreign, &s->cap_foreign, (size_t) s->n_foreign + 1, sizeof(*s->foreign)));
+        GCUDAI_TRY(gcudai_array_reserve(&s->foreign, &s->cap_foreign, (size_t) s->n_foreign + 1, sizeof(*s->foreign)));
         s->foreign[s->n_foreign++] = node;
         if (split != NULL) { split->end_foreign = s->n_foreign; }
         return GCUDA_STATUS_SUCCESS;
@@ -37806,7 +37610,7 @@ static uint64_t gcudai_sched_readers(gcuda_backend_sched_t s, const struct gcuda
             const size_t item = gcudai_map_get(&s->map, is_owner ? src->view_src : src);
             if (item == GCUDAI_NONE) { continue; }
             if (g != NULL) { gcudai_graph_count_use(g, s->items[item].t); }
-            hash = (hash + (uint64_t) item + 1) * 0x9e3779b97f4a7c15u;
+            hash = gcudai_hash(hash, (uint64_t) item + 1);
         }
     }
     return hash;
@@ -37853,8 +37657,8 @@ static void gcudai_sched_link(gcuda_backend_sched_t s) {
 
 static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_nodes + 1;
-    GCUDAI_TRY(gcudai_room(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
-    GCUDAI_TRY(gcudai_room(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
     s->alloc_nodes[s->n_alloc_nodes] = t;
     s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // OUTSIDE: the allocator skips it
     return GCUDA_STATUS_SUCCESS;
@@ -37862,8 +37666,8 @@ static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcud
 
 static gcuda_status gcudai_sched_alloc_leaf(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
     const size_t n = (size_t) s->n_alloc_leafs + 1;
-    GCUDAI_TRY(gcudai_room(&s->alloc_leafs, &s->cap_alloc_leafs, n, sizeof(*s->alloc_leafs)));
-    GCUDAI_TRY(gcudai_room(&s->leaf_ids, &s->cap_leaf_ids, n, sizeof(*s->leaf_ids)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->alloc_leafs, &s->cap_alloc_leafs, n, sizeof(*s->alloc_leafs)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->leaf_ids, &s->cap_leaf_ids, n, sizeof(*s->leaf_ids)));
     s->alloc_leafs[s->n_alloc_leafs] = t;
     s->leaf_ids[s->n_alloc_leafs++] = b >= 0 ? b : 0;
     return GCUDA_STATUS_SUCCESS;
@@ -37984,7 +37788,7 @@ static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgra
     GCUDAI_TRY(gcudai_sched_check_contents(s, graph));
     GCUDAI_TRY(gcudai_sched_describe(s));
     const size_t n_can = (size_t) s->n_items * (size_t) s->n_backends;
-    GCUDAI_TRY(gcudai_room(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
     if (n_can > 0) { memset(s->can, 0, n_can); }
     gcudai_sched_group(s);
     GCUDAI_TRY(gcudai_sched_assign(s));
@@ -38007,7 +37811,7 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
     const size_t n = (size_t) s->n_alloc_nodes + (size_t) s->n_alloc_leafs;
     s->n_old_nodes = s->n_old_leafs = -1;
     GCUDAI_TRY(gcudai_sched_sync(s)); // memory may be about to move
-    GCUDAI_TRY(gcudai_room(&s->old_ids, &s->cap_old_ids, n, sizeof(*s->old_ids)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->old_ids, &s->cap_old_ids, n, sizeof(*s->old_ids)));
     GCUDAI_TRY(gcuda_gallocr_reserve_n(s->galloc, &g, s->node_ids, s->leaf_ids));
     s->n_old_nodes = s->n_alloc_nodes;
     s->n_old_leafs = s->n_alloc_leafs;
@@ -38170,17 +37974,14 @@ gcuda_status gcuda_backend_sched_reserve_size(
 // Keeps the first INVALID_DATA (an index out of range) for the end of the run and lets it continue.
 static gcuda_status gcudai_sched_keep_bad_data(gcuda_backend_sched_t s, gcuda_status st) {
     if (st != GCUDA_STATUS_INVALID_DATA) { return st; }
-    if (s->bad_data == GCUDA_STATUS_SUCCESS) {
-        s->bad_data = st;
-        memcpy(s->bad_data_message, gcudai_message, sizeof(s->bad_data_message));
-    }
+    gcudai_error_save_first(&s->bad_data, st);
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_sched_take_bad_data(gcuda_backend_sched_t s) {
-    const gcuda_status st = s->bad_data;
-    s->bad_data = GCUDA_STATUS_SUCCESS;
-    return st == GCUDA_STATUS_SUCCESS ? st : gcuda_set_last_error(st, s->bad_data_message);
+    const gcuda_status st = gcudai_error_report(&s->bad_data);
+    s->bad_data.status = GCUDA_STATUS_SUCCESS;
+    return st;
 }
 
 static void gcudai_sched_is_over(struct gcudai_sched_backend * b) {
@@ -38228,19 +38029,15 @@ static gcuda_status gcudai_sched_wait_run(gcuda_backend_sched_t s, int a, int b,
 
 // Waits for all backends, also after a failure of one.
 static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
-    char first[GCUDAI_MESSAGE_BYTES];
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    struct gcudai_error first;
+    first.status = GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < s->n_backends; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
-        const gcuda_status one = gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(b->backend));
-        if (one == GCUDA_STATUS_SUCCESS) {
-            gcudai_sched_is_over(b);
-        } else if (st == GCUDA_STATUS_SUCCESS) {
-            st = one;
-            memcpy(first, gcudai_message, sizeof(first));
-        }
+        const gcuda_status st = gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(b->backend));
+        if (st == GCUDA_STATUS_SUCCESS) { gcudai_sched_is_over(b); }
+        gcudai_error_save_first(&first, st);
     }
-    if (st != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(st, first); }
+    GCUDAI_TRY(gcudai_error_report(&first));
     s->run = 0; // nothing is in flight: single runs always use the first copies
     return GCUDA_STATUS_SUCCESS;
 }
@@ -38258,7 +38055,7 @@ enum { // flags that affect a node's backend or the lifetime of its memory
 static int32_t gcudai_sched_usage_of(const struct gcuda_tensor * t) { return t->buffer != NULL ? (int32_t) t->buffer->usage : -1; }
 
 static gcuda_status gcudai_sched_remember(gcuda_backend_sched_t s) {
-    GCUDAI_TRY(gcudai_room(&s->keys, &s->cap_keys, (size_t) s->n_items, sizeof(*s->keys)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->keys, &s->cap_keys, (size_t) s->n_items, sizeof(*s->keys)));
     for (int i = 0; i < s->n_items; ++i) {
         struct gcudai_sched_key * key = &s->keys[i];
         const struct gcuda_tensor * t = s->items[i].original;
@@ -38320,7 +38117,7 @@ static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct 
         const gcuda_status st = buffer->iface.cpy_tensor(buffer, src, dst);
         if (st != GCUDA_STATUS_UNSUPPORTED) { return st; }
     }
-    GCUDAI_TRY(gcudai_room(&s->stage, &s->cap_stage, size, 1));
+    GCUDAI_TRY(gcudai_array_reserve(&s->stage, &s->cap_stage, size, 1));
     GCUDAI_TRY(gcuda_backend_tensor_get(src, s->stage, 0, size));
     return gcuda_backend_tensor_set(dst, s->stage, 0, size);
 }
@@ -38443,7 +38240,7 @@ static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const str
     const size_t size = gcuda_nbytes(ids);
     const int of = gcudai_sched_backend_of(s, c->ids);
     if (of >= 0) { GCUDAI_TRY(gcudai_sched_host_wait(s, of)); }
-    GCUDAI_TRY(gcudai_room(&s->stage, &s->cap_stage, size + (size_t) n, 1));
+    GCUDAI_TRY(gcudai_array_reserve(&s->stage, &s->cap_stage, size + (size_t) n, 1));
     GCUDAI_TRY(gcuda_backend_tensor_get(ids, s->stage, 0, size));
     *used = (uint8_t *) s->stage + size;
     memset(*used, 0, (size_t) n);
@@ -38540,16 +38337,16 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_splits && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_sched_run_split(s, &s->splits[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_sched_end_run(s) : st;
     if (st == GCUDA_STATUS_SUCCESS) { return gcudai_sched_take_bad_data(s); }
-    char text[GCUDAI_MESSAGE_BYTES]; // the failure's message; the waits below may replace it
-    memcpy(text, gcudai_message, sizeof(text));
+    struct gcudai_error failure; // the waits below may replace its message
+    gcudai_error_save(&failure, st);
     for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not run
         if (s->backends[i].uploader != NULL) {
             while (gcuda_cuda_upload_wait(s->backends[i].uploader, 0) != GCUDA_STATUS_SUCCESS) {}
         }
     }
     (void) gcudai_sched_sync(s);
-    s->bad_data = GCUDA_STATUS_SUCCESS;
-    return gcuda_set_last_error(st, text);
+    s->bad_data.status = GCUDA_STATUS_SUCCESS;
+    return gcudai_error_report(&failure);
 }
 
 // ---- changes of the allocated graph ----
@@ -38737,14 +38534,13 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
 }
 
 gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
-    char text[GCUDAI_MESSAGE_BYTES];
-    const gcuda_status st = gcuda_backend_sched_graph_compute_async(s, graph);
-    memcpy(text, gcudai_message, sizeof(text));
+    struct gcudai_error first;
+    gcudai_error_save(&first, gcuda_backend_sched_graph_compute_async(s, graph));
     gcuda_status end = s ? gcuda_backend_sched_synchronize(s) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; s != NULL && s->galloc->checks && i < s->n_items && end == GCUDA_STATUS_SUCCESS; ++i) {
         end = gcudai_check_end(s->items[i].t);
     }
-    return st != GCUDA_STATUS_SUCCESS ? gcuda_set_last_error(st, text) : end;
+    return first.status != GCUDA_STATUS_SUCCESS ? gcudai_error_report(&first) : end;
 }
 
 // ---- questions and wishes ----
@@ -38758,7 +38554,7 @@ gcuda_status gcuda_backend_sched_set_tensor_backend(
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends", gcuda_backend_name(backend));
     }
-    GCUDAI_TRY(gcudai_room(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
+    GCUDAI_TRY(gcudai_array_reserve(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
     GCUDAI_TRY(gcudai_map_add(&s->said, tensor, &at));
     s->said_backends[at] = b;
     return GCUDA_STATUS_SUCCESS;
@@ -38999,7 +38795,7 @@ static size_t gcudai_gguf_sort(const struct gcuda_gguf_context * g, uint32_t * o
 }
 
 static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const char * label) {
-    GCUDAI_TRY(gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->kv_order, &g->cap_kv_order, g->n_kv, sizeof(*g->kv_order)));
     const size_t twice = gcudai_gguf_sort(g, g->kv_order, g->n_kv, gcudai_gguf_key_name);
     return twice == g->n_kv ? GCUDA_STATUS_SUCCESS
                             : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: key '%.200s' occurs twice (pair %llu)", label,
@@ -39007,7 +38803,7 @@ static gcuda_status gcudai_gguf_sort_keys(struct gcuda_gguf_context * g, const c
 }
 
 static gcuda_status gcudai_gguf_sort_tensors(struct gcuda_gguf_context * g, const char * label) {
-    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensor_order, &g->cap_tensor_order, g->n_tensors, sizeof(*g->tensor_order)));
     const size_t twice = gcudai_gguf_sort(g, g->tensor_order, g->n_tensors, gcudai_gguf_tensor_name);
     return twice == g->n_tensors ? GCUDA_STATUS_SUCCESS
                                  : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: tensor '%s' occurs twice (tensor %llu)", label,
@@ -39158,7 +38954,7 @@ static gcuda_status gcudai_gguf_take_strings(struct gcudai_gguf_reader * r, stru
     for (uint64_t i = 0; i < kv->n; ++i) {
         size_t n = 0;
         GCUDAI_TRY(gcudai_gguf_take_length(r, GCUDAI_GGUF_MAX_STRING, "a string", &n));
-        GCUDAI_TRY(gcudai_room(&kv->text, &cap, used + n + 1, 1));
+        GCUDAI_TRY(gcudai_array_reserve(&kv->text, &cap, used + n + 1, 1));
         GCUDAI_TRY(gcudai_gguf_take(r, kv->text + used, n, "a string"));
         kv->text[used + n] = '\0';
         used += n + 1;
@@ -39221,7 +39017,7 @@ static gcuda_status gcudai_gguf_take_pair(struct gcudai_gguf_reader * r, struct 
 }
 
 static gcuda_status gcudai_gguf_take_pairs(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r, uint64_t n) {
-    GCUDAI_TRY(gcudai_room(&g->kv, &g->cap_kv, (size_t) n, sizeof(*g->kv)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->kv, &g->cap_kv, (size_t) n, sizeof(*g->kv)));
     while (g->n_kv < n) { // counted before it is read, so that it is freed
         GCUDAI_TRY(gcudai_gguf_take_pair(r, &g->kv[g->n_kv++]));
     }
@@ -39288,7 +39084,7 @@ static gcuda_status gcudai_gguf_check_offset(
 
 static gcuda_status gcudai_gguf_take_tensors(struct gcuda_gguf_context * g, struct gcudai_gguf_reader * r, uint64_t n) {
     uint64_t end = 0;
-    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, (size_t) n, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, (size_t) n, sizeof(*g->tensors)));
     for (; g->n_tensors < n; g->n_tensors++) {
         struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
         GCUDAI_TRY(gcudai_gguf_take_tensor(r, t));
@@ -39413,7 +39209,7 @@ struct gcuda_gguf_context * gcuda_gguf_init_empty(void) {
 // A context with one part, whose source the caller says.
 static struct gcuda_gguf_context * gcudai_gguf_new(const char * label) {
     struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
-    if (g != NULL && gcudai_room(&g->parts, &g->cap_parts, 1, sizeof(*g->parts)) == GCUDA_STATUS_SUCCESS) {
+    if (g != NULL && gcudai_array_reserve(&g->parts, &g->cap_parts, 1, sizeof(*g->parts)) == GCUDA_STATUS_SUCCESS) {
         g->parts[0].label = gcudai_gguf_copy_text(label);
         g->parts[0].max_chunk = SIZE_MAX;
         g->n_parts = 1;
@@ -39468,8 +39264,8 @@ static gcuda_status gcudai_gguf_join(struct gcuda_gguf_context * g, struct gcuda
         return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d",
             p->label, (long long) its_no, (long long) its_count, no, count);
     }
-    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
-    GCUDAI_TRY(gcudai_room(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
     for (size_t i = 0; i < other->n_tensors; ++i) {
         other->tensors[i].part = (int32_t) g->n_parts;
         g->tensors[g->n_tensors++] = other->tensors[i];
@@ -40325,7 +40121,7 @@ static gcuda_status gcudai_gguf_stage(
     const char * memory = gcudai_gguf_memory_of(l->g, info);
     *data = memory != NULL ? memory + offset : NULL;
     if (memory != NULL) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_room(&l->stage, &l->cap_stage, GCUDAI_MAX(size, 2 * GCUDAI_GGUF_STAGE), 1));
+    GCUDAI_TRY(gcudai_array_reserve(&l->stage, &l->cap_stage, GCUDAI_MAX(size, 2 * GCUDAI_GGUF_STAGE), 1));
     char * to = l->stage + (size <= GCUDAI_GGUF_STAGE ? (size_t) l->which_stage * GCUDAI_GGUF_STAGE : 0);
     l->which_stage = 1 - l->which_stage;
     *data = to;
@@ -40486,9 +40282,9 @@ static gcuda_status gcudai_gguf_put(struct gcuda_gguf_context * g, struct gcudai
         g->kv[id] = *kv;
         return GCUDA_STATUS_SUCCESS;
     }
-    gcuda_status st = g->n_kv < INT32_MAX ? gcudai_room(&g->kv, &g->cap_kv, g->n_kv + 1, sizeof(*g->kv))
+    gcuda_status st = g->n_kv < INT32_MAX ? gcudai_array_reserve(&g->kv, &g->cap_kv, g->n_kv + 1, sizeof(*g->kv))
                                           : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf: more than 2^31 pairs");
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_room(&g->kv_order, &g->cap_kv_order, g->n_kv + 1, sizeof(*g->kv_order)); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcudai_array_reserve(&g->kv_order, &g->cap_kv_order, g->n_kv + 1, sizeof(*g->kv_order)); }
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_gguf_kv_free(kv);
         return st;
@@ -40665,8 +40461,8 @@ gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct g
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: '%s' is not contiguous", tensor->name);
     }
     GCUDAI_TRY(gcudai_gguf_check_total(g, size));
-    GCUDAI_TRY(gcudai_room(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
-    GCUDAI_TRY(gcudai_room(&g->tensor_order, &g->cap_tensor_order, g->n_tensors + 1, sizeof(*g->tensor_order)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
+    GCUDAI_TRY(gcudai_array_reserve(&g->tensor_order, &g->cap_tensor_order, g->n_tensors + 1, sizeof(*g->tensor_order)));
     struct gcudai_gguf_tensor * t = &g->tensors[g->n_tensors];
     GCUDAI_ZERO(*t);
     t->source = (struct gcuda_tensor *) gcudai_alloc(sizeof(*t->source));

@@ -1528,6 +1528,16 @@ static inline __device__ void d_codes8_iq1(uint32_t digits, bool is_down, uint32
     X(MXFP4) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S)
 #define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
 // clang-format on
+#define D_IS_WEIGHT_yes_yes 1
+#define D_IS_WEIGHT_yes_none 0
+#define D_IS_WEIGHT_no_yes 0
+#define D_IS_WEIGHT_no_no 0
+#define D_COUNT(ID) +1
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, partner, kernels) \
+    +D_IS_WEIGHT_##weights##_##kernels
+static_assert(0 D_WEIGHT_TYPES(D_COUNT) == 0 GCUDA_TYPES(X), "D_WEIGHT_TYPES lacks a type that GCUDA_TYPES says is a weight with kernels");
+#undef X
+#undef D_COUNT
 
 // Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
 #define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
@@ -3703,7 +3713,7 @@ template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream
 
 gcuda_status gcuda_launch_glu(const gcuda_glu_args * args, gcuda_stream stream) {
     switch (args->op) {
-#define X(ID, value) \
+#define X(ID, ...) \
     case GCUDA_GLU_OP_##ID: return glu<GCUDA_GLU_OP_##ID>(*args, stream);
         GCUDA_GLU_OPS(X)
 #undef X
@@ -6208,44 +6218,57 @@ template <typename ROW, int THREADS> static inline __device__ void d_norm_column
     for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
 }
 
-#define NORM_PARTS_AHEAD 2 // parts of a sum that are read at once: each is 16 registers of a thread
+#define NORM_PARTS_AHEAD(THREADS) ((THREADS) <= 256 ? 7 : 2) // parts of a sum that are read at once: each is 16 registers of a thread
 #define NORM_PARTS_MOST 8192 // elements: of longer rows a thread has 32 registers
 
-// k_norm_mul for a single row, as in decoding; x may be a sum of parts. Everything is addressed directly, and with is_early w and b are loaded before
-// the PDL wait. With p.form, y is a prequantized activation column.
+// rms_norm(x + add) * w + b of a single row, as in decoding, in the registers of a block; x may be a sum of parts. Everything is addressed
+// directly. Holds the PDL wait; with is_early, w and b and what `meanwhile` loads are read before it. The writer stores the sum.
+template <typename H, typename F>
+static inline __device__ void d_norm_mul_row(
+    const gcuda_norm_mul_args & p, bool is_early, bool is_writer, typename H::template row<float> & x, F meanwhile) {
+    typedef typename H::template row<float> row;
+    constexpr int AHEAD = NORM_PARTS_AHEAD(H::THREADS);
+    const int n = (int) p.x.ne[0];
+    const bool has_b = p.b.data != nullptr, has_add = p.add.data != nullptr;
+    row w, b, add;
+    const auto load_add = [&] { add.load((const char *) (has_add ? p.add.data : p.x.data), has_add ? n : 0); };
+    if (!is_early) { d_pdl_wait(); }
+    w.load((const char *) p.w.data, n);
+    b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
+    meanwhile();
+    if (is_early) { d_pdl_wait(); }
+    x.load((const char *) p.x.data, n);
+    if (row::PARTS <= 4) { load_add(); } // of longer rows a thread has no registers for it yet
+    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += AHEAD) {
+        row parts[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
+            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
+        }
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
+            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+        }
+    }
+    if (row::PARTS > 4) { load_add(); }
+    if (has_add) {
+        x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
+        if (p.sum.data != nullptr && is_writer) { x.store((char *) p.sum.data, n); }
+    }
+    float mean;
+    const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, n, p.eps, &mean);
+    x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
+    if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+}
+
+// k_norm_mul for a single row. With p.form, y is a prequantized activation column.
 //   shared  that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b
 //   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
     typedef typename H::template row<float> row;
     const int n = (int) p.x.ne[0];
-    const bool has_b = p.b.data != nullptr;
-    row x, w, b;
+    row x;
     d_pdl_trigger();
-    if (!is_early) { d_pdl_wait(); }
-    w.load((const char *) p.w.data, n);
-    b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
-    if (is_early) { d_pdl_wait(); }
-    x.load((const char *) p.x.data, n);
-    for (int i = 1; row::PARTS <= 4 && i < p.n_parts; i += NORM_PARTS_AHEAD) {
-        row parts[NORM_PARTS_AHEAD];
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
-            parts[k].load((const char *) p.x.data + (size_t) (i + k) * p.part_nb, i + k < p.n_parts ? n : 0);
-        }
-        UNROLL for (int k = 0; k < NORM_PARTS_AHEAD; ++k) {
-            if (i + k < p.n_parts) { x.each_with(parts[k], n, [](float & v, float u) { v = d_add_rn(v, u); }); }
-        }
-    }
-    if (p.add.data != nullptr) {
-        row add;
-        add.load((const char *) p.add.data, n);
-        x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
-        if (p.sum.data != nullptr) { x.store((char *) p.sum.data, n); }
-    }
-    float mean;
-    const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, n, p.eps, &mean);
-    x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
-    if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+    d_norm_mul_row<H>(p, is_early, true, x, [] {});
     if (p.form != 0) {
         d_norm_column<row, H::THREADS>(x, n, d_vec_form_of_number(p.form), (char *) p.y.data);
     } else {
@@ -6289,6 +6312,80 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
         }
         const int64_t at_once = H::BLOCK / H::THREADS;
         return launch_pdl_early_weights(k_norm_mul<H>, (n + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
+    });
+}
+
+// ---- that norm and a product of its row with few rows of floats: the router of a layer with experts ----
+#define NORM_PRODUCT_STEP 512  // elements that a warp multiplies, as k_mul_mat_vec_float
+#define NORM_PRODUCT_STEPS 8   // of a row, at most: each of a block's warps has one
+#define NORM_PRODUCT_MOST 512  // rows of a
+
+// Rows of a times y = rms_norm(x + add) * w + b, with the bits of k_norm_mul_row and k_mul_mat_vec_float. A block computes all of y, the
+// first one stores it, and two rows of a, one step a warp; their weights are loaded before the PDL wait.
+//   shared  y, 16 H::THREADS floats; sums [step][row]; that of d_block_reduce
+//   floor   latency: one pass over x, w, add and b, then over y
+//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps. Results overlap no operand
+template <typename H>
+static __global__ void __launch_bounds__(H::BLOCK) k_norm_product(const D_GRID_CONSTANT gcuda_norm_product_args p, const bool is_early) {
+    constexpr int AHEAD = NORM_PRODUCT_STEP / 128;
+    __shared__ float4 shared_y[4 * H::THREADS];
+    __shared__ float sums[NORM_PRODUCT_STEPS][2];
+    const int n = (int) p.a.ne[0], m = (int) p.a.ne[1], row0 = 2 * (int) blockIdx.x, lane = (int) threadIdx.x % 32, step = (int) threadIdx.x / 32;
+    const int first = step * (NORM_PRODUCT_STEP / 4) + lane; // vector of 4 elements
+    typename H::template row<float> x;
+    float4 a[AHEAD][2];
+    d_pdl_trigger();
+    d_norm_mul_row<H>(p.norm, is_early, blockIdx.x == 0, x, [&] {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float4 * from = (const float4 *) ((const char *) p.a.data + (row0 + r) * (int64_t) p.a.nb[1]) + first + 32 * u;
+                a[u][r] = row0 + r < m && 4 * (first + 32 * u) < n ? *from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+    });
+    if (blockIdx.x == 0) { x.store((char *) p.norm.y.data, n); }
+    x.store((char *) shared_y, n);
+    __syncthreads();
+    float sum[2] = {};
+    UNROLL for (int u = 0; u < AHEAD; ++u) {
+        const float4 v = 4 * (first + 32 * u) < n ? shared_y[first + 32 * u] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        UNROLL for (int r = 0; r < 2; ++r) {
+            sum[r] += a[u][r].x * v.x;
+            sum[r] += a[u][r].y * v.y;
+            sum[r] += a[u][r].z * v.z;
+            sum[r] += a[u][r].w * v.w;
+        }
+    }
+    const bool is_upper = lane >= 16; // half of the lanes add up each row
+    float all = (is_upper ? sum[1] : sum[0]) + __shfl_xor_sync(0xffffffffu, is_upper ? sum[0] : sum[1], 16);
+    UNROLL for (int d = 8; d > 0; d /= 2) { all += __shfl_xor_sync(0xffffffffu, all, d); }
+    if (lane % 16 == 0) { sums[step][lane / 16] = all; }
+    __syncthreads();
+    if ((int) threadIdx.x < 2 && row0 + (int) threadIdx.x < m) {
+        float y = 0.0f;
+        for (int s = 0; s * NORM_PRODUCT_STEP < n; ++s) { y += sums[s][threadIdx.x]; }
+        *(float *) ((char *) p.y.data + (row0 + (int) threadIdx.x) * (int64_t) p.y.nb[0]) = y;
+    }
+}
+
+bool gcuda_norm_product_takes(const gcuda_norm_product_args * args) {
+    const gcuda_norm_mul_args & norm = args->norm;
+    const gcuda_array & a = args->a, & y = args->y;
+    const bool is_matrix = a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[2] * a.ne[3] == 1 && a.ne[1] >= 1 && a.ne[1] <= NORM_PRODUCT_MOST;
+    return is_matrix && norm.form == 0 && norm.n_parts <= 1 && is_norm_mul_row(norm) && a.ne[0] == norm.x.ne[0] && a.ne[0] % 4 == 0 &&
+           a.ne[0] <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP && y.type == GCUDA_TYPE_F32 && n_elements(y) == a.ne[1] && y.ne[0] == a.ne[1];
+}
+
+gcuda_status gcuda_launch_norm_product(const gcuda_norm_product_args * args, gcuda_stream stream) {
+    if (!gcuda_norm_product_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    return with_held<float>(args->a.ne[0], true, [&](auto h) {
+        typedef decltype(h) H;
+        if constexpr (H::WIDE && H::THREADS > 32 && 16 * H::THREADS <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP) {
+            return launch_pdl_early_weights(
+                k_norm_product<H>, (args->a.ne[1] + 1) / 2, dim3(H::BLOCK), 0, 0, stream, *args, reads_weights_early());
+        } else {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
     });
 }
 
@@ -6703,34 +6800,49 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
     }
 }
 
-// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
+// Maximum over a warp.
+static inline __device__ uint32_t d_route_most(uint32_t v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    for (int d = 16; d > 0; d /= 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, v, d);
+        v = other > v ? other : v;
+    }
+    return v;
+#else
+    return __reduce_max_sync(0xffffffffu, v);
+#endif
+}
+
+// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1; 0: taken, or no expert.
 template <typename H>
-static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
+static inline __device__ void d_route_keys(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t * keys) {
     typedef typename H::template row<float> row;
     const int n = (int) p.logits.ne[0];
     const float * bias = (const float *) p.bias.data;
-    uint32_t best = 0;
-    int at = 0, held = -1;
-    float own = 0.0f;
-    for (int k = 0; k < row::PARTS; ++k) {
-        for (int j = 0; j < row::N; ++j) {
-            const int i = row::place(k) + j, h = k * row::N + j;
-            if (i < n && (taken >> h & 1u) == 0) {
-                const uint32_t key = d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
-                if (held < 0 || key > best) { best = key, at = i, held = h, own = x.v[k][j]; }
-            }
+    UNROLL for (int k = 0; k < row::PARTS; ++k) {
+        UNROLL for (int j = 0; j < row::N; ++j) {
+            const int i = row::place(k) + j;
+            keys[k * row::N + j] = i >= n ? 0 : 1 + d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
         }
     }
-    unsigned long long all = held < 0 ? 0 : (unsigned long long) best << 32 | (0xffffffffu - (uint32_t) at);
-    for (int d = 16; d > 0; d /= 2) {
-        const uint32_t high = __shfl_xor_sync(0xffffffffu, (uint32_t) (all >> 32), d), low = __shfl_xor_sync(0xffffffffu, (uint32_t) all, d);
-        const unsigned long long other = (unsigned long long) high << 32 | low;
-        all = other > all ? other : all;
+}
+
+// Argmax among experts not taken, the first of equal ones. Returns its index; *value, on all lanes, is its weight without bias.
+// One warp works alone, so instructions are what counts: keys stay in registers and are made once.
+template <typename H> static inline __device__ int d_route_next(const typename H::template row<float> & x, uint32_t * keys, float * value) {
+    typedef typename H::template row<float> row;
+    constexpr int MOST = row::PARTS * row::N;
+    uint32_t best = 0;
+    int at = 0, held = 0;
+    float own = 0.0f;
+    UNROLL for (int h = 0; h < MOST; ++h) { best = keys[h] > best ? keys[h] : best; }
+    const uint32_t most = d_route_most(best);
+    UNROLL for (int h = MOST - 1; h >= 0; --h) {
+        if (keys[h] == most) { at = row::place(h / row::N) + h % row::N, held = h, own = x.v[h / row::N][h % row::N]; }
     }
-    const int chosen = (int) (0xffffffffu - (uint32_t) all);
-    const bool is_mine = held >= 0 && at == chosen;
-    if (is_mine) { taken |= 1u << held; }
-    *value = __shfl_sync(0xffffffffu, own, __ffs((int) __ballot_sync(0xffffffffu, is_mine)) - 1);
+    const int chosen = (int) ~d_route_most(best == most ? ~(uint32_t) at : 0);
+    UNROLL for (int h = 0; h < MOST; ++h) { keys[h] = best == most && at == chosen && held == h ? 0 : keys[h]; }
+    *value = __shfl_sync(0xffffffffu, own, chosen / row::N % H::THREADS);
     return chosen;
 }
 
@@ -6745,12 +6857,14 @@ template <typename H, int N> static __global__ void __launch_bounds__(256) k_rou
         x.load(d_at(p.logits, 0, r, 0, 0), n);
         d_route_probs<H>(p, x);
         float w[N] = {};
-        uint32_t taken = 0;
-        for (int u = 0; u < used; ++u) {
+        uint32_t keys[H::template row<float>::PARTS * H::template row<float>::N];
+        d_route_keys<H>(p, x, keys);
+        char * ids = d_at(p.ids, 0, r, 0, 0);
+        NO_UNROLL for (int u = 0; u < used; ++u) {
             float value;
-            const int expert = d_route_next<H>(p, x, taken, &value);
-            if (lane == 0) { *(int32_t *) d_at(p.ids, u, r, 0, 0) = expert; }
-            if (lane == u / N) { w[u % N] = value; }
+            const int expert = d_route_next<H>(x, keys, &value);
+            if (lane == 0) { *(int32_t *) (ids + u * (int64_t) p.ids.nb[0]) = expert; }
+            UNROLL for (int j = 0; j < N; ++j) { w[j] = u == N * lane + j ? value : w[j]; }
         }
         if (p.gate == GCUDA_ROUTE_LATE_SOFT_MAX) { d_route_soft_max<N>(w, used); }
         const float sum = p.has_norm ? d_route_sum<N>(w, used) : 1.0f, least = sum < p.least ? p.least : sum;
@@ -6769,14 +6883,16 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
         p.logits.ne[2] * p.logits.ne[3] != 1 || p.ids.type != GCUDA_TYPE_I32 || p.weights.type != GCUDA_TYPE_F32) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held<float, 32>(n, p.is_wide, [&](auto h) {
+    const auto launch_as_held = [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::THREADS <= 32) { // with fewer lanes per row, all of the warp has the same row
             return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
         }
-    });
+    };
+    if (p.logits.ne[1] == 0) { return GCUDA_STATUS_SUCCESS; }
+    return p.is_wide && n <= 128 && n % 4 == 0 ? launch_as_held(held<32, 1, true>()) : with_held<float, 32>(n, p.is_wide, launch_as_held);
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
@@ -10460,6 +10576,252 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
     }
 }
 
+// One chunked scan of a block of threads, see above: 16 channels per pair of warps. load_states, begin, then chunk by chunk `advance`.
+template <int NT, scan_span SPAN> struct d_scan_chunks { // NT: accumulators per warp
+    static const bool HAS_Y = SPAN != SCAN_STATES;
+    static const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT;
+    const gcuda_ssm_scan_args & p;
+    int tid, lane, warp, n_warps, g, t, side, n_slices;
+    int for_decays; // first warp that computes decays: one without a share of C . B if possible
+    float * tokens; // two stages of B and C
+    float * dots, * weights, * decays; // decays: K(s, t) in row t
+    float * partial, * scalars;
+    // of this block
+    int64_t h, q, c0, end_token;
+    float a, next_dt, kept; // kept: decay over all chunks so far
+    const char * from_b, * from_c, * own_x;
+    int64_t row_x, step_x;
+    float st[NT][4], next_x[8], x[8], y[2][4], mine[4];
+    d_split_tf32<4> u[2];
+    // of this chunk
+    const float * sb, * sc, * delta, * keep;
+    float first; // decay of its first token
+
+    inline __device__ d_scan_chunks(const gcuda_ssm_scan_args & args, float * shared) : p(args) {
+        tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
+        side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4;
+        for_decays = n_warps > n_slices ? n_slices : 0;
+        tokens = shared;
+        dots = tokens + 4 * SCAN_CHUNK * PITCH, weights = dots + n_slices * 256;
+        decays = weights + SCAN_CHUNK * CHUNK_PITCH;
+        float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH;
+        partial = partials + warp / 2 * 256;
+        scalars = partials + n_warps / 2 * 256;
+    }
+    inline __device__ void set_block(int64_t head, int64_t first_channel, int64_t end) {
+        q = head / p.x.ne[1], h = head - q * p.x.ne[1], c0 = first_channel, end_token = end;
+        const int64_t group = h / (p.x.ne[1] / p.b.ne[1]);
+        a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0)), next_dt = 0.0f, kept = 1.0f;
+        from_b = d_at(p.b, 0, group, 0, q), from_c = d_at(p.c, 0, group, 0, q);
+        own_x = d_at(p.x, c0 + g, h, 0, q);
+        row_x = 8 * (int64_t) p.x.nb[0], step_x = 4 * (int64_t) p.x.nb[2];
+    }
+    inline __device__ void load_states(int64_t id, bool is_ok) {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
+                const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
+                st[i][2 * r] = v.x;
+                st[i][2 * r + 1] = v.y;
+            }
+        }
+    }
+    inline __device__ void store_states(float * end) const {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
+        }
+    }
+    inline __device__ void fetch_b_and_c(int64_t t0, int stage) const {
+        for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
+            const int at = i / (N / 4), k = i % (N / 4) * 4;
+            const int64_t from = t0 + at < end_token ? t0 + at : 0;
+            float * to = tokens + 2 * SCAN_CHUNK * PITCH * stage + at * PITCH + k;
+            d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < end_token ? 16 : 0);
+            if (HAS_Y) {
+                const char * c = from_c + from * (int64_t) p.c.nb[2] + 4 * k;
+                d_copy_16((char *) (to + SCAN_CHUNK * PITCH), c, t0 + at < end_token ? 16 : 0);
+            }
+        }
+        d_copies_commit();
+    }
+    inline __device__ void fetch_x(int64_t t0) { // of tokens t, t + 4, t + 8, t + 12
+        const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
+        if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // tested once, so that the loads stay together
+            UNROLL for (int m = 0; m < 8; ++m) {
+                next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+            }
+        } else {
+            UNROLL for (int m = 0; m < 8; ++m) {
+                next_x[m] = t0 + t + m / 2 * 4 < end_token ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+            }
+        }
+    }
+    // delta of the last warp's first lanes.
+    inline __device__ void fetch_dt(int64_t t0) {
+        next_dt = lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
+    }
+    // delta and decay of each token; the state does not change past the last token.
+    inline __device__ void find_scalars(int64_t t0, int stage) const {
+        float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
+        const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
+        if (lane < SCAN_CHUNK) {
+            to[0] = d;
+            to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
+        }
+    }
+    inline __device__ void begin(int64_t t0) {
+        __syncthreads(); // the previous block's data has been read
+        fetch_b_and_c(t0, 0);
+        fetch_x(t0);
+        if (warp == n_warps - 1) {
+            fetch_dt(t0);
+            find_scalars(t0, 0);
+            fetch_dt(t0 + SCAN_CHUNK);
+        }
+    }
+    inline __device__ void set_stage(int stage) {
+        sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, sc = sb + SCAN_CHUNK * PITCH;
+        delta = scalars + 2 * SCAN_CHUNK * stage, keep = delta + SCAN_CHUNK;
+        UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
+    }
+    // C . B over this warp's share of the states.
+    inline __device__ void find_dots() {
+        for (int k = warp; k < 2 * NT; k += n_slices) {
+            d_split_tf32<4> c;
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float2 v = *(const float2 *) (sc + (g + 8 * r) * PITCH + 8 * k + 2 * t);
+                c.set(r, v.x);
+                c.set(r + 2, v.y);
+            }
+            UNROLL for (int j = 0; j < 2; ++j) { d_mma_split(y[j], c, pair_of(sb + (8 * j + g) * PITCH + 8 * k + 2 * t)); }
+        }
+        UNROLL for (int j = 0; j < 2; ++j) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                *(float2 *) (dots + warp * 256 + (g + 8 * r) * 16 + 8 * j + 2 * t) = make_float2(y[j][2 * r], y[j][2 * r + 1]);
+                y[j][2 * r] = y[j][2 * r + 1] = 0.0f;
+            }
+        }
+    }
+    static inline __device__ d_split_tf32<2> pair_of(const float * from) { // two adjacent ones
+        const float2 v = *(const float2 *) from;
+        d_split_tf32<2> w;
+        w.set(0, v.x);
+        w.set(1, v.y);
+        return w;
+    }
+    // Half a warp per row of decays: the product over tokens s + 1 to the row's token.
+    inline __device__ void find_decays() const {
+        const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // for states only the last row counts
+        for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
+            const int s = lane % 16;
+            float decay = s < to ? keep[s + 1] : 1.0f;
+            UNROLL for (int d = 1; d < 16; d *= 2) {
+                const float later = __shfl_down_sync(0xffffffffu, decay, d, 16);
+                decay *= s + d < 16 ? later : 1.0f;
+            }
+            decays[to * CHUNK_PITCH + s] = decay;
+        }
+    }
+    // The part of y that comes from the state, and half of it to the pair's other warp: each finishes eight tokens.
+    inline __device__ void outputs_of_states() {
+        UNROLL for (int i = 0; i < NT; ++i) {
+            d_split_tf32<4> v;
+            UNROLL for (int r = 0; r < 2; ++r) {
+                v.set(r, st[i][2 * r]);
+                v.set(r + 2, st[i][2 * r + 1]);
+            }
+            UNROLL for (int j = 0; j < 2; ++j) { d_mma_split(y[j], v, pair_of(sc + (8 * j + g) * PITCH + side * HALF + 8 * i + 2 * t)); }
+        }
+        UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
+        *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
+                                                                        : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
+    }
+    // K(s, t) (C_t . B_s)
+    inline __device__ void find_weights() const {
+        for (int e = tid; e < 256; e += (int) blockDim.x) {
+            const int to = e / 16, s = e % 16;
+            float w = 0.0f;
+            for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
+            weights[to * CHUNK_PITCH + s] = s <= to ? w * decays[to * CHUNK_PITCH + s] : 0.0f;
+        }
+    }
+    // S' of the formula; x becomes delta x.
+    inline __device__ void next_states() {
+        const float all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
+        kept *= all;
+        UNROLL for (int m = 0; m < 8; ++m) {
+            x[m] *= delta[t + m / 2 * 4];
+            u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
+        }
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
+            UNROLL for (int k = 0; k < 2; ++k) {
+                const float * from = sb + (8 * k + t) * PITCH + side * HALF + 8 * i + g;
+                d_split_tf32<2> w;
+                w.set(0, from[0]);
+                w.set(1, from[4 * PITCH]);
+                d_mma_split(st[i], u[k], w);
+            }
+        }
+    }
+    // y of tokens `token` and token + 1: from the state, and from the chunk's own tokens.
+    inline __device__ void finish_outputs(int token) {
+        const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
+        const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
+        mine[0] = (mine[0] + v.x) * even;
+        mine[1] = (mine[1] + v.y) * odd;
+        mine[2] = (mine[2] + v.z) * even;
+        mine[3] = (mine[3] + v.w) * odd;
+        bool is_finite = true;
+        UNROLL for (int m = 0; m < 8; ++m) { is_finite = is_finite && fabsf(x[m]) < INFINITY; }
+        if (!__all_sync(0xffffffffu, is_finite)) {
+            d_scan_own_tokens(mine, x, weights, token);
+            return;
+        }
+        UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+        UNROLL for (int k = 0; k < 2; ++k) {
+            d_split_tf32<2> w;
+            w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
+            w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
+            d_mma_split(mine, u[k], w);
+        }
+    }
+    inline __device__ void store_outputs(int64_t token) const {
+        float * to = (float *) d_at(p.y, c0 + g, h, token, q);
+        const int64_t per_seq = p.x.ne[0] * p.x.ne[1];
+        UNROLL for (int i = 0; i < 4; ++i) {
+            if (token + i % 2 < end_token) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
+        }
+    }
+    // The chunk from token t0, which is in `stage`; the next one is fetched meanwhile.
+    inline __device__ void advance(int64_t t0, int stage) {
+        const bool has_next = t0 + SCAN_CHUNK < end_token;
+        set_stage(stage);
+        d_copies_wait<0>();
+        __syncthreads();
+        if (has_next) {
+            fetch_b_and_c(t0 + SCAN_CHUNK, 1 - stage);
+            fetch_x(t0 + SCAN_CHUNK);
+        }
+        UNROLL for (int i = 0; i < 8; ++i) { y[i / 4][i % 4] = 0.0f; }
+        if (HAS_Y && warp < n_slices) { find_dots(); }
+        if (warp >= for_decays) { find_decays(); }
+        if (warp == n_warps - 1 && has_next) {
+            find_scalars(t0 + SCAN_CHUNK, 1 - stage);
+            fetch_dt(t0 + 2 * SCAN_CHUNK);
+        }
+        if (HAS_Y) { outputs_of_states(); }
+        __syncthreads();
+        if (HAS_Y) { find_weights(); }
+        first = keep[0];
+        next_states();
+        if (!HAS_Y) { return; }
+        __syncthreads(); // weights are complete
+        finish_outputs(8 * side + 2 * t);
+        store_outputs(t0 + 8 * side + 2 * t);
+    }
+};
+
 // Chunked selective scan, see above. A block has `pairs` warp pairs of 16 channels of a head, for one segment. In SCAN_SEGMENTS p.s
 // holds the initial states, segment by segment.
 //   shared  chunk_bytes: two stages of B and C, C . B, weights, decays, partial y; up to 45 KiB
@@ -10469,217 +10831,32 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
 template <int NT, scan_span SPAN>
 static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST : SEGMENT_PAIRS), SPAN == SCAN_WHOLE ? 1 : 2)
     k_ssm_scan_chunk(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
-    const bool HAS_Y = SPAN != SCAN_STATES;
-    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators per warp
+    const bool IS_WHOLE = SPAN == SCAN_WHOLE;
     DYNAMIC_SHARED(float, shared);
-    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
-    float * const tokens = shared; // two stages of B and C
-    float * const dots = tokens + 4 * SCAN_CHUNK * PITCH, * const weights = dots + n_slices * 256;
-    float * const decays = weights + SCAN_CHUNK * CHUNK_PITCH; // K(s, t) in row t
-    float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH, * const partial = partials + warp / 2 * 256;
-    float * const scalars = partials + pairs * 256;
-    const int for_decays = n_warps > n_slices ? n_slices : 0; // first warp that computes decays: one without a share of C . B if possible
+    d_scan_chunks<NT, SPAN> scan(p, shared);
+    const int pairs = scan.n_warps / 2;
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
-    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
+    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = IS_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
     if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
-        const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
-        const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
-        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first segment, which may be short, runs last
-        const int64_t begin = SPAN == SCAN_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
+        const int64_t head_at = block / per_head, span = IS_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
+        const int64_t segment = IS_WHOLE ? 0 : n_spans - 1 - span; // the first segment, which may be short, runs last
+        const int64_t begin = IS_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
         const int64_t behind = segments.first + segment * segments.tokens;
-        const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
-        const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p.ids.data, q);
-        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // with segments k_ssm_scan_join checks ids
-        const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
-        const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
-        const char * own_x = d_at(p.x, c0 + g, h, 0, q);
-        const int64_t row_x = 8 * (int64_t) p.x.nb[0], step_x = 4 * (int64_t) p.x.nb[2];
-        float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f, kept = 1.0f;
-        if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
-            *p.bad_index = 1;
-        }
-        const auto load_states = [&]() {
-            UNROLL for (int i = 0; i < NT; ++i) {
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
-                    const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
-                    st[i][2 * r] = v.x;
-                    st[i][2 * r + 1] = v.y;
-                }
-            }
-        };
-        if (SPAN == SCAN_WHOLE) { load_states(); }
-        auto fetch = [&](int64_t t0, int stage) {
-            for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
-                const int at = i / (N / 4), k = i % (N / 4) * 4;
-                const int64_t from = t0 + at < end_token ? t0 + at : 0;
-                float * to = tokens + 2 * SCAN_CHUNK * PITCH * stage + at * PITCH + k;
-                d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < end_token ? 16 : 0);
-                if (HAS_Y) {
-                    const char * c = from_c + from * (int64_t) p.c.nb[2] + 4 * k;
-                    d_copy_16((char *) (to + SCAN_CHUNK * PITCH), c, t0 + at < end_token ? 16 : 0);
-                }
-            }
-            d_copies_commit();
-            const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
-            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // tested once, so that the loads stay together
-                UNROLL for (int m = 0; m < 8; ++m) { // tokens t, t + 4, t + 8, t + 12
-                    next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
-                }
-            } else {
-                UNROLL for (int m = 0; m < 8; ++m) {
-                    next_x[m] = t0 + t + m / 2 * 4 < end_token ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
-                }
-            }
-        };
-        const auto fetch_dt = [&](int64_t t0) { // for the last warp's first lanes
-            return lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
-        };
-        const auto find_scalars = [&](int64_t t0, int stage) { // the state does not change past the last token
-            float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
-            const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
-            if (lane < SCAN_CHUNK) {
-                to[0] = d;
-                to[SCAN_CHUNK] = t0 + lane < end_token ? expf(d * a) : 1.0f; // 0 times an infinite a is not 0
-            }
-        };
-        __syncthreads(); // the previous block's data has been read
-        fetch(begin, 0);
-        if (warp == n_warps - 1) {
-            next_dt = fetch_dt(begin);
-            find_scalars(begin, 0);
-            next_dt = fetch_dt(begin + SCAN_CHUNK);
-        }
+        scan.set_block(head, ((block - head_at * per_head) * pairs + scan.warp / 2) * 16, IS_WHOLE || behind > n_tokens ? n_tokens : behind);
+        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + scan.q : d_scan_state(p.ids.data, scan.q);
+        const bool is_ok = !IS_WHOLE || (id >= 0 && id < p.s.ne[3]); // with segments k_ssm_scan_join checks ids
+        const bool is_first = scan.c0 == 0 && scan.tid == 0; // the thread that reports for this head
+        if (!is_ok && scan.h == 0 && is_first && p.bad_index != nullptr) { *p.bad_index = 1; }
+        if (IS_WHOLE) { scan.load_states(id, is_ok); }
+        scan.begin(begin);
         if (SPAN == SCAN_SEGMENTS) { d_pdl_wait(); } // tokens were written earlier
-        if (SPAN != SCAN_WHOLE) { load_states(); }
-        for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
-            const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
-            const float * sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, * sc = sb + SCAN_CHUNK * PITCH;
-            const float * delta = scalars + 2 * SCAN_CHUNK * stage, * keep = delta + SCAN_CHUNK;
-            UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
-            d_copies_wait<0>();
-            __syncthreads();
-            if (t0 + SCAN_CHUNK < end_token) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
-            float y[2][4] = {}, mine[4];
-            if (HAS_Y && warp < n_slices) { // C . B over a share of the states
-                for (int k = warp; k < 2 * NT; k += n_slices) {
-                    d_split_tf32<4> u;
-                    UNROLL for (int r = 0; r < 2; ++r) {
-                        const float2 v = *(const float2 *) (sc + (g + 8 * r) * PITCH + 8 * k + 2 * t);
-                        u.set(r, v.x);
-                        u.set(r + 2, v.y);
-                    }
-                    UNROLL for (int j = 0; j < 2; ++j) {
-                        const float2 v = *(const float2 *) (sb + (8 * j + g) * PITCH + 8 * k + 2 * t);
-                        d_split_tf32<2> w;
-                        w.set(0, v.x);
-                        w.set(1, v.y);
-                        d_mma_split(y[j], u, w);
-                    }
-                }
-                UNROLL for (int j = 0; j < 2; ++j) {
-                    UNROLL for (int r = 0; r < 2; ++r) {
-                        *(float2 *) (dots + warp * 256 + (g + 8 * r) * 16 + 8 * j + 2 * t) = make_float2(y[j][2 * r], y[j][2 * r + 1]);
-                        y[j][2 * r] = y[j][2 * r + 1] = 0.0f;
-                    }
-                }
-            }
-            if (warp >= for_decays) { // half a warp per row of decays: product over tokens s + 1 to the row's token
-                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // for states only the last row counts
-                for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
-                    const int s = lane % 16;
-                    float decay = s < to ? keep[s + 1] : 1.0f;
-                    UNROLL for (int d = 1; d < 16; d *= 2) {
-                        const float later = __shfl_down_sync(0xffffffffu, decay, d, 16);
-                        decay *= s + d < 16 ? later : 1.0f;
-                    }
-                    decays[to * CHUNK_PITCH + s] = decay;
-                }
-            }
-            if (warp == n_warps - 1 && t0 + SCAN_CHUNK < end_token) {
-                find_scalars(t0 + SCAN_CHUNK, 1 - stage);
-                next_dt = fetch_dt(t0 + 2 * SCAN_CHUNK);
-            }
-            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // part of y from the state
-                d_split_tf32<4> u;
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    u.set(r, st[i][2 * r]);
-                    u.set(r + 2, st[i][2 * r + 1]);
-                }
-                UNROLL for (int j = 0; j < 2; ++j) {
-                    const float2 v = *(const float2 *) (sc + (8 * j + g) * PITCH + side * HALF + 8 * i + 2 * t);
-                    d_split_tf32<2> w;
-                    w.set(0, v.x);
-                    w.set(1, v.y);
-                    d_mma_split(y[j], u, w);
-                }
-            }
-            // The two warps of a pair exchange their parts of y: each finishes eight tokens.
-            if (HAS_Y) {
-                UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
-                *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
-                                                                                : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
-            }
-            __syncthreads();
-            for (int e = tid; e < 256 && HAS_Y; e += (int) blockDim.x) {
-                const int to = e / 16, s = e % 16;
-                float w = 0.0f;
-                for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
-                weights[to * CHUNK_PITCH + s] = s <= to ? w * decays[to * CHUNK_PITCH + s] : 0.0f;
-            }
-            const float first = keep[0], all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
-            kept *= all;
-            d_split_tf32<4> u[2];
-            UNROLL for (int m = 0; m < 8; ++m) {
-                x[m] *= delta[t + m / 2 * 4];
-                u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
-            }
-            UNROLL for (int i = 0; i < NT; ++i) {
-                UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
-                UNROLL for (int k = 0; k < 2; ++k) {
-                    const float * from = sb + (8 * k + t) * PITCH + side * HALF + 8 * i + g;
-                    d_split_tf32<2> w;
-                    w.set(0, from[0]);
-                    w.set(1, from[4 * PITCH]);
-                    d_mma_split(st[i], u[k], w);
-                }
-            }
-            if (!HAS_Y) { continue; }
-            __syncthreads(); // weights are complete
-            const int token = 8 * side + 2 * t;
-            const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
-            const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
-            mine[0] = (mine[0] + v.x) * even;
-            mine[1] = (mine[1] + v.y) * odd;
-            mine[2] = (mine[2] + v.z) * even;
-            mine[3] = (mine[3] + v.w) * odd;
-            bool is_finite = true;
-            UNROLL for (int m = 0; m < 8; ++m) { is_finite = is_finite && fabsf(x[m]) < INFINITY; }
-            if (__all_sync(0xffffffffu, is_finite)) {
-                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
-                UNROLL for (int k = 0; k < 2; ++k) {
-                    d_split_tf32<2> w;
-                    w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
-                    w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
-                    d_mma_split(mine, u[k], w);
-                }
-            } else {
-                d_scan_own_tokens(mine, x, weights, token);
-            }
-            float * to = (float *) d_at(p.y, c0 + g, h, t0 + token, q);
-            UNROLL for (int i = 0; i < 4; ++i) {
-                if (t0 + token + i % 2 < end_token) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
-            }
-        }
-        if (!HAS_Y && c0 == 0 && tid == 0) { segments.decays[segment * n_heads + head] = kept; }
-        float * end = HAS_Y ? (float *) p.last.data : segments.states + segment * per_seq * p.x.ne[3] * N;
-        end += (q * per_seq + h * p.x.ne[0] + c0) * N;
-        UNROLL for (int i = 0; i < NT && (SPAN != SCAN_SEGMENTS || segment == segments.n - 1); ++i) {
-            UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
-        }
+        if (!IS_WHOLE) { scan.load_states(id, is_ok); }
+        for (int64_t t0 = begin; t0 < scan.end_token; t0 += SCAN_CHUNK) { scan.advance(t0, (int) ((t0 - begin) / SCAN_CHUNK % 2)); }
+        if (!scan.HAS_Y && is_first) { segments.decays[segment * n_heads + head] = scan.kept; }
+        if (SPAN == SCAN_SEGMENTS && segment != segments.n - 1) { continue; }
+        float * end = scan.HAS_Y ? (float *) p.last.data : segments.states + segment * per_seq * p.x.ne[3] * scan.N;
+        scan.store_states(end + (scan.q * per_seq + scan.h * p.x.ne[0] + scan.c0) * scan.N);
     }
 }
 
@@ -20116,6 +20293,10 @@ static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int
     }
 }
 
+// Plain path: a block has ATTN_QUERIES queries (tokens times heads that share k and v) and goes over all positions, 32 at a time.
+//   floor   k and v once per 16 queries; q, mask and y once
+//   shared  39 KiB
+//   needs   q, k, v and mask of any type and stride; DV above ATTN_HELD accumulates in y
 template <bool HAS_BLOCKS>
 static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_attn_ext_args p, const d_attn a) {
     __shared__ float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
@@ -20231,6 +20412,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
+//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
 // Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
@@ -20238,10 +20420,10 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
-//              WGMMA, 4,096 x 4,096, no mask: 534 TFLOP/s at 128 (cuBLAS F16 762), 346 at 64, 377 at 80, 544 at 256; 512 x 16,384 582;
-//              causal 360, 16,384 x 16,384 486; a bias everywhere 260
-//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 576/512, 1 x 16 heads, 22.9 us (26 %), of which 11 do not
-//              depend on the positions; 320/256 27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
+//              WGMMA, 4,096 x 4,096, no mask: 535 TFLOP/s at 128 (cuBLAS F16 762), 366 at 64, 378 at 80, 575 at 256; 512 x 16,384 594;
+//              causal 411, 16,384 x 16,384 517; a bias everywhere 331. Unchanged code at 80 varied by 10 % between builds
+//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 576/512, 1 x 16 heads, 22.9 us (26 %); 320/256
+//              27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). ELEMENTS makes F16
@@ -20284,7 +20466,10 @@ struct d_attn_mma {
 };
 
 // ---- classes of the mask ----
-// A block has 32 tiles of 32 tokens: one word for each.
+// Classes of the mask's tiles. A block has 32 tiles (one word) of 32 tokens, a warp four of these tiles.
+//   floor   the mask read once; 8 bytes written per 2,048 positions and 32 tokens
+//   shared  64 bytes
+//   needs   a mask of any type; 16-byte loads where it is F16, aligned, with n_kv a multiple of 8
 static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTANT gcuda_array mask, uint2 * classes, int64_t n_tokens,
     int n_words, int n_class_blocks) {
     __shared__ uint32_t seen[8], full[8];
@@ -21065,7 +21250,12 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
-// A block has up to 8 RT rows and a part of the tiles that they see; its warps process quarters of tiles round robin, each with its own ring.
+// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round robin and are added at
+// the end, in their order.
+//   floor   k and v once per block of rows; q, mask and y once
+//   shared  q, then per warp a ring of 2 to ATTN_MAX_STAGES stages of 16 positions of k and v (cp.async)
+//   needs   rows of k and v at multiples of 16 bytes (codes: 2); DK and DV up to 8 DT, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int KT, int DT, int RT, bool HAS_CODES>
 static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resident<DT, RT, HAS_CODES>)) k_attn_split(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -21383,7 +21573,11 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
 
 #define ATTN_ROWS_THREADS 128
 
-// A block has 64 MT rows and a part of the tiles that they see; its warps share a ring of tiles, and have 16 MT rows each.
+// ROWS: a block has 64 MT rows and a split of the tiles that they see. A warp has 16 MT of these rows; all share a ring of tiles.
+//   floor   2 (DK + DV) operations per row and position on tensor cores; k and v once per block of rows
+//   shared  q and two stages of 64 positions of k and v (cp.async)
+//   needs   k and v F16 or BF16, rows at multiples of 16 bytes; DK and DV up to 8 DT, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int KT, int DT, int MT, int NP>
 static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const D_GRID_CONSTANT d_attn_mma a) {
     DYNAMIC_SHARED(char, shared);
@@ -21762,7 +21956,12 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
     }
 }
 
-// A block has 16 MT rows and a part of the tiles that they see.
+// ELEMENTS: a block has 16 MT rows and a split of the tiles that they see. A warp has a share of the elements of k, then every eighth 16
+// elements of v.
+//   floor   k and v once per block of rows; where v is in k, k alone
+//   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
+//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512, multiples of 8
+//   arch    7.5; BF16 8.0
 template <int MT, int TP, bool HAS_CODES>
 static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elements(const D_GRID_CONSTANT d_attn_elements e) {
     constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, shares = ATTN_ELEMENT_WARPS / MT, per_tile = ATTN_TILE / TP;
@@ -21961,10 +22160,25 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 // A consumer warpgroup starts the scores of the next stage and the values of this one together, and makes the softmax of the next while its
 // values are summed.
 //   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
-//   shared  q, two stages of k and v, one or two of the mask
+//   shared  q, two stages of k and v, of heads of 64 four (TMA's latency is longer than a step of theirs), one or two of the mask
+// Tuning of head sizes up to 64; TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged code varied by up to 10 % between
+// these builds, so differences below that say nothing:
+//   ATTN_WG_STAGES      of k and v    2: 309, 4: 326 (without the polynomial). Longer rows leave room for two
+//   ATTN_WG_POLY        of 16 exponentials on FMA units    0: 326, 4: 366, 6: 299
+//   ATTN_WG_POLY_LONG   the same for longer rows
+#ifndef ATTN_WG_POLY
+#define ATTN_WG_POLY 4
+#endif
+#ifndef ATTN_WG_POLY_LONG
+#define ATTN_WG_POLY_LONG 0
+#endif
+#ifndef ATTN_WG_STAGES
+#define ATTN_WG_STAGES 4
+#endif
 template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
-    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = 2;
+    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
+    static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : ATTN_WG_POLY_LONG; // d_attn_wg_soften
     static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
     static constexpr int bias_tile_bytes = rows * 128, bias_bytes = tiles * bias_tile_bytes;
@@ -22065,14 +22279,38 @@ struct d_attn_wg_walk {
 };
 
 // ---- the warps that bring in ----
+// A stage of k or v, from one lane: the tiles of its codes, panels of 64 elements.
+template <typename S>
+static inline __device__ void d_attn_wg_load(const d_tensor_map & map, const int (&code)[2], int head, int s, uint32_t to, int n_bytes, uint32_t full) {
+    d_mbarrier_arrive_expect(full, n_bytes);
+    UNROLL for (int i = 0; i < S::tiles; ++i) {
+        NO_UNROLL for (int panel = 0; panel < n_bytes / S::panel_bytes; ++panel) {
+            d_tma_load_4d(to + panel * S::panel_bytes + i * (ATTN_TILE * 128), map, 64 * panel, code[i] / 4, head, s, full);
+        }
+    }
+}
+// k of a stage is loaded before v of the stage before, which is the order in which consumers release them: a consumer needs v only after the
+// softmax of the scores.
 template <typename S>
 static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S> & ring) {
     const int lane = (int) threadIdx.x % 32;
-    d_pipeline_state<S::stages> at = { 0, 1 };
+    d_pipeline_state<S::stages> at = { 0, 1 }, v_at = { 0, 1 };
+    int v_code[2] = { 0, 0 }, v_head = 0, v_s = 0; // of the stage whose v comes next
+    auto load_v = [&]() {
+        d_mbarrier_wait(ring.v_empty + 8 * v_at.index, v_at.phase);
+        d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase);
+        __syncwarp();
+        if (lane == 0) {
+            UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->v_codes[v_at.index][i] = v_code[i]; }
+            d_attn_wg_load<S>(v_map, v_code, v_head, v_s, ring.v + v_at.index * S::v_bytes, S::v_bytes, ring.v_full + 8 * v_at.index);
+        }
+        v_at.next();
+    };
+    bool has_v = false;
     for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
-        const int k_head = d_divide(b.head0, a.heads_per_k), v_head = d_divide(b.head0, a.heads_per_v);
+        const int k_head = d_divide(b.head0, a.heads_per_k);
         NO_UNROLL for (int row = lane; row < b.n_rows; row += 32) { d_prefetch_l2(d_attn_q_row(a, b, row), (int) a.p.q.ne[0] * 4); }
         d_attn_wg_walk walk;
         const int n_tiles = walk.begin(a, b, split);
@@ -22084,32 +22322,20 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
                 code[0] = i == 0 ? one : code[0];
                 code[1] = i == 1 ? one : code[1];
             }
-            const uint32_t k_full = ring.k_full + 8 * at.index, v_full = ring.v_full + 8 * at.index;
             d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
             __syncwarp(); // no lane falls a phase behind
             if (lane == 0) {
                 UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->k_codes[at.index][i] = code[i]; }
-                d_mbarrier_arrive_expect(k_full, S::k_bytes);
-                UNROLL for (int i = 0; i < S::tiles; ++i) {
-                    UNROLL for (int panel = 0; panel < S::k_bytes / S::panel_bytes; ++panel) {
-                        d_tma_load_4d(ring.k + at.index * S::k_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), k_map, 64 * panel, code[i] / 4, k_head, b.s, k_full);
-                    }
-                }
+                d_attn_wg_load<S>(k_map, code, k_head, b.s, ring.k + at.index * S::k_bytes, S::k_bytes, ring.k_full + 8 * at.index);
             }
-            d_mbarrier_wait(ring.v_empty + 8 * at.index, at.phase);
-            d_mbarrier_wait(ring.v_clean + 8 * at.index, at.phase);
-            __syncwarp();
-            if (lane == 0) {
-                UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->v_codes[at.index][i] = code[i]; }
-                d_mbarrier_arrive_expect(v_full, S::v_bytes);
-                UNROLL for (int i = 0; i < S::tiles; ++i) {
-                    UNROLL for (int panel = 0; panel < S::v_bytes / S::panel_bytes; ++panel) {
-                        d_tma_load_4d(ring.v + at.index * S::v_bytes + panel * S::panel_bytes + i * (ATTN_TILE * 128), v_map, 64 * panel, code[i] / 4, v_head, b.s, v_full);
-                    }
-                }
-            }
+            if (has_v) { load_v(); }
+            has_v = true;
+            v_code[0] = code[0], v_code[1] = code[1];
+            v_head = d_divide(b.head0, a.heads_per_v);
+            v_s = b.s;
         }
     }
+    if (has_v) { load_v(); }
 }
 
 // Whether a query with rows in this block sees position j of this lane. The mask is F16.
@@ -22306,8 +22532,18 @@ struct d_attn_wg_rows {
     float max[2], sum[2], unit[2], slope[2]; // as in d_attn_state
 };
 
-// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with.
-template <int H>
+// 2 to x for x up to 0 within 1e-4, which is less than rounding to F16 leaves; below 2^-126: 0. On FMA units, where d_exp2 waits for its own:
+// x = n + r with n whole, 2^r by a polynomial, n added to the exponent.
+static inline __device__ float d_attn_wg_exp2(float x) {
+    const float t = x + 12582912.0f, r = x - (t - 12582912.0f); // 1.5 * 2^23: the last bits of t are n
+    const float p = ((0.05517165f * r + 0.24261112f) * r + 0.69326099f) * r + 0.99992807f;
+    const float y = __uint_as_float(__float_as_uint(p) + (__float_as_uint(t) << 23));
+    return x < -126.0f ? 0.0f : y;
+}
+
+// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with. POLY: of
+// 16 scores of a lane so many by d_attn_wg_exp2.
+template <int POLY, int H>
 static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & st, const float (&unit)[2], float (&factor)[2]) {
     UNROLL for (int r = 0; r < 2; ++r) {
         float max = -INFINITY, sum = 0.0f;
@@ -22319,7 +22555,8 @@ static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & s
         factor[r] = d_exp2(st.max[r] - base);
         st.max[r] = max;
         UNROLL for (int i = 2 * r; i < H; i += 4) {
-            s[i] = d_exp2(s[i] * unit[r] - base);
+            const bool is_poly = H <= 64 && i / 4 % 8 < POLY;
+            s[i] = is_poly ? d_attn_wg_exp2(s[i] * unit[r] - base) : d_exp2(s[i] * unit[r] - base);
             s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
             sum += s[i] + s[i + 1];
         }
@@ -22438,7 +22675,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                 }
                 unit[0] = st.slope[0], unit[1] = st.slope[1];
             }
-            d_attn_wg_soften(s, st, unit, factor);
+            d_attn_wg_soften<S::poly>(s, st, unit, factor);
         };
         auto free_v = [&]() {
             __syncwarp();
@@ -22489,7 +22726,11 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 }
 #endif // D_SM90
 
-// needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
+// WGMMA: persistent blocks with 128 rows of an item at a time. One warpgroup copies (TMA, mask), two multiply and compute the softmax.
+//   floor   2 (DK + DV) operations per row and position on tensor cores. Head 64: 16 exponentials a clock take equally long
+//   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
+//   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
+//   arch    9.0a
 template <typename T, int DK, int DV, int PARTS>
 static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1) k_attn_wg(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map k_map, const D_GRID_CONSTANT d_tensor_map v_map) {
 #if D_SM90
@@ -22544,6 +22785,351 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     }
 #else
     (void) a, (void) k_map, (void) v_map;
+#endif
+}
+
+// ---- latent attention: v in k, up to 16 rows, on warpgroup matrix instructions (9.0a) ----
+// ELEMENTS where k and v are the same rows in F16 or BF16. Positions are the rows of both products, so that no row is wasted:
+//   scores  S^T = K Q^T: 64 positions x 16 rows; each consumer warpgroup computes all of them for itself
+//   values  O^T = V^T P^T: a consumer warpgroup has every second 64 elements of v; V^T is the tile of k, read MN-major
+// So consumer warpgroups share only the stages. A block has 16 rows and goes over its visible tiles of 64 positions:
+//   warp 8   producer, TMA: a stage is a tile, one panel of 64 elements for each mbarrier `full`, so that scores begin with the first
+//   block    two consumer warpgroups and the producer warp
+//   shared   q, weights of each warpgroup, two stages, the result: 199 KiB for 576/512 in F16
+//   floor    k once at the speed of reading: 72 KB a tile are 5,400 clocks of a multiprocessor of an H100; both warpgroups read it twice from
+//            shared memory, 2,000 clocks
+//   needs    k F16 or BF16, rows and strides multiples of 16 bytes, v in k, q F32 (attn_is_wide_q), no mask or F16, GCUDA_PREC_DEFAULT;
+//            without code for 9.0a it has no static shared memory (attn_set_latent)
+#define ATTN_LATENT_PANELS 10 // of 64 elements: rows of k have up to 640
+
+template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
+    static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32, stages = 2;
+    static constexpr int bounds = 512; // 128 registers: three warps of a scheduler leave room for one of k_attn_join, so that its blocks wait next to these
+    static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
+    static constexpr int out_stride = 4 * ATTN_MAX_ELEMENTS + 16, out_bytes = rows * out_stride; // a row of the result, F32
+    static size_t shared_bytes(int n_panels) {
+        return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * weight_bytes + stages * n_panels * panel_bytes + out_bytes);
+    }
+};
+
+#if D_SM90
+struct d_attn_latent_shared {
+    int codes[2];                // of each stage: position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+    int mask_row[16];
+    float unit[16], slope[16];   // what a product of q and k is multiplied with, and a bias
+    float of_warps[2][4][16];    // maxima or sums of each warp of a warpgroup
+};
+struct d_attn_latent_ring { // addresses in shared memory
+    uint32_t q, weights, k, out, full, empty; // full: of each stage and panel
+    char * q_rows, * weight_rows, * k_rows, * out_rows; // for threads
+    int n_panels;
+    d_attn_latent_shared * all;
+};
+
+// Prefetches the tiles of the first stages to L2 before the PDL wait: k may still be written, which L2 sees.
+static inline __device__ void d_attn_latent_prefetch(const d_attn_mma & a) {
+    int split = 0;
+    const d_attn_block b = d_attn_block_of(a, (int) blockIdx.x, 16, split);
+    const char * k = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+    const int first = d_attn_walk::first_of(a.n_tiles, a, split), n = d_attn_walk::first_of(a.n_tiles, a, split + 1) - first;
+    const int begin = first * ATTN_TILE, last = (first + (n < 2 ? n : 2)) * ATTN_TILE, end = last < a.n_kv ? last : a.n_kv;
+    NO_UNROLL for (int j = begin + (int) threadIdx.x % 32; j < end; j += 32) { d_prefetch_l2(k + j * (int64_t) a.p.k.nb[1], 2 * (int) a.p.k.ne[0]); }
+}
+
+template <typename S> static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_tensor_map & map, const d_attn_latent_ring & ring) {
+    const int lane = (int) threadIdx.x % 32;
+    d_pipeline_state<S::stages> at = { 0, 1 };
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        const int head = d_divide(b.head0, a.heads_per_k);
+        d_attn_wg_walk walk;
+        if (a.classes != nullptr && item == (int) blockIdx.x) { d_pdl_prologue(); }
+        const int n_tiles = walk.begin(a, b, split);
+        for (int n = 0; n == 0 || n < n_tiles; ++n, at.next()) {
+            const int tile = n < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
+            if (a.classes == nullptr && item == (int) blockIdx.x && n == 0) { d_pdl_prologue(); }
+            d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
+            __syncwarp(); // no lane falls a phase behind
+            if (lane == 0) { ring.all->codes[at.index] = tile + (n + 1 < n_tiles ? 0 : ATTN_WG_LAST); }
+            if (lane < ring.n_panels) {
+                const uint32_t full = ring.full + 8 * (at.index * ATTN_LATENT_PANELS + lane);
+                d_mbarrier_arrive_expect(full, S::panel_bytes);
+                d_tma_load_4d(ring.k + (at.index * ring.n_panels + lane) * S::panel_bytes, map, 64 * lane, tile / 4, head, b.s, full);
+            }
+        }
+    }
+}
+
+// The 16 rows of q, a consumer warp two, as T in panels of 64 elements with 128-byte swizzle; and what is known about them. Rows that do not
+// exist repeat the last one. is_first: the block's first item, with the PDL wait.
+template <typename S, int PARTS> static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, bool is_first) {
+    constexpr int quads = ATTN_LATENT_PANELS / 2; // of a lane
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+    const char * rows[2];
+    float4 v[2][quads];
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const int row = (int) threadIdx.x / 32 + 8 * i, own = row < b.n_rows ? row : b.n_rows - 1, head = d_attn_head(a, b, own);
+        rows[i] = d_attn_q_row(a, b, own);
+        if (lane == 0) {
+            ring.all->slope[row] = a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
+            ring.all->mask_row[row] = (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, own);
+        }
+    }
+    if (is_first) { d_pdl_prologue(); } // after everything that needs no memory
+    UNROLL for (int i = 0; i < 2; ++i) {
+        UNROLL for (int k = 0; k < quads; ++k) {
+            const int d = 4 * lane + 128 * k;
+            v[i][k] = d < dk ? *(const float4 *) (rows[i] + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const int row = (int) threadIdx.x / 32 + 8 * i;
+        int exponent = 0;
+        if (!S::is_bf16) {
+            float max = 0.0f;
+            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
+            exponent = d_attn_wg_exponent(__reduce_max_sync(0xffffffffu, __float_as_uint(max)));
+        }
+        const float factor = __uint_as_float((uint32_t) (127 - exponent) << 23);
+        UNROLL for (int k = 0; k < quads; ++k) {
+            const int d = 4 * lane + 128 * k;
+            float x[4] = { v[i][k].x * factor, v[i][k].y * factor, v[i][k].z * factor, v[i][k].w * factor };
+            UNROLL for (int part = 0; part < PARTS; ++part) {
+                if (d < 64 * ring.n_panels) {
+                    *(uint2 *) (ring.q_rows + (part * ring.n_panels + d / 64) * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
+                        make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
+                }
+                UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
+            }
+        }
+        if (lane == 0) { ring.all->unit[row] = a.scale * __uint_as_float((uint32_t) (127 + exponent) << 23); }
+    }
+}
+
+// What a lane keeps of its rows 2t, 2t + 1, 2t + 8, 2t + 9 (t = lane % 4), and of the elements lane / 4 and lane / 4 + 8 of 16 for each warp.
+struct d_attn_latent_state {
+    float o[4][8]; // of every second 64 elements
+    float max[4], sum[4], unit[4], slope[4]; // sum: of this lane's positions
+    int mask_row[4];
+};
+
+// Of 4 rows, each over the lanes with the same rows, and over the warps of the warpgroup: IS_MAX, else the sum.
+template <bool IS_MAX> static inline __device__ void d_attn_latent_reduce(float (&x)[4], float (*of_warps)[16]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+    UNROLL for (int k = 4; k < 32; k *= 2) {
+        UNROLL for (int c = 0; c < 4; ++c) {
+            const float other = __shfl_xor_sync(0xffffffffu, x[c], k);
+            x[c] = IS_MAX ? fmaxf(x[c], other) : x[c] + other;
+        }
+    }
+    if (lane < 4) {
+        UNROLL for (int c = 0; c < 4; ++c) { of_warps[warp][c / 2 * 8 + 2 * t + c % 2] = x[c]; }
+    }
+    d_named_sync(1 + (int) threadIdx.x / 128, 128);
+    UNROLL for (int c = 0; c < 4; ++c) {
+        const int row = c / 2 * 8 + 2 * t + c % 2;
+        const float y[4] = { of_warps[0][row], of_warps[1][row], of_warps[2][row], of_warps[3][row] };
+        x[c] = IS_MAX ? fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3])) : (y[0] + y[1]) + (y[2] + y[3]);
+    }
+}
+
+// Biases of positions j and j + 8; -inf: not seen. bias[2 c + r]: of row c of this lane.
+static inline __device__ void d_attn_latent_biases(float (&bias)[8], const d_attn_mma & a, const int (&mask_row)[4], int j) {
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const int at = j + i % 2 * 8;
+        bias[i] = at < a.n_kv ? 0.0f : -INFINITY;
+        if (a.p.mask.data != nullptr && at < a.n_kv) {
+            bias[i] = __half2float(((const __half *) ((const char *) a.p.mask.data + mask_row[i / 2] * (int64_t) a.p.mask.nb[1]))[at]);
+        }
+    }
+}
+
+// Zeros in the warpgroup's part of rows of v that no row of the block sees: they may be anything, NaN too. All consumers.
+template <typename S> static inline __device__ void d_attn_latent_clean(const d_attn_latent_ring & ring, const float (&bias)[8], char * tile) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, first = (int) threadIdx.x / 32 % 4 * 16 + lane / 4;
+    d_named_sync(3, 128 * S::consumers); // both warpgroups have computed scores of the tile
+    UNROLL for (int r = 0; r < 2; ++r) {
+        bool sees = false;
+        UNROLL for (int c = 0; c < 4; ++c) { sees = sees || bias[2 * c + r] != -INFINITY; }
+        const uint32_t lanes = __ballot_sync(0xffffffffu, sees);
+        if ((lanes >> lane / 4 * 4 & 0xfu) != 0) { continue; }
+        NO_UNROLL for (int panel = group; panel < ring.n_panels; panel += 2) {
+            char * row = tile + panel * S::panel_bytes + (first + 8 * r) * 128 + lane % 4 * 32;
+            *(uint4 *) row = make_uint4(0, 0, 0, 0);
+            *(uint4 *) (row + 16) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; what was summed before is scaled to match.
+template <typename S>
+static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, float (&s)[8], const d_attn_mma & a, const d_attn_latent_ring & ring, const float (&bias)[8], bool is_full) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+    float max[4], x[8]; // x[2 c + r]
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const int c = i / 2;
+        x[i] = s[c / 2 * 4 + i % 2 * 2 + c % 2] * st.unit[c];
+        if (a.cap != 0.0f) { x[i] = a.cap * d_attn_wg_tanh(x[i]); }
+        if (!is_full) { x[i] = bias[i] == -INFINITY ? -INFINITY : x[i] + st.slope[c] * bias[i]; } // k may be anything there
+    }
+    UNROLL for (int c = 0; c < 4; ++c) { max[c] = fmaxf(x[2 * c], x[2 * c + 1]); }
+    d_attn_latent_reduce<true>(max, ring.all->of_warps[group]);
+    char * to = ring.weight_rows + group * S::weight_bytes;
+    UNROLL for (int c = 0; c < 4; ++c) {
+        const float top = fmaxf(st.max[c], max[c]), base = top == -INFINITY ? 0.0f : top, shrink = d_exp2(st.max[c] - base);
+        const int row = c / 2 * 8 + 2 * t + c % 2;
+        st.max[c] = top;
+        st.sum[c] *= shrink;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { st.o[i][c / 2 * 4 + 2 * r + c % 2] *= shrink; }
+        }
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const float w = d_exp2(x[2 * c + r] - base);
+            st.sum[c] += w;
+            *(uint16_t *) (to + row * 128 + ((2 * warp + r) ^ row % 8) * 16 + lane / 4 * 2) = (uint16_t) d_attn_pair<S::is_bf16>(w, 0.0f);
+        }
+    }
+}
+
+// Writes the result, or a partial one with its sums: through shared memory, a row by one TMA store.
+template <typename S>
+static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, int split) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+    d_attn_latent_reduce<false>(st.sum, ring.all->of_warps[group]);
+    UNROLL for (int c = 0; c < 4; ++c) {
+        const int row = c / 2 * 8 + 2 * t + c % 2;
+        const float scale = a.parts == nullptr && row < b.n_rows ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[c], st.sum[c]) : 1.0f;
+        char * to = ring.out_rows + row * S::out_stride + (64 * group + 16 * warp + lane / 4) * 4;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) { *(float *) (to + 512 * i + 32 * r) = st.o[i][c / 2 * 4 + 2 * r + c % 2] * scale; }
+        }
+        if (a.parts != nullptr && threadIdx.x < 4 && row < b.n_rows) {
+            ((float2 *) a.part_sums)[split * n_rows + d_attn_out_row(a, b, row)] = make_float2(st.max[c], st.sum[c]);
+        }
+    }
+    d_fence_async();
+    d_named_sync(3, 128 * S::consumers);
+    const int row = (int) threadIdx.x;
+    if (row < b.n_rows) {
+        const int64_t out = d_attn_out_row(a, b, row);
+        float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+        d_tma_store(y, ring.out + row * S::out_stride, 4 * a.dv);
+        d_tma_commit();
+        d_tma_wait<0>(); // also: the rows are the next item's
+    }
+}
+
+// A consumer warpgroup.
+template <typename S, typename T, int PARTS> static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const d_attn_latent_ring & ring) {
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, n_panels = ring.n_panels;
+    const uint64_t weights = d_desc_k_128(ring.weights + group * S::weight_bytes);
+    d_pipeline_state<S::stages> at = { 0, 0 };
+    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        int split = 0;
+        const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
+        d_named_sync(3, 128 * S::consumers); // q has been read
+        d_attn_latent_put_q<S, PARTS>(a, b, ring, item == (int) blockIdx.x);
+        d_fence_async();
+        d_named_sync(3, 128 * S::consumers);
+        d_attn_latent_state st;
+        UNROLL for (int c = 0; c < 4; ++c) {
+            const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
+            st.max[c] = -INFINITY;
+            st.sum[c] = 0.0f;
+            st.unit[c] = ring.all->unit[row];
+            st.slope[c] = ring.all->slope[row];
+            st.mask_row[c] = ring.all->mask_row[row];
+        }
+        UNROLL for (int i = 0; i < 32; ++i) { st.o[i / 8][i % 8] = 0.0f; }
+        bool is_last = false;
+        NO_UNROLL while (!is_last) {
+            const uint32_t tile = ring.k + at.index * n_panels * S::panel_bytes, full = ring.full + 8 * at.index * ATTN_LATENT_PANELS;
+            float s[8], bias[8];
+            UNROLL for (int i = 0; i < 8; ++i) { s[i] = 0.0f, bias[i] = 0.0f; }
+            d_mbarrier_wait(full, at.phase);
+            const int code = ring.all->codes[at.index], j = code / 4 + 16 * warp + lane / 4;
+            const bool is_full = (code & ATTN_WG_FULL) != 0;
+            is_last = (code & ATTN_WG_LAST) != 0;
+            if (!is_full) { d_attn_latent_biases(bias, a, st.mask_row, j); }
+            d_wgmma_fence();
+            NO_UNROLL for (int panel = 0; panel < n_panels; ++panel) {
+                const uint64_t k = d_desc_k_128(tile + panel * S::panel_bytes);
+                d_mbarrier_wait(full + 8 * panel, at.phase);
+                UNROLL for (int part = 0; part < PARTS; ++part) {
+                    const uint64_t q = d_desc_k_128(ring.q + (part * n_panels + panel) * S::q_panel_bytes);
+                    UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), s, k + 2 * i, q + 2 * i, 1); }
+                }
+                d_wgmma_commit();
+            }
+            d_wgmma_wait<0>();
+            d_wgmma_read(s);
+            if (!is_full) { d_attn_latent_clean<S>(ring, bias, ring.k_rows + at.index * n_panels * S::panel_bytes); }
+            d_attn_latent_soften<S>(st, s, a, ring, bias, is_full);
+            d_fence_async();
+            d_named_sync(1 + group, 128); // weights of all warps are there
+            d_wgmma_fence();
+            UNROLL for (int n = 0; n < ATTN_TILE / 16; ++n) {
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0; // after the result: any
+                    d_wgmma_ss<false, true>(T(), st.o[i], d_desc_mn_128(tile + panel * S::panel_bytes, S::panel_bytes) + 128 * n, weights + 2 * n, 1);
+                }
+            }
+            d_wgmma_commit();
+            d_wgmma_wait<0>();
+            UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_read(st.o[i]); }
+            __syncwarp(); // lane 0 arrives for all
+            if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * at.index); }
+            at.next();
+        }
+        d_attn_latent_store<S>(st, a, b, ring, split);
+    }
+}
+#endif // D_SM90
+
+// Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies (TMA).
+//   floor   k once per 16 rows
+//   shared  q, weights, two stages of 64 positions of k, the result: 199 KiB for 576/512 in F16
+//   needs   what attn_set_latent asks; without code for 9.0a it has no static shared memory
+//   arch    9.0a
+template <typename T, int PARTS>
+static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
+#if D_SM90
+    typedef d_attn_latent_shape<T, PARTS> S;
+    DYNAMIC_SHARED(char, shared);
+    D_SHARED_MBARRIERS(barriers, S::stages * (ATTN_LATENT_PANELS + 1));
+    __shared__ d_attn_latent_shared all;
+    d_attn_latent_ring ring;
+    ring.n_panels = ((int) a.p.k.ne[0] + 63) / 64;
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.weight_rows = ring.q_rows + PARTS * ring.n_panels * S::q_panel_bytes;
+    ring.k_rows = ring.weight_rows + S::consumers * S::weight_bytes;
+    ring.q = d_shared_address(ring.q_rows);
+    ring.weights = d_shared_address(ring.weight_rows);
+    ring.k = d_shared_address(ring.k_rows);
+    ring.out_rows = ring.k_rows + S::stages * ring.n_panels * S::panel_bytes;
+    ring.out = d_shared_address(ring.out_rows);
+    ring.full = d_shared_address(barriers);
+    ring.empty = ring.full + 8 * S::stages * ATTN_LATENT_PANELS;
+    ring.all = &all;
+    const bool is_producer = (int) threadIdx.x >= 128 * S::consumers;
+    if (is_producer && a.classes == nullptr) { d_attn_latent_prefetch(a); }
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::stages * ATTN_LATENT_PANELS; ++i) { d_mbarrier_init(ring.full + 8 * i, 1); }
+        for (int i = 0; i < S::stages; ++i) { d_mbarrier_init(ring.empty + 8 * i, 4 * S::consumers); }
+        d_mbarrier_fence_init();
+    }
+    __syncthreads();
+    if (is_producer) {
+        d_attn_latent_fetch<S>(a, map, ring);
+    } else {
+        d_attn_latent_compute<S, T, PARTS>(a, ring);
+    }
+#else
+    (void) a, (void) map;
 #endif
 }
 
@@ -22754,11 +23340,14 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 }
 
 // ---- adding splits ----
-// Adds the splits of a row: a block has 4 LANES elements of it, a lane four, each LANES lanes a part of the splits, one of PARTS; then the
-// parts are added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
-// 32 lanes, 4 parts, 8 at once; for long values 16 lanes, 16 parts, 9 at once: 132 splits of 16 rows of 512 elements are 4.3 MB, which 128
-// blocks read in one go, 33 KB each.
-template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
+// Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
+// added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
+//   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
+//   shared    16 bytes per thread
+//   shape     LANES, PARTS, DEPTH: 32, 4, 8; for long values 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and
+//             128 threads: blocks wait next to those of k_attn_latent
+//   needs     DV a multiple of 4
+template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS, 512 / (LANES * PARTS)) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
     d_pdl_prologue();
@@ -22861,6 +23450,7 @@ struct attn_blocks {
     int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp; ELEMENTS: sixteens of a block
     int n_positions;                     // ELEMENTS: of a stage
     bool has_pair;  // there are registers for two blocks on a multiprocessor
+    bool is_latent; // ELEMENTS: k_attn_latent
     size_t n_bytes; // of shared memory
 };
 
@@ -23004,17 +23594,6 @@ static void attn_set_element_sides(const gcuda_flash_attn_ext_args & p, d_attn_e
     }
 }
 
-// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
-static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
-    const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
-    const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
-    const bool has_packed = attn_is_packed(p.k.type) || attn_is_packed(p.v.type); // no kernel for 32 rows
-    for (int mt = want <= 16 ? 1 : want <= 32 && !has_packed ? 2 : 4; mt >= 1; mt /= has_packed ? 4 : 2) {
-        if (attn_try_elements(p, e, w, mt, 32, 2)) { return true; }
-    }
-    return attn_try_elements(p, e, w, 1, 16, 1);
-}
-
 #define ATTN_WG_POSITIONS (1 << 28) // d_attn_wg_shared holds position * 4 + flags in an int
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
 // Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
@@ -23051,6 +23630,45 @@ static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
     return p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
+
+// f(kernel, shape) of k_attn_latent for a type of k.
+template <typename F> static gcuda_status attn_with_latent(gcuda_type type, F f) {
+    return type == GCUDA_TYPE_F16    ? f(k_attn_latent<__half, 1>, d_attn_latent_shape<__half, 1>())
+           : type == GCUDA_TYPE_BF16 ? f(k_attn_latent<__nv_bfloat16, 2>, d_attn_latent_shape<__nv_bfloat16, 2>())
+                                     : GCUDA_STATUS_UNSUPPORTED;
+}
+// Whether k_attn_latent can take blocks of 16 rows of p.
+static bool attn_set_latent(const gcuda_flash_attn_ext_args & p, const d_attn_mma & a, attn_blocks & w) {
+    const bool has_mask = p.mask.data != nullptr, is_readable = (!has_mask || (p.mask.type == GCUDA_TYPE_F16 && p.mask.nb[0] == 2)) && attn_is_wide_q(p);
+    if (!a.is_v_in_k || p.prec == GCUDA_PREC_F32 || !is_readable || !attn_is_aligned(p.k) || !attn_is_wg_aligned(p.k)) { return false; }
+    if (p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS || p.k.ne[0] > 64 * ATTN_LATENT_PANELS || (uintptr_t) p.y.data % 16 != 0) { return false; }
+    attn_blocks latent = w;
+    latent.is_latent = true;
+    const gcuda_status st = attn_with_latent(p.k.type, [&](auto kernel, auto shape) {
+        cudaFuncAttributes attributes = {};
+        latent.n_warps = shape.threads / 32;
+        latent.n_bytes = shape.shared_bytes((int) ((p.k.ne[0] + 63) / 64));
+        const bool has_code = asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0; // as in attn_set_wg
+        return has_code ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
+    });
+    if (st != GCUDA_STATUS_SUCCESS || !fits_shared(latent.n_bytes, p.max_shared)) { return false; }
+    w = latent;
+    return true;
+}
+
+// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
+static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
+    const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
+    const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
+    const bool has_packed = attn_is_packed(p.k.type) || attn_is_packed(p.v.type); // no kernel for 32 rows
+    for (int mt = want <= 16 ? 1 : want <= 32 && !has_packed ? 2 : 4; mt >= 1; mt /= has_packed ? 4 : 2) {
+        if (attn_try_elements(p, e, w, mt, 32, 2)) {
+            if (mt == 1) { (void) attn_set_latent(p, e.m, w); }
+            return true;
+        }
+    }
+    return attn_try_elements(p, e, w, 1, 16, 1);
+}
 
 // How many units of row blocks, of n, are worked on together: an even number of rounds of all multiprocessors (d_attn_wg_next), of more than
 // two only as far as k and v stay in the L2 cache; all without classes, where all items take equally long.
@@ -23203,7 +23821,7 @@ static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
 }
 
 // Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
-// fill half of the device are not split by rows.
+// fill half of the device are not split by rows. Four tiles in one split take 12.6 us, in four splits and k_attn_join 9.8 (H100, F16).
 static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     d_attn_mma & a = x.a;
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / x.w.block_rows;
@@ -23219,6 +23837,10 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.n_splits <= 0) { // no more than give the longest one fewer tiles: partial results are large
+        const int64_t longest = (a.n_tiles + x.n_splits - 1) / x.n_splits;
+        x.n_splits = longest > 0 ? (a.n_tiles + longest - 1) / longest : 1;
+    }
     a.n_splits = divisor_of(x.n_splits);
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) {
         a.n_section = attn_wg_section(p, groups * x.n_splits, n_row_blocks, x.has_classes);
@@ -23389,7 +24011,16 @@ template <typename... P, typename... A> static gcuda_status attn_launch_with(voi
 }
 static gcuda_status attn_launch(void (*kernel)(d_attn_mma), const attn_plan & x, gcuda_stream stream) { return attn_launch_with(kernel, x, stream, x.a); }
 
+static gcuda_status attn_launch_latent(const attn_plan & x, gcuda_stream stream) {
+    const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
+    const tensor_map_encoder encode = find_tensor_map_encoder();
+    d_tensor_map map;
+    if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &map)) { return device_lacks(); }
+    return attn_with_latent(x.a.p.k.type, [&](auto kernel, auto) { return attn_launch_with(kernel, x, stream, x.a, map); });
+}
+
 static gcuda_status attn_launch_elements(const attn_plan & x, gcuda_stream stream) {
+    if (x.w.is_latent) { return attn_launch_latent(x, stream); }
     d_attn_elements e = x.e;
     e.m = x.a;
     const bool has_codes = e.raw_k.n_pieces > 0 || e.raw_v.n_pieces > 0;
@@ -23462,7 +24093,7 @@ static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
-        return launch_pdl_dependent(k_attn_join<16, 16, 9>, x.n_rows * ((x.a.dv + 63) / 64), dim3(256), 0, 0, stream, x.a);
+        return launch_pdl_dependent(k_attn_join<16, 8, 17>, x.n_rows * ((x.a.dv + 63) / 64), dim3(128), 0, 0, stream, x.a);
     }
     return launch_pdl_dependent(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
@@ -23715,6 +24346,10 @@ struct d_attn_back_pair {
     }
 };
 
+// Plain gradient of q. A block has ATTN_QUERIES queries of a head and goes over all positions once, with a running maximum. It leaves maximum,
+// sum and y . dy of each query in `queries`.
+//   floor   k and v once per 16 queries; q, y, dy and mask once, dq written once
+//   needs   types and strides as k_flash_attn; DK above ATTN_HELD accumulates in dq
 static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float factors[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
@@ -23809,6 +24444,9 @@ static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int
     }
 }
 
+// Plain gradient of k and v. A block has 32 positions of the heads that share them and goes over all queries of these heads.
+//   floor   q and dy once per 32 positions; k, v and mask once, dk and dv written once
+//   needs   what k_attn_back_queries wrote to `queries`
 static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
@@ -23839,6 +24477,9 @@ static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTA
     }
 }
 
+// Gradient of the sinks. A block has a head, a thread every 256th of its queries.
+//   floor   16 bytes per query and head
+//   needs   what the kernels for queries wrote to `queries`
 static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
     for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
         double sum = 0.0;
@@ -23888,7 +24529,9 @@ static inline __device__ uint32_t d_back_finite(uint32_t pair) {
     return pair;
 }
 
-// A warp a row: of q, then of dy, k and v.
+// Packs q, dy, k and v as F16 rows with the order of d_back_fetch. A warp has a row: of q, then of dy, k and v.
+//   floor   these rows read once, 2 bytes written per element
+//   needs   head sizes 64 and 128
 static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
     const gcuda_flash_attn_ext_back_args & p = a.b.p;
     const int lane = (int) threadIdx.x % 32, n_d = (int) p.q.ne[0];
@@ -24117,6 +24760,11 @@ static inline __device__ int d_back_next_positions(const d_back & a, int plane, 
     return j;
 }
 
+// Gradient of q on tensor cores (mma.sync). A block has BACK_ROWS tokens of a head, a warp 32 of them; positions come BACK_STEP at a time.
+//   floor   6 DK operations per token and position
+//   shared  rows of q and dy, two stages of k and v (cp.async)
+//   needs   rows of k_attn_back_pack; head sizes 64 and 128
+//   arch    8.0
 template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_queries(const D_GRID_CONSTANT d_back a) {
     DYNAMIC_SHARED(char, shared);
     constexpr int row_bytes = 2 * D, stage_bytes = 2 * BACK_STEP * row_bytes;
@@ -24225,6 +24873,11 @@ template <int MT> static inline __device__ int d_back_next_tokens(const d_back &
     return unit;
 }
 
+// Gradient of k and v on tensor cores (mma.sync). A block has 64 MT positions, a warp 16 MT of them; tokens come BACK_STEP at a time.
+//   floor   8 DK operations per token and position
+//   shared  rows of k and v, two stages of q and dy with their sums (cp.async)
+//   needs   rows of k_attn_back_pack, `queries` of k_attn_back_mma_queries; head sizes 64 and 128
+//   arch    8.0
 template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_attn_back_mma_kv(const D_GRID_CONSTANT d_back a) {
     DYNAMIC_SHARED(char, shared);
     __shared__ float4 sums[2][BACK_STEP];

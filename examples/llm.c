@@ -66,30 +66,30 @@ static const struct option_row {
     const char * help;
 } option_rows[] = {
     { "--model", "-m", "FILE", TEXT, AT(model), "the model, a GGUF file" },
-    { "--prompt", "-p", "TEXT", TEXT, AT(prompt), "what to ask, or to go on from; - reads it from the standard input" },
+    { "--prompt", "-p", "TEXT", TEXT, AT(prompt), "what to ask, or to go on from; -: standard input" },
     { "--system", "-s", "TEXT", TEXT, AT(system), "how to behave, before the first question" },
-    { "--tokens", "-n", "N", INT, AT(n_tokens), "tokens of an answer at most (512; perplexity: of the text)" },
-    { "--raw", NULL, NULL, FLAG, AT(raw), "go on from the prompt's text, without the chat template" },
+    { "--tokens", "-n", "N", INT, AT(n_tokens), "most tokens of an answer (512); perplexity: of text" },
+    { "--raw", NULL, NULL, FLAG, AT(raw), "go on from the prompt, without the chat template" },
     { "--temp", NULL, "X", FLOAT, AT(temperature), "temperature (0.7); 0: always the most probable token" },
     { "--top-k", NULL, "N", INT, AT(top_k), "choose among the N most probable tokens (40; 0: all)" },
-    { "--top-p", NULL, "X", FLOAT, AT(top_p), "... among the fewest that have this probability together (0.95; 1: all)" },
-    { "--min-p", NULL, "X", FLOAT, AT(min_p), "... among those at least X times as probable as the best (0.05; 0: all)" },
+    { "--top-p", NULL, "X", FLOAT, AT(top_p), "... the fewest with this probability together (0.95)" },
+    { "--min-p", NULL, "X", FLOAT, AT(min_p), "... those X times as probable as the best (0.05)" },
     { "--repeat-penalty", NULL, "X", FLOAT, AT(repeat_penalty), "make tokens seen lately less probable (1.1; 1: off)" },
     { "--repeat-last", NULL, "N", INT, AT(repeat_last), "how many tokens are \"lately\" (64)" },
-    { "--seed", NULL, "N", LONG, AT(seed), "the same seed gives the same answer (1); 0: another one each time" },
-    { "--backend", NULL, "NAME", TEXT, AT(backend), "CPU, CUDA0, ...; without it the first GPU, else the CPU" },
-    { "--gpus", NULL, "N", INT, AT(gpus), "divide the weights among the first N GPUs; the rest of them stays on the CPU" },
-    { "--ctx", NULL, "N", INT, AT(ctx), "tokens the model can look back on (4096, or what it was trained for)" },
-    { "--kv", NULL, "TYPE", TEXT, AT(kv), "type of the cache of keys and values: f16 (default), bf16, q8_0, q4_0, f32" },
+    { "--seed", NULL, "N", LONG, AT(seed), "same seed, same answer (1); 0: another each time" },
+    { "--backend", NULL, "NAME", TEXT, AT(backend), "CPU, CUDA0, ... (the first GPU, else the CPU)" },
+    { "--gpus", NULL, "N", INT, AT(gpus), "weights on the first N GPUs, the rest on the CPU" },
+    { "--ctx", NULL, "N", INT, AT(ctx), "tokens to look back on (4096, or as trained)" },
+    { "--kv", NULL, "TYPE", TEXT, AT(kv), "cache of keys, values: f16, bf16, q8_0, q4_0, f32" },
     { "--threads", "-t", "N", INT, AT(threads), "threads on the CPU (all processors)" },
-    { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt computed at a time (256; on a GPU up to 2048)" },
-    { "--exact", NULL, NULL, FLAG, AT(exact), "products without rounding to 8 bits: slower, to compare with" },
+    { "--chunk", NULL, "N", INT, AT(chunk), "tokens of a prompt at a time (256; GPU: up to 2048)" },
+    { "--exact", NULL, NULL, FLAG, AT(exact), "no rounding to 8 bits in products: slower" },
     { "--depths", NULL, "LIST", TEXT, AT(depths), "bench: tokens in the context before it begins (0)" },
     { "--n-prompt", NULL, "N", INT, AT(n_prompt), "bench: tokens of the prompt (256)" },
     { "--repeat", NULL, "N", INT, AT(repetitions), "bench: how often (3)" },
     { "--best", NULL, "N", INT, AT(n_best), "embed: lines to show (5)" },
     { "--json", NULL, NULL, FLAG, AT(json), "bench: results as JSON" },
-    { "--profile", NULL, NULL, FLAG, AT(profile), "bench without --json: what a token costs the host, and each operation a GPU" },
+    { "--profile", NULL, NULL, FLAG, AT(profile), "bench (no --json): host time, time of each node" },
     { "--special", NULL, NULL, FLAG, AT(special), "tokenize: names of control tokens are those tokens" },
     { "--quiet", "-q", NULL, FLAG, AT(quiet), "no progress, no numbers after an answer" },
     { "--help", "-h", NULL, FLAG, AT(help), "this text" },
@@ -614,7 +614,7 @@ static gcuda_status command_chat(struct app * a) {
         if (copy != NULL) { st = add_message(&c, "system", strcpy(copy, a->o.system)); }
     }
     if (st == GCUDA_STATUS_SUCCESS && !a->o.quiet) {
-        fprintf(stderr, "%s on %s. /new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend);
+        fprintf(stderr, "%s on %s\n/new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend);
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = chat_loop(a, &c); }
     drop_messages(&c, 0, c.n);
@@ -768,9 +768,10 @@ static gcuda_status profile_nodes(struct app * a, gcuda_backend_t backend) {
 
 static gcuda_status bench_profile(struct app * a, int depth) {
     const gcuda_backend_t backend = llm_session_backend(a->session, 0);
-    struct gcuda_cuda_plan_stats s;
+    struct gcuda_cuda_plan_stats s = { 0 };
     int32_t token = 0;
     double host_us = 0.0, all_us = 0.0;
+    memset(&s, 0, sizeof s);
     TRY(llm_eval_tokens(a->session, 0, &token, 1));
     TRY(profile_host(a, &host_us, &all_us));
     printf("a token: %.1f us, %.1f of them in calls of the host\n", all_us, host_us);
@@ -792,7 +793,7 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
     if (depth > 0) { TRY(llm_eval_tokens(a->session, 0, tokens, (size_t) depth)); }
     for (int i = -1; i < n_runs; ++i) { // the first one is not counted
         TRY(bench_prompt(a, tokens, depth, &prompt[i < 0 ? 0 : i]));
-        TRY(bench_generation(a, tokens, depth, i < 0 ? 2 : n, &generation[i < 0 ? 0 : i]));
+        TRY(bench_generation(a, tokens, depth, i < 0 && n > 2 ? 2 : n, &generation[i < 0 ? 0 : i]));
     }
     const struct sample p = summary(prompt, n_runs), g = summary(generation, n_runs);
     if (a->o.json) {

@@ -295,8 +295,10 @@ LLM_API gcuda_status llm_sample(struct llm_session * session, int32_t seq, struc
 
 #if defined(__GNUC__)
 #define LLMI_PRINTF(a, b) __attribute__((format(printf, a, b)))
+#define LLMI_PREFETCH(address) __builtin_prefetch(address)
 #else
 #define LLMI_PRINTF(a, b)
+#define LLMI_PREFETCH(address) ((void) (address))
 #endif
 
 LLMI_PRINTF(2, 3) static gcuda_status llmi_fail(gcuda_status status, const char * fmt, ...) {
@@ -1200,19 +1202,24 @@ enum llmi_token_type { // tokenizer.ggml.token_type
 enum { LLMI_NONE = -1, LLMI_BYTE_CHARS = 0x144 }; // no token or symbol; characters that byte-level BPE writes bytes as
 
 struct llmi_merge {
-    int32_t left, right, result, rank; // symbols; left LLMI_NONE: a free slot
+    int32_t left, right, result, rank; // symbols; rank: from 1 on, 0: a free slot
+};
+struct llmi_text_slot {
+    uint32_t hash; // of the symbol's text
+    int32_t next;  // symbol + 1; 0: a free slot
 };
 
 // Symbols are what merges work on: the tokens, then texts that occur in merges and are no token (most files have none).
 struct llmi_vocab {
     enum llmi_vocab_kind kind;
-    int32_t n_tokens, n_symbols;
+    int32_t n_tokens, n_symbols, max_symbols; // max_symbols: that there is room for
+    uint32_t max_text;               // bytes that there is room for
     char * text, * piece;            // of all symbols; what tokens add to a text
     uint32_t * text_at, * piece_at;  // where each begins; one more than there are
     uint8_t * type;                  // enum llmi_token_type
     bool * is_end;
     float * score;                   // SPM
-    int32_t * slots;                 // hash table from text to symbol
+    struct llmi_text_slot * slots;   // hash table from text to symbol
     uint32_t n_slots, n_merge_slots; // powers of two
     struct llmi_merge * merges;      // hash table from pair to merge
     uint16_t char_of_byte[256];      // BPE
@@ -1225,11 +1232,13 @@ struct llmi_vocab {
     struct llmi_pre pre;
 };
 
-static uint32_t llmi_hash(const char * text, size_t n) { // FNV-1a
-    uint32_t h = 2166136261u;
+enum { LLMI_HASH_BEGIN = 0x11C9DC5 }; // any number
+static uint32_t llmi_hash_on(uint32_t h, const char * text, size_t n) { // FNV-1a, of a text in pieces
     for (size_t i = 0; i < n; ++i) { h = (h ^ (unsigned char) text[i]) * 16777619u; }
-    return h ^ h >> 15;
+    return h;
 }
+static uint32_t llmi_hash_end(uint32_t h) { return h ^ h >> 15; }
+static uint32_t llmi_hash(const char * text, size_t n) { return llmi_hash_end(llmi_hash_on(LLMI_HASH_BEGIN, text, n)); }
 static uint32_t llmi_hash_pair(int32_t left, int32_t right) {
     const uint64_t h = ((uint64_t) (uint32_t) left << 32 | (uint32_t) right) * 0x9E3779B97F4A7C15u;
     return (uint32_t) (h >> 32);
@@ -1242,25 +1251,29 @@ static uint32_t llmi_slots_for(size_t n) { // at most half full
 
 static size_t llmi_symbol_size(const struct llmi_vocab * v, int32_t symbol) { return v->text_at[symbol + 1] - v->text_at[symbol]; }
 
-// The slot of the text: it holds the text's symbol, or LLMI_NONE where it belongs.
-static int32_t * llmi_slot(const struct llmi_vocab * v, const char * text, size_t n) {
-    uint32_t i = llmi_hash(text, n) & (v->n_slots - 1);
-    while (v->slots[i] != LLMI_NONE) {
-        const int32_t symbol = v->slots[i];
-        if (llmi_symbol_size(v, symbol) == n && memcmp(v->text + v->text_at[symbol], text, n) == 0) { break; }
-        i = (i + 1) & (v->n_slots - 1);
+// The slot of a text with this hash: it holds the text's symbol, or is free.
+static struct llmi_text_slot * llmi_slot(const struct llmi_vocab * v, const char * text, size_t n, uint32_t hash) {
+    uint32_t i = hash & (v->n_slots - 1);
+    for (; v->slots[i].next != 0; i = (i + 1) & (v->n_slots - 1)) {
+        const int32_t symbol = v->slots[i].next - 1;
+        if (v->slots[i].hash == hash && llmi_symbol_size(v, symbol) == n && memcmp(v->text + v->text_at[symbol], text, n) == 0) { break; }
     }
     return &v->slots[i];
 }
-static int32_t llmi_find(const struct llmi_vocab * v, const char * text, size_t n) { return *llmi_slot(v, text, n); }
+static int32_t llmi_find(const struct llmi_vocab * v, const char * text, size_t n) { // LLMI_NONE: there is none
+    return llmi_slot(v, text, n, llmi_hash(text, n))->next - 1;
+}
 static int32_t llmi_find_token(const struct llmi_vocab * v, const char * text, size_t n) {
     const int32_t symbol = llmi_find(v, text, n);
     return symbol < v->n_tokens ? symbol : LLMI_NONE;
 }
 
+static uint32_t llmi_merge_at(const struct llmi_vocab * v, int32_t left, int32_t right) { // where the search for it begins
+    return llmi_hash_pair(left, right) & (v->n_merge_slots - 1);
+}
 static struct llmi_merge * llmi_merge_slot(const struct llmi_vocab * v, int32_t left, int32_t right) {
-    uint32_t i = llmi_hash_pair(left, right) & (v->n_merge_slots - 1);
-    while (v->merges[i].left != LLMI_NONE && (v->merges[i].left != left || v->merges[i].right != right)) {
+    uint32_t i = llmi_merge_at(v, left, right);
+    while (v->merges[i].rank != 0 && (v->merges[i].left != left || v->merges[i].right != right)) {
         i = (i + 1) & (v->n_merge_slots - 1);
     }
     return &v->merges[i];
@@ -1381,43 +1394,57 @@ static void llmi_find_ends(struct llmi_vocab * v) {
 
 // ---- filling the tables ----
 
-// Takes over a text as symbol `symbol`; the texts come in order. Equal ones are an error for tokens.
-static gcuda_status llmi_add_text(struct llmi_vocab * v, int32_t symbol, const char * text, size_t n) {
-    memcpy(v->text + v->text_at[symbol], text, n);
-    v->text_at[symbol + 1] = v->text_at[symbol] + (uint32_t) n;
-    int32_t * slot = llmi_slot(v, text, n);
-    if (*slot != LLMI_NONE) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokens %d and %d have the same text '%.*s'", *slot, symbol,
+// Takes over a text as the next symbol. Equal ones are an error.
+static gcuda_status llmi_add_text(struct llmi_vocab * v, int32_t symbol, const char * text, size_t n, uint32_t hash) {
+    struct llmi_text_slot * slot = llmi_slot(v, text, n, hash);
+    if (slot->next != 0) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokens %d and %d have the same text '%.*s'", slot->next - 1, symbol,
             (int) llmi_min((int64_t) n, 64), text);
     }
-    *slot = symbol;
+    memcpy(v->text + v->text_at[symbol], text, n);
+    v->text_at[symbol + 1] = v->text_at[symbol] + (uint32_t) n;
+    slot->hash = hash;
+    slot->next = symbol + 1;
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A text of a merge: its symbol, made where there is none.
-static int32_t llmi_intern(struct llmi_vocab * v, const char * text, size_t n) {
-    const int32_t symbol = llmi_find(v, text, n);
-    if (symbol != LLMI_NONE) { return symbol; }
-    (void) llmi_add_text(v, v->n_symbols, text, n); // cannot be there twice
-    return v->n_symbols++;
+// Tables for so many symbols and bytes of text, with what they hold already. The old ones stay in the arena.
+static gcuda_status llmi_symbols_alloc(struct llmi_vocab * v, struct gcuda_context * arena, size_t n_symbols, size_t n_bytes) {
+    const struct llmi_text_slot * old_slots = v->slots;
+    const char * old_text = v->text;
+    const uint32_t * old_at = v->text_at, n_old = v->n_slots;
+    LLMI_TRY(llmi_made(v->text = LLMI_NEW(arena, char, n_bytes)));
+    LLMI_TRY(llmi_made(v->text_at = LLMI_NEW(arena, uint32_t, n_symbols + 1)));
+    v->n_slots = llmi_slots_for(n_symbols);
+    LLMI_TRY(llmi_made(v->slots = LLMI_NEW(arena, struct llmi_text_slot, v->n_slots)));
+    v->max_symbols = (int32_t) n_symbols;
+    v->max_text = (uint32_t) n_bytes;
+    if (old_slots == NULL) { return GCUDA_STATUS_SUCCESS; }
+    memcpy(v->text, old_text, old_at[v->n_symbols]);
+    memcpy(v->text_at, old_at, ((size_t) v->n_symbols + 1) * sizeof *old_at);
+    for (uint32_t i = 0; i < n_old; ++i) {
+        uint32_t k = old_slots[i].hash & (v->n_slots - 1);
+        while (old_slots[i].next != 0 && v->slots[k].next != 0) { k = (k + 1) & (v->n_slots - 1); }
+        if (old_slots[i].next != 0) { v->slots[k] = old_slots[i]; }
+    }
+    return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status llmi_add_merge(struct llmi_vocab * v, int32_t rank, const char * line, size_t n) {
-    const char * blank = n < 3 ? NULL : (const char *) memchr(line + 1, ' ', n - 1);
-    const size_t n_left = blank ? (size_t) (blank - line) : 0, n_right = blank ? n - n_left - 1 : 0;
-    char both[512];
-    if (n_right == 0 || n > sizeof both) {
-        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokenizer.ggml.merges: line %d is not two texts with a blank between", rank);
+// A text of a merge: its symbol, made where there is none. Most files have only tokens there: room for others is made when one comes.
+static gcuda_status llmi_intern(struct llmi_vocab * v, struct gcuda_context * arena, const char * text, size_t n, uint32_t hash, int32_t * symbol) {
+    *symbol = llmi_slot(v, text, n, hash)->next - 1;
+    if (*symbol != LLMI_NONE) { return GCUDA_STATUS_SUCCESS; }
+    const size_t n_bytes = v->text_at[v->n_symbols] + n;
+    if (n_bytes > UINT32_MAX / 4) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokenizer.ggml.merges: texts of %zu bytes, at most %lu are supported", n_bytes,
+            (unsigned long) UINT32_MAX / 4);
     }
-    memcpy(both, line, n_left);
-    memcpy(both + n_left, blank + 1, n_right);
-    const int32_t left = llmi_intern(v, line, n_left), right = llmi_intern(v, blank + 1, n_right);
-    struct llmi_merge * merge = llmi_merge_slot(v, left, right);
-    if (merge->left != LLMI_NONE) { return GCUDA_STATUS_SUCCESS; } // the first rank counts
-    merge->left = left;
-    merge->right = right;
-    merge->rank = rank;
-    merge->result = llmi_intern(v, both, n - 1);
+    if (v->n_symbols == v->max_symbols || n_bytes > v->max_text) {
+        LLMI_TRY(llmi_symbols_alloc(v, arena, 2 * (size_t) v->n_symbols, 2 * n_bytes));
+    }
+    *symbol = v->n_symbols;
+    LLMI_TRY(llmi_add_text(v, v->n_symbols, text, n, hash)); // is not there yet
+    ++v->n_symbols;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -1470,12 +1497,14 @@ static gcuda_status llmi_string_array(const struct llmi_file * f, const char * k
     return GCUDA_STATUS_SUCCESS;
 }
 
+enum { LLMI_EMPTY_TEXT = 24 }; // bytes of [EMPTY_N], which stands for an empty token
+
 static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64_t n) {
     uint64_t sum = 0;
     const char * text;
     for (uint64_t i = 0; i < n; ++i) {
         size_t size = 0;
-        if (gcuda_gguf_get_arr_str(f->g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS) { sum += size; }
+        if (gcuda_gguf_get_arr_str(f->g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS) { sum += size > 0 ? size : (size_t) LLMI_EMPTY_TEXT; }
     }
     return sum;
 }
@@ -1563,26 +1592,19 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Tables for n tokens and the texts of n_merges merges (each has three at most that are no token).
+// Tables for n tokens of n_bytes together and n_merges merges.
 static gcuda_status llmi_vocab_alloc(struct llmi_vocab * v, struct gcuda_context * arena, uint64_t n, uint64_t n_merges, uint64_t n_bytes) {
-    if (n < 1 || n > 1 << 24 || n_merges > 1 << 24 || n_bytes > UINT32_MAX / 2) {
+    if (n < 1 || n > 1 << 24 || n_merges > 1 << 24 || n_bytes > UINT32_MAX / 4) {
         return llmi_fail(GCUDA_STATUS_INVALID_DATA, "a vocabulary of %llu tokens, %llu merges and %llu bytes; supported are 1 to %d, %d and %lu",
             (unsigned long long) n, (unsigned long long) n_merges, (unsigned long long) n_bytes, 1 << 24, 1 << 24,
-                (unsigned long) UINT32_MAX / 2);
+                (unsigned long) UINT32_MAX / 4);
     }
-    const size_t n_symbols = (size_t) (n + 3 * n_merges);
     v->n_tokens = v->n_symbols = (int32_t) n;
-    v->n_slots = llmi_slots_for(n_symbols);
+    LLMI_TRY(llmi_symbols_alloc(v, arena, (size_t) n, (size_t) n_bytes));
     v->n_merge_slots = llmi_slots_for((size_t) n_merges);
-    LLMI_TRY(llmi_made(v->text = LLMI_NEW(arena, char, n_bytes)));
-    LLMI_TRY(llmi_made(v->text_at = LLMI_NEW(arena, uint32_t, n_symbols + 1)));
-    LLMI_TRY(llmi_made(v->slots = LLMI_NEW(arena, int32_t, v->n_slots)));
     LLMI_TRY(llmi_made(v->merges = LLMI_NEW(arena, struct llmi_merge, v->n_merge_slots)));
     LLMI_TRY(llmi_made(v->type = LLMI_NEW(arena, uint8_t, n)));
-    LLMI_TRY(llmi_made(v->is_end = LLMI_NEW(arena, bool, n)));
-    for (uint32_t i = 0; i < v->n_slots; ++i) { v->slots[i] = LLMI_NONE; }
-    for (uint32_t i = 0; i < v->n_merge_slots; ++i) { v->merges[i].left = LLMI_NONE; }
-    return GCUDA_STATUS_SUCCESS;
+    return llmi_made(v->is_end = LLMI_NEW(arena, bool, n));
 }
 
 static gcuda_status llmi_load_types(const struct llmi_file * f, struct llmi_vocab * v) {
@@ -1597,21 +1619,76 @@ static gcuda_status llmi_load_types(const struct llmi_file * f, struct llmi_voca
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status llmi_load_texts(const struct llmi_file * f, struct llmi_vocab * v, int64_t tokens, int64_t merges, uint64_t n_merges) {
-    const char * text;
-    size_t n;
-    char empty[24];
-    for (int32_t i = 0; i < v->n_tokens; ++i) {
-        LLMI_TRY(gcuda_gguf_get_arr_str(f->g, tokens, (uint64_t) i, &text, &n));
-        if (n == 0) {
-            n = (size_t) snprintf(empty, sizeof empty, "[EMPTY_%d]", i);
-            text = empty;
+// The hash table is larger than a processor's cache: some texts are looked up together, so that their misses overlap.
+enum { LLMI_LOAD_BATCH = 32 };
+
+static gcuda_status llmi_load_texts(const struct llmi_file * f, struct llmi_vocab * v, int64_t tokens) {
+    struct { const char * text; size_t n; uint32_t hash; char empty[LLMI_EMPTY_TEXT]; } batch[LLMI_LOAD_BATCH];
+    for (int32_t first = 0, n; first < v->n_tokens; first += n) {
+        n = (int32_t) llmi_min(v->n_tokens - first, LLMI_LOAD_BATCH);
+        for (int32_t i = 0; i < n; ++i) {
+            LLMI_TRY(gcuda_gguf_get_arr_str(f->g, tokens, (uint64_t) (first + i), &batch[i].text, &batch[i].n));
+            if (batch[i].n == 0) {
+                batch[i].n = (size_t) snprintf(batch[i].empty, sizeof batch[i].empty, "[EMPTY_%d]", first + i);
+                batch[i].text = batch[i].empty;
+            }
+            batch[i].hash = llmi_hash(batch[i].text, batch[i].n);
+            LLMI_PREFETCH(&v->slots[batch[i].hash & (v->n_slots - 1)]);
         }
-        LLMI_TRY(llmi_add_text(v, i, text, n));
+        for (int32_t i = 0; i < n; ++i) { LLMI_TRY(llmi_add_text(v, first + i, batch[i].text, batch[i].n, batch[i].hash)); }
     }
-    for (uint64_t i = 0; i < n_merges; ++i) {
-        LLMI_TRY(gcuda_gguf_get_arr_str(f->g, merges, i, &text, &n));
-        LLMI_TRY(llmi_add_merge(v, (int32_t) i, text, n));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+enum { LLMI_MERGE_BYTES = 512 }; // of a line at most
+struct llmi_merge_line {
+    const char * text;
+    size_t n, n_left;
+    uint32_t left_hash, right_hash, both_hash;
+    int32_t left, right; // symbols
+};
+
+static gcuda_status llmi_read_merge(const struct llmi_file * f, const struct llmi_vocab * v, int64_t merges, uint64_t i, struct llmi_merge_line * l) {
+    LLMI_TRY(gcuda_gguf_get_arr_str(f->g, merges, i, &l->text, &l->n));
+    const char * blank = l->n < 3 ? NULL : (const char *) memchr(l->text + 1, ' ', l->n - 1);
+    l->n_left = blank ? (size_t) (blank - l->text) : 0;
+    if (blank == NULL || l->n_left + 1 == l->n || l->n > LLMI_MERGE_BYTES) {
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "tokenizer.ggml.merges: line %llu is not two texts with a blank between", (unsigned long long) i);
+    }
+    const uint32_t left = llmi_hash_on(LLMI_HASH_BEGIN, l->text, l->n_left);
+    l->left_hash = llmi_hash_end(left);
+    l->right_hash = llmi_hash(blank + 1, l->n - l->n_left - 1);
+    l->both_hash = llmi_hash_end(llmi_hash_on(left, blank + 1, l->n - l->n_left - 1));
+    LLMI_PREFETCH(&v->slots[l->left_hash & (v->n_slots - 1)]);
+    LLMI_PREFETCH(&v->slots[l->right_hash & (v->n_slots - 1)]);
+    LLMI_PREFETCH(&v->slots[l->both_hash & (v->n_slots - 1)]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status llmi_add_merge(struct llmi_vocab * v, struct gcuda_context * arena, const struct llmi_merge_line * l, int32_t rank) {
+    char both[LLMI_MERGE_BYTES];
+    struct llmi_merge * merge = llmi_merge_slot(v, l->left, l->right);
+    if (merge->rank != 0) { return GCUDA_STATUS_SUCCESS; } // the first rank counts
+    merge->left = l->left;
+    merge->right = l->right;
+    merge->rank = rank;
+    memcpy(both, l->text, l->n_left);
+    memcpy(both + l->n_left, l->text + l->n_left + 1, l->n - l->n_left - 1);
+    return llmi_intern(v, arena, both, l->n - 1, l->both_hash, &merge->result);
+}
+
+static gcuda_status llmi_load_merges(const struct llmi_file * f, struct llmi_vocab * v, struct gcuda_context * arena, int64_t merges, uint64_t n_merges) {
+    struct llmi_merge_line lines[LLMI_LOAD_BATCH];
+    for (uint64_t first = 0; first < n_merges; first += LLMI_LOAD_BATCH) {
+        const uint64_t n = (uint64_t) llmi_min((int64_t) (n_merges - first), LLMI_LOAD_BATCH);
+        for (uint64_t i = 0; i < n; ++i) { LLMI_TRY(llmi_read_merge(f, v, merges, first + i, &lines[i])); }
+        for (uint64_t i = 0; i < n; ++i) {
+            struct llmi_merge_line * l = &lines[i];
+            LLMI_TRY(llmi_intern(v, arena, l->text, l->n_left, l->left_hash, &l->left));
+            LLMI_TRY(llmi_intern(v, arena, l->text + l->n_left + 1, l->n - l->n_left - 1, l->right_hash, &l->right));
+            LLMI_PREFETCH(&v->merges[llmi_merge_at(v, l->left, l->right)]);
+        }
+        for (uint64_t i = 0; i < n; ++i) { LLMI_TRY(llmi_add_merge(v, arena, &lines[i], (int32_t) (first + i) + 1)); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -1622,10 +1699,10 @@ static gcuda_status llmi_vocab_load(struct llmi_vocab * v, const struct llmi_fil
     LLMI_TRY(llmi_load_kind(f, v));
     LLMI_TRY(llmi_string_array(f, "tokenizer.ggml.tokens", true, &tokens, &n));
     if (v->kind == LLMI_BPE) { LLMI_TRY(llmi_string_array(f, "tokenizer.ggml.merges", true, &merges, &n_merges)); }
-    const uint64_t n_bytes = llmi_string_bytes(f, tokens, n) + 24 * n + 2 * llmi_string_bytes(f, merges, n_merges); // 24: [EMPTY_...]
-    LLMI_TRY(llmi_vocab_alloc(v, arena, n, n_merges, n_bytes));
+    LLMI_TRY(llmi_vocab_alloc(v, arena, n, n_merges, llmi_string_bytes(f, tokens, n)));
     if (v->kind == LLMI_SPM) { LLMI_TRY(llmi_made(v->score = LLMI_NEW(arena, float, n))); }
-    LLMI_TRY(llmi_load_texts(f, v, tokens, merges, n_merges));
+    LLMI_TRY(llmi_load_texts(f, v, tokens));
+    LLMI_TRY(llmi_load_merges(f, v, arena, merges, n_merges));
     LLMI_TRY(llmi_load_types(f, v));
     LLMI_TRY(llmi_load_ids(f, v));
     LLMI_TRY(llmi_load_ends(f, v));
@@ -1701,7 +1778,7 @@ static bool llmi_joins(const struct llmi_merger * m, const struct llmi_node * le
         const struct llmi_merge * merge = llmi_merge_slot(m->v, left->symbol, right->symbol);
         c->symbol = merge->result;
         c->order = merge->rank;
-        return merge->left != LLMI_NONE;
+        return merge->rank != 0;
     }
     c->symbol = llmi_find_token(m->v, m->text + left->at, left->n + right->n);
     if (c->symbol == LLMI_NONE) { return false; }
@@ -3186,6 +3263,8 @@ enum { LLMI_INPUT_ALIGN = 256 };
 static gcuda_status llmi_place_input(struct llmi_build * b, struct gcuda_tensor * t) {
     if (t == NULL || b->input_buffer == NULL) { return GCUDA_STATUS_SUCCESS; }
     char * at = (char *) gcuda_backend_buffer_get_base(b->input_buffer) + b->n_input_bytes;
+    t->buffer = NULL; // of a graph that is resized: where it was
+    t->data = NULL;
     b->n_input_bytes += (size_t) llmi_pad((int64_t) gcuda_nbytes(t), LLMI_INPUT_ALIGN);
     return gcuda_backend_tensor_alloc(b->input_buffer, t, at);
 }
@@ -3213,6 +3292,22 @@ static void llmi_make_inputs(struct llmi_build * b) {
     for (int i = 0; i < 2; ++i) {
         if (b->in.mask[i] != NULL) { gcuda_set_dynamic(b->in.mask[i]); }
     }
+}
+
+// Gives masks and cache views the sizes of the key. Nothing else in a decoder's graph depends on them: nodes and their memory stay.
+static gcuda_status llmi_resize_graph(struct llmi_build * b) {
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_tensor * mask = b->in.mask[i];
+        if (mask == NULL) { continue; }
+        mask->ne[0] = b->key.n_kv[i * b->window_cache];
+        mask->nb[1] = (size_t) mask->ne[0] * mask->nb[0];
+        mask->nb[2] = mask->nb[3] = (size_t) mask->ne[1] * mask->nb[1];
+    }
+    for (int i = 0; i < gcuda_graph_n_nodes(b->graph); ++i) {
+        struct gcuda_tensor * t = gcuda_graph_nodes(b->graph)[i];
+        if (t->op == GCUDA_OP_FLASH_ATTN_EXT) { t->src[1]->ne[1] = t->src[2]->ne[1] = t->src[3]->ne[0]; } // keys, values, mask
+    }
+    return llmi_place_inputs(b);
 }
 
 static gcuda_status llmi_build_graph(struct llmi_build * b, size_t max_nodes, struct gcuda_tensor ** result) {
@@ -3451,14 +3546,22 @@ static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_pl
     return llmi_made(*plan);
 }
 
-// The graph of a key, placed in memory. The one of the run before is used again if its key was the same.
+// Whether the last graph becomes that of the key by other sizes of the cache's views: with one backend, which has a buffer for all inputs.
+static bool llmi_can_resize(const struct llm_session * s, const struct llmi_graph_key * key) {
+    const struct llmi_graph_key * old = &s->build.key;
+    return s->result != NULL && s->build.input_buffer != NULL && (s->m->traits & LLMI_ENCODER) == 0 && !key->is_embedding && !old->is_embedding
+        && key->n_tokens == old->n_tokens && key->n_outputs == old->n_outputs;
+}
+
+// The graph of a key, placed in memory. The one of the run before is used again if its key was the same, or differs in the cache's cells.
 static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key key) {
     if (s->result != NULL && memcmp(&key, &s->build.key, sizeof key) == 0) { return GCUDA_STATUS_SUCCESS; }
+    struct gcuda_tensor * result = llmi_can_resize(s, &key) ? s->result : NULL;
+    const bool is_old = result != NULL;
     s->result = NULL;
     s->build.key = key;
-    struct gcuda_tensor * result = NULL;
-    LLMI_TRY(llmi_build_graph(&s->build, s->max_nodes, &result));
-    LLMI_TRY(llmi_place(s));
+    LLMI_TRY(is_old ? llmi_resize_graph(&s->build) : llmi_build_graph(&s->build, s->max_nodes, &result));
+    if (!is_old) { LLMI_TRY(llmi_place(s)); }
     gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
     if (plan != NULL) { LLMI_TRY(llmi_use_plan(s, plan)); }
     s->result = result;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The CUDA build on a machine with nvcc, GPU or not. Last line: N passed, N failed, N skipped.
 
-    cuda.py [--all]      --all: the kernels for all other architectures and PTX, besides
+    cuda.py [--all]      --all: optimised, and the kernels for all other architectures and PTX, besides
 
-The kernels and programs for 90a compile without a warning, and one part for 7.5. What is built needs neither libcuda nor libcublas, starts
+The kernels and programs for 90a compile without a warning, and one part for 7.5. Without --all both compile with as little
+optimisation as there is, in build/quick/: it takes half the time, and what runs here runs on the CPU. What is built needs neither libcuda nor libcublas, starts
 where no NVIDIA library exists (a root folder with nothing in it but the C libraries), and then says that there is no
 such device, and uses the CPU when asked to. The kernels' objects go into a shared library.
 """
@@ -18,7 +19,9 @@ import tempfile
 import limits
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DIGITS = os.path.join(ROOT, "build", "cuda", "digits")
+IS_ALL = "--all" in sys.argv
+FOLDER = "build" if IS_ALL else "build/quick"
+DIGITS = os.path.join(ROOT, FOLDER, "cuda", "digits")
 OTHER_ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
 
@@ -50,15 +53,15 @@ def libraries(program):
 
 def needs_no_nvidia_library():
     for name in ("digits", "test-ops", "bench-gpu"):
-        found = libraries(os.path.join(ROOT, "build", "cuda", name))
+        found = libraries(os.path.join(ROOT, FOLDER, "cuda", name))
         bad = [path for path in found if re.search(r"libcuda|libcublas|libnv", path)]
         result(f"{name}: ldd names neither libcuda nor libcublas", bool(found) and not bad, " ".join(bad) or "ldd: nothing")
 
 
 def goes_into_a_shared_library():
     """The kernels' objects, linked into a library that a program loads."""
-    program = os.path.join(ROOT, "build", "cuda", "plugin")
-    if build("kernels and implementation in a shared library", "build/cuda/plugin", "ARCHS=90a"):
+    program = os.path.join(ROOT, FOLDER, "cuda", "plugin")
+    if build("kernels and implementation in a shared library", f"{FOLDER}/cuda/plugin", "ARCHS=90a", *flags()):
         code, out = run([program, program + ".so", "CPU"], 120)
         result("shared library: the CPU computes", code == 0, out[-300:])
         code, out = run([program, program + ".so", "CUDA0"], 120)
@@ -98,16 +101,25 @@ def starts_anywhere():
             behaves_without_a_device("in a bare root folder", *enter, "/digits")
 
 
+def flags():
+    """Variables of make."""
+    if IS_ALL:
+        return [f"B={FOLDER}"]
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    quick = "--Ofast-compile=max" if "--Ofast-compile" in run([nvcc, "--help"])[1] else "-Xptxas -O0"
+    return [f"B={FOLDER}", f"NVCC_FLAGS={quick}", "CFLAGS=-O0", "EXAMPLE_CFLAGS=-O0"]
+
+
 def main():
-    if build("kernels and programs for 90a", "cuda-programs", "ARCHS=90a"):
+    if build("kernels and programs for 90a", "cuda-programs", "ARCHS=90a", *flags()):
         needs_no_nvidia_library()
         starts_anywhere()
         goes_into_a_shared_library()
-        code, out = run([os.path.join(ROOT, "build", "cuda", "bench-gpu"), "--check"])
+        code, out = run([os.path.join(ROOT, FOLDER, "cuda", "bench-gpu"), "--check"])
         result("bench-gpu: every row can be built", code == 0, out[-500:])
     # most of what depends on the architecture stands in this part; code for BF16, say, compiles for 90a and not for 7.5
     build("part 13 for 7.5", "build/oldest/cuda/gcuda_kernels-13.o", "ARCHS=75", "B=build/oldest", "NVCC_FLAGS=-O1")
-    if "--all" in sys.argv:
+    if IS_ALL:
         build("part 3 for all architectures and PTX", "build/all-archs/cuda/gcuda_kernels-3.o", "ARCHS=all", "B=build/all-archs")
         with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 12)) as pool: # each compiles its parts side by side
             list(pool.map(lambda a: build(f"kernels for {a}", "cuda", f"ARCHS={a}", f"B=build/arch-{a}"), OTHER_ARCHS))

@@ -6,6 +6,7 @@
 
 embed      the lines of a text against vectors of the PyPI package sentence-transformers (tests/llm/expected/minilm.json)
 upscale    a drawn picture against the same network in numpy (tests/llm/convert_upscaler.py), whole and in tiles
+png        the same picture as PNG, in and out, where upscale was built with Debian's libstb-dev
 Models come from PyPI (tests/llm/models.py); where it cannot be reached a check is skipped and says so.
 Last line: N passed, N failed, N skipped.
 """
@@ -135,6 +136,60 @@ def upscale(run):
     run.that(run.program("upscale", model, source, out, "--tile")[0] == 2, "upscale: usage")
 
 
+# ---- PNG ----
+class Skip(Exception):
+    pass
+
+
+def read_png(path):
+    """Bytes [height, width, 3] of a PNG file of 8-bit RGB without interlacing."""
+    with open(path, "rb") as f:
+        data = f.read()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        n, name = struct.unpack(">I4s", data[at:at + 8])
+        body = data[at + 8:at + 8 + n]
+        assert zlib.crc32(name + body) == struct.unpack(">I", data[at + 8 + n:at + 12 + n])[0]
+        chunks[name] = chunks.get(name, b"") + body
+        at += 12 + n
+    width, height, *kind = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    assert kind == [8, 2, 0, 0, 0]
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width).astype(int)
+    out = np.zeros((height + 1, 3 * width + 3), int)  # a row above and a pixel before, both 0
+    for y, (filter_, *row) in enumerate(rows, 1):
+        for x, value in enumerate(row, 3):
+            a, b, c = out[y, x - 3], out[y - 1, x], out[y - 1, x - 3]
+            paeth = min((abs(b - c), 0, a), (abs(a - c), 1, b), (abs(a + b - 2 * c), 2, c))[2]
+            out[y, x] = (value + (0, a, b, (a + b) // 2, paeth)[filter_]) % 256
+    return out[1:, 3:].reshape(height, width, 3).astype(np.uint8)
+
+
+def png(run):
+    model = convert_upscaler.convert(models.realesr(), run.path("upscaler.gguf"))
+    picture = draw(37, 23)
+    write_png(run.path("in.png"), picture)
+    run.that((read_png(run.path("in.png")) == picture).all(), "png: the test reads what it writes")
+    code, said, errors = run.program("upscale", model, run.path("in.png"), run.path("out.png"), "--backend", run.args.backend)
+    if code == 1 and "libstb-dev" in errors:
+        raise Skip("upscale was built without PNG (apt-get install libstb-dev)")
+    run.that(code == 0 and said.startswith("37 x 23 -> 148 x 92"), "png: what is said", f"exit code {code}, {said!r} {errors!r}")
+    run.program("upscale", model, write_ppm(run.path("in.ppm"), picture), run.path("out.ppm"), "--backend", run.args.backend)
+    run.that((read_png(run.path("out.png")) == read_ppm(run.path("out.ppm"))).all(), "png: the pixels of the PPM files")
+    with open(run.path("in.png"), "rb") as f:
+        data = f.read()
+    head = struct.pack(">IIBBBBB", 70000, 1, 8, 2, 0, 0, 0)
+    bad = {"cut": data[:60], "empty": b"", "other": b"\x88" + data[1:], "wide": data[:16] + head + struct.pack(">I", zlib.crc32(b"IHDR" + head)) + data[33:]}
+    for name, damaged in bad.items():
+        path = run.path(f"{name}.png")
+        with open(path, "wb") as f:
+            f.write(damaged)
+        code, said, errors = run.program("upscale", model, path, run.path("bad-out.png"), "--backend", run.args.backend)
+        run.that(code == 1 and said == "" and f"{name}.png" in errors, f"png: {name} is refused by name", f"{code}, {errors!r}")
+    code, said, errors = run.program("upscale", model, run.path("in.png"), run.path("no/folder.png"), "--backend", run.args.backend)
+    run.that(code == 1 and "no/folder.png" in errors, "png: a picture that cannot be written", f"{code}, {errors!r}")
+
+
 # ---- README's picture ----
 def scene(width, height):
     """A house on a hill at night, every pixel of one colour."""
@@ -175,7 +230,7 @@ def picture(run, path):
     write_png(path, np.concatenate([np.repeat(np.repeat(before, 4, 0), 4, 1), read_ppm(run.path("out.ppm"))], 1))
 
 
-CHECKS = {"embed": embed, "upscale": upscale}
+CHECKS = {"embed": embed, "upscale": upscale, "png": png}
 
 
 def main():
@@ -197,7 +252,7 @@ def main():
             before = run.n_passed, run.n_failed
             try:
                 check(run)
-            except models.Unreachable as e:
+            except (models.Unreachable, Skip) as e:
                 n_skipped += 1
                 print(f"skip    {name}: {e}")
                 continue

@@ -224,6 +224,45 @@ TEST(llm_random_texts) {
     close_model(&f);
 }
 
+// Merges through texts that are no token: the tables grow for them, and what stays such a text is written as its characters.
+TEST(llm_merges_of_no_tokens) {
+    enum { N_LETTERS = 26, N_PAIRS = N_LETTERS * N_LETTERS, N_TOKENS = 256 + 1, N_LONG = 500 };
+    static char texts[256][8], lines[N_PAIRS + 2][N_LONG + 4];
+    static const char * tokens[N_TOKENS], * merges[N_PAIRS + 2];
+    struct llm_model m;
+    struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
+    int32_t got[64];
+    size_t n = 0;
+    memset(&m, 0, sizeof m);
+    for (int i = 0; i < 256; ++i) {
+        byte_text(i, texts[i]);
+        tokens[i] = texts[i];
+    }
+    tokens[256] = "abcd";
+    for (int i = 0; i < N_PAIRS; ++i) { snprintf(lines[i], sizeof lines[i], "%c %c", 'a' + i / N_LETTERS, 'a' + i % N_LETTERS); }
+    strcpy(lines[N_PAIRS], "ab cd");
+    memset(lines[N_PAIRS + 1], 'q', N_LONG);
+    lines[N_PAIRS + 1][N_LONG / 2] = ' ';
+    for (int i = 0; i < N_PAIRS + 2; ++i) { merges[i] = lines[i]; }
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.ggml.model", "gpt2"));
+    CHECK_OK(gcuda_gguf_set_val_str(g, "tokenizer.ggml.pre", "gpt-2"));
+    CHECK_OK(gcuda_gguf_set_arr_str(g, "tokenizer.ggml.tokens", tokens, N_TOKENS));
+    CHECK_OK(gcuda_gguf_set_arr_str(g, "tokenizer.ggml.merges", merges, N_PAIRS + 2));
+    m.file.g = g;
+    m.arena = llmi_arena(0);
+    CHECK_OK(llmi_vocab_load(&m.vocab, &m.file, m.arena));
+    CHECK_EQ_I(m.vocab.n_symbols, N_TOKENS + N_PAIRS + 3); // the long line is three texts
+    CHECK_OK(llm_tokenize(&m, "abcdzabxy", 9, 0, got, 64, &n));
+    // by rank: ab, cd, then za (later than both), bx is no neighbour any more; xy stays
+    CHECK(n == 6 && got[0] == 256 && got[1] == 'z' && got[2] == 'a' && got[3] == 'b' && got[4] == 'x' && got[5] == 'y');
+    for (int32_t i = 0; i < m.vocab.n_symbols; ++i) { // each text is found, once
+        const uint32_t at = m.vocab.text_at[i];
+        CHECK_EQ_I(llmi_find(&m.vocab, m.vocab.text + at, m.vocab.text_at[i + 1] - at), i);
+    }
+    gcuda_free(m.arena);
+    gcuda_gguf_free(g);
+}
+
 TEST(llm_chat_templates) {
     static const struct { const char * text, * name; } rows[] = {
         { "{{ '<|im_start|>' + role }}", "chatml" }, { "x<|im_start|>y<|im_sep|>", "phi4" }, { "chatml", "chatml" }, { "<|assistant|> <|end|>", "phi3" },
@@ -387,6 +426,95 @@ TEST(llm_windows) {
     CHECK_OK(llm_seq_keep_prefix(f.s, 0, tokens, N, &n_kept)); // too far back: from the beginning
     CHECK(n_kept == 0 && llm_seq_length(f.s, 0) == 0);
     close_model(&f);
+}
+
+// Token by token over the steps in which graphs grow, and back: what one evaluation of the whole says, and the graph stays the same one.
+TEST(llm_graphs_grow) {
+    enum { N = LLMI_KV_STEP + 60, N_FIRST = LLMI_KV_STEP - 6 };
+    static const char * const archs[] = { "llama", "gemma3" };
+    for (int a = 0; a < 2; ++a) {
+        struct fixture f;
+        struct llm_session_params q = params_of(N, 1, 1);
+        int32_t tokens[N];
+        float whole[N_VOCAB], part[N_VOCAB];
+        write_arch(archs[a], a == 0 ? 2 : 7);
+        for (int i = 0; i < N; ++i) { tokens[i] = (i * 37 + i / 7) % 256; }
+        q.n_ctx = 2 * LLMI_KV_STEP;
+        q.exact = true; // else a GPU rounds an F32 cache to F16 for chunks of many tokens, and not for few
+        CHECK_OK(open_model(&f, &q));
+        CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N_FIRST + 12));
+        memcpy(part, llm_seq_logits(f.s, 0), sizeof part);
+        CHECK_OK(llm_seq_truncate(f.s, 0, 0));
+        CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N));
+        memcpy(whole, llm_seq_logits(f.s, 0), sizeof whole);
+        close_model(&f);
+        q.n_chunk = 32; // a smaller cache for windows
+        CHECK_OK(open_model(&f, &q));
+        CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N_FIRST - 1));
+        CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N_FIRST - 1, 1));
+        (void) gcuda_set_name(f.s->result, "made once"); // a graph that is built again loses it
+        const int32_t n_kv = f.s->build.key.n_kv[0];
+        for (int round = 0; round < 2; ++round) { // the second after going back: the graph shrinks, and grows again
+            for (int i = N_FIRST; i < N; ++i) {
+                CHECK_OK(llm_eval_tokens(f.s, 0, tokens + i, 1));
+                if (i == N_FIRST + 11) { CHECK_MSG(distance(llm_seq_logits(f.s, 0), part) < 1e-4f, "%s: %g", archs[a], (double) distance(llm_seq_logits(f.s, 0), part)); }
+            }
+            CHECK_MSG(distance(llm_seq_logits(f.s, 0), whole) < 1e-4f, "%s: %g", archs[a], (double) distance(llm_seq_logits(f.s, 0), whole));
+            CHECK(strcmp(f.s->result->name, "made once") == 0 && f.s->build.key.n_kv[0] == n_kv + LLMI_KV_STEP);
+            if (f.s->n_caches == 2) { break; } // a window cannot go back so far
+            CHECK_OK(llm_seq_truncate(f.s, 0, N_FIRST));
+        }
+        close_model(&f);
+    }
+}
+
+static double slower(void) { // times are judged more mildly
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return 20.0;
+#else
+    return getenv("GCUDA_TEST_EMULATED") != NULL ? 20.0 : 1.0;
+#endif
+}
+
+// What the host does for a token of a model of 32 layers: for usual ones, and for one of each LLMI_KV_STEP, with which the graph grows.
+// Launching and computing are not counted.
+TEST(llm_host_time_per_token) {
+    enum { N_LAYERS = 32, N_TOKENS = 8, GROWS_AT = 6, N_ROUNDS = 5, MOST_US = 30 };
+    struct fixture f;
+    struct llm_sampler sampler;
+    struct llm_session_params q = params_of(64, 1, 1);
+    double usual_us = INFINITY, growth_us = INFINITY;
+    int32_t token = 0, seq = 0;
+    const struct llm_batch batch = { &token, &seq, NULL, 1 };
+    const bool is_cpu = strcmp(test_backend(), "CPU") == 0; // a simulated device takes a second for a token
+    write_model(N_LAYERS);
+    q.n_ctx = 2 * LLMI_KV_STEP;
+    q.n_best = 1;
+    CHECK_OK(open_model(&f, &q));
+    CHECK_OK(llm_sampler_init(&sampler, NULL));
+    for (int round = 0; round < (is_cpu ? N_ROUNDS : 1); ++round) {
+        CHECK_OK(llm_seq_truncate(f.s, 0, 0));
+        while (llm_seq_length(f.s, 0) < LLMI_KV_STEP - GROWS_AT - 1) { (void) llmi_cells_take(&f.s->cells[0], 0, 1); } // not computed: zeros
+        CHECK_OK(llm_eval_tokens(f.s, 0, &token, 1)); // builds the graph
+        for (int i = 0; i < N_TOKENS; ++i) {
+            bool is_done = false;
+            const clock_t begin = clock(); // processor time: what other programs take is not counted
+            CHECK_OK(llm_sample(f.s, 0, &sampler, &token));
+            CHECK_OK(llm_submit(f.s, &batch));
+            CHECK_OK(llmi_chunk_begin(f.s, false));
+            const double us = 1e6 * (double) (clock() - begin) / CLOCKS_PER_SEC;
+            usual_us = i == GROWS_AT ? usual_us : fmin(usual_us, us);
+            growth_us = i == GROWS_AT ? fmin(growth_us, us) : growth_us;
+            CHECK_EQ_I(f.s->build.key.n_kv[0], i < GROWS_AT ? LLMI_KV_STEP : 2 * LLMI_KV_STEP);
+            if (f.s->event != NULL) { CHECK_OK(llmi_start_device(f.s)); }
+            CHECK_OK(llm_poll(f.s, 0, &is_done));
+            CHECK(is_done);
+        }
+    }
+    close_model(&f);
+    const double us = usual_us + growth_us / LLMI_KV_STEP;
+    printf("  %.1f us of the host a token: usually %.0f us, %.0f us when the graph grows\n", us, usual_us, growth_us);
+    CHECK_MSG(us <= MOST_US * slower(), "%.1f us of the host a token, at most %d are wanted", us, (int) MOST_US);
 }
 
 // Rotated keys and values of 4 bits: the rotation undoes itself, in F32 exactly; a shift turns them back before it moves them.

@@ -392,6 +392,7 @@ struct op_test {
     bool keep_blocks;   // quantized result: the reference has decoded blocks, not numbers to quantize
     bool no_max_error;  // only the NMSE counts
     gcuda_status status; // what computing must return
+    const char * refuses; // types that source 0 of `build` must not have, such as "I32 Q4_0"; NULL as source 0 is tried too
     // Instead of comparing with `ref`: says what is wrong in the result, or NULL
     const char * (*judge)(const struct op_case * c, const struct arr * got);
 };
@@ -1293,7 +1294,26 @@ static void run_layouts(const struct op_test * t, const char * types, size_t n_t
     }
 }
 
+// The constructor returns NULL and the context keeps the error; other sources are F32.
+static void op_test_refuses(const struct op_test * t) {
+    for (const char * ty = t->refuses;;) {
+        const struct gcuda_init_params params = { 0, NULL, true };
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * in[OP_MAX_IN] = { NULL };
+        const size_t n = strcspn(ty, " ");
+        enum gcuda_type type = GCUDA_TYPE_F32;
+        CHECK_MSG(n == 0 || parse_type(ty, n, &type), "no type %s", ty);
+        for (int k = n == 0; k < t->n_in; ++k) { in[k] = gcuda_new_tensor_2d(ctx, k == 0 ? type : GCUDA_TYPE_F32, 256, 4); }
+        CHECK_MSG(t->build(ctx, in, t->p) == NULL, "source 0 may be %.*s", n > 0 ? (int) n : 4, n > 0 ? ty : "NULL");
+        CHECK_MSG(gcuda_context_status(ctx) != GCUDA_STATUS_SUCCESS, "no error is kept for source 0 %.*s", (int) n, ty);
+        gcuda_free(ctx);
+        if (n == 0) { return; }
+        ty += n + strspn(ty + n, " ");
+    }
+}
+
 TEST_UNUSED static void op_test_run(const struct op_test * t) {
+    if (t->refuses != NULL) { op_test_refuses(t); }
     for (const char * ty = t->types; *ty;) {
         const size_t n_ty = strcspn(ty, " ");
         const char * sh = t->shapes ? t->shapes : "";

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Every switch that leaves kernels out (GCUDA_KERNEL_NO_...), set for gcuda_kernels.cu and for the implementation alike.
 
-    switches.py [--symbols] [--only SWITCH,...] [--third [--seed N]]      last line: N passed, N failed
+    switches.py [--symbols] [--only SWITCH,...] [--sixth [--seed N]]      last line: N passed, N failed
 
 Each switch alone, and all together: whatever the implementation calls by then, the kernels define by then. What is called and what is
 defined is read in the preprocessed text, which takes a fraction of a second; that this reading is right is checked against the symbols
 of an object. Then both compile without a warning: the front end is asked, and of the kernels only for the parts that a switch changes.
---symbols: only the first of these. --third: single switches compile that the seed, which is printed, chooses, every third of them: a
-switch has its turn in one of three seeds one after the other. All together always compile. A program of which all this is linked and run is tests/sim/run.py's (group switches).
+--symbols: only the first of these. --sixth: single switches compile that the seed, which is printed, chooses, every sixth of them: a
+switch has its turn in one of six seeds one after the other. All together always compile. A program of which all this is linked and run is tests/sim/run.py's (group switches).
 """
 import argparse
 import concurrent.futures
@@ -32,20 +32,20 @@ def switches():
         with open(os.path.join(ROOT, file), encoding="utf-8") as f:
             text = f.read()
         names |= set(re.findall(r"\bGCUDA_KERNEL_NO_([A-Z][A-Z0-9_]*)\b(?! ?##)", text))
-        names |= set(re.findall(r"\bGCUDAI_(?:KERNEL_HAS|KERNEL_WHEN|CUDA_LEFT_OUT)\(([A-Z][A-Z0-9_]+)\b", text))
-        types = re.search(r"#define GCUDAI_KERNEL_TYPES\(X\)((?:.*\\\n)*.*)", text)
-        names |= set(re.findall(r"X\((\w+)\)", types[1])) if types else set()
+        names |= set(re.findall(r"\bGCUDAI_(?:KERNEL_HAS|KERNEL_WHEN)\(([A-Z][A-Z0-9_]+)\b", text))
+        table = re.search(r"#define GCUDA_TYPES\(X\)((?:.*\\\n)*.*)", text)
+        names |= set(re.findall(r"X\((\w+),.*\byes\)", table[1])) if table else set()
     return sorted(names - {"ID", "FAMILY"})
 
 
-def third(names, seed):
-    """Single switches, of which each is in one of three seeds that follow each other."""
-    return names[seed % 3::3]
+def sixth(names, seed):
+    """Single switches, of which each is in one of six seeds that follow each other."""
+    return names[seed % 6::6]
 
 
-def thirds_are_all(names):
-    chosen = sorted(name for seed in (7, 8, 9) for name in third(names, seed))
-    return "" if chosen == sorted(names) else "three seeds choose " + " ".join(chosen)
+def sixths_are_all(names):
+    chosen = sorted(name for seed in range(7, 13) for name in sixth(names, seed))
+    return "" if chosen == sorted(names) else "six seeds choose " + " ".join(chosen)
 
 
 def defined(names):
@@ -145,19 +145,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--symbols", action="store_true")
     parser.add_argument("--only", default="")
-    parser.add_argument("--third", action="store_true")
+    parser.add_argument("--sixth", action="store_true")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000 + 1)
     args = parser.parse_args()
     every = switches()
-    compiled = third(every, args.seed) if args.third else every
-    if args.third:
-        print(f"seed {args.seed}: once more with --third --seed {args.seed}", flush=True)
+    compiled = sixth(every, args.seed) if args.sixth else every
+    if args.sixth:
+        print(f"seed {args.seed}: once more with --sixth --seed {args.seed}", flush=True)
     all_sets = [("no switch", [])] + [(name, [name]) for name in every] + [("all switches", every)]
     sets = [s for s in all_sets if not args.only or s[0] in args.only.split(",")]
     look = Switches()
     checks = [(f"{name}: reading text for symbols", look.reading_is_right, names) for name, names in sets if name.endswith(("switch", "switches"))]
     checks += [(f"{name}: implementation and kernels link", look.links, names) for name, names in sets]
-    checks += [("a third of the switches for each of three seeds", thirds_are_all, every)]
+    checks += [("a sixth of the switches for each of six seeds", sixths_are_all, every)]
     if not args.symbols:
         sets = [(name, names) for name, names in sets if name in compiled or len(names) > 1]
         checks += [(f"{name}: the implementation compiles", look.implementation_compiles, names) for name, names in sets]

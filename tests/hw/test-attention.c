@@ -1064,6 +1064,24 @@ TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numb
     }
 }
 
+TEST(latent) { // v in k, blocks of 16 rows: every kind of mask, odd numbers of tiles, several items a block, odd sizes
+    static const int64_t sizes[][2] = { { 576, 512 }, { 320, 320 }, { 264, 8 }, { 640, 512 }, { 512, 456 }, { 448, 256 } };
+    static const int64_t positions[] = { 5000, 1, 64, 129, 1000, 334, 63 }, rows_of[][2] = { { 16, 1 }, { 1, 16 }, { 5, 3 }, { 3, 1 }, { 8, 2 } };
+    for (int i = 0; i < SIZE(120, 30); ++i) {
+        const int mask = i / 2 % N_MASKS;
+        const int64_t * rows = rows_of[i % 5], n_kv = positions[i % 7];
+        const enum gcuda_type type = i % 3 == 2 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F16;
+        struct attn_case c = plain_case(type, type, sizes[i % 6][0], sizes[i % 6][1], 1 + i % 2, rows[0], rows[1], SIZE(n_kv, n_kv > 4096 ? 700 : n_kv), (enum mask_kind) mask);
+        c.layout = V_IN_K;
+        c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 4;
+        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
+        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
+        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        c.content = i % 10 == 7 ? BIG_LOGITS : ORDINARY;
+        run_case("latent", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
 
 // ---- gradients ----
 struct gradients {
@@ -1393,11 +1411,12 @@ TEST(wishes_are_followed) { // where the path can
 }
 
 TEST(every_path_has_run) {
-    if (!test_is_whole() || capability() < 750) {
+    const long least = test_all.n_parts > 0 ? 0 : 20;
+    if (test_all.filter != NULL || test_all.only != NULL || capability() < 750) {
         test_skip("not all tests, or no tensor cores");
         return;
     }
     for (int path = GCUDA_FLASH_ATTN_PLAIN; path <= GCUDA_FLASH_ATTN_ELEMENTS; ++path) {
-        if (path != GCUDA_FLASH_ATTN_WGMMA || has_wgmma()) { CHECK_MSG(n_runs[path] > 20, "path %d: %ld runs", path, n_runs[path]); }
+        if (path != GCUDA_FLASH_ATTN_WGMMA || has_wgmma()) { CHECK_MSG(n_runs[path] > least, "path %d: %ld runs", path, n_runs[path]); }
     }
 }

@@ -29,10 +29,11 @@ import strings
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
-F32, F16, Q8_0, BF16 = 0, 1, 8, 30  # numbers of gcuda_type
+F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30  # numbers of gcuda_type
 WINDOW_MODELS = ("gemma3", "gemma3-f16", "gpt-oss")
 # number of gcuda_type, name; a rounding that falls the other way moves a row more the fewer bits there are
-CACHE_TYPES = [(F16, "f16", 0.99999, 2e-3), (BF16, "bf16", 0.9999, 0.01), (Q8_0, "q8_0", 0.9995, 0.01)]
+CACHE_TYPES = [(F16, "f16", 0.99999, 2e-3), (BF16, "bf16", 0.9999, 0.01), (Q8_0, "q8_0", 0.9995, 0.01),
+               (Q4_0, "rotated q4_0", 0.9995, 0.01)]
 ALIKE = ("tokenizer", "chats", "incomplete", "damaged")  # tests of what no backend has a part in
 VOCABULARIES = ("llama3", "llama-smollm", "llama-biased", "qwen2", "gpt-oss", "llama-spm", "phi3", "gemma3", "bert-mean", "bert-cls")
 
@@ -767,7 +768,7 @@ def program_answers(run):
 
 
 def program_perplexity(run):
-    """Perplexity of corpus.txt: F32 arithmetic against float64, then as used, and what an 8-bit cache costs."""
+    """Perplexity of corpus.txt: F32 arithmetic against float64, also with a rotated 4-bit cache; then as used, and what caches of 8 and 4 bits cost."""
     path = real(models.smollm2)
     row = expected("perplexity.json")[1 if run.args.level == "full" else 0]
     text = os.path.join(HERE, "corpus.txt")
@@ -778,12 +779,32 @@ def program_perplexity(run):
         run.that(found is not None, f"a perplexity is printed with {words}", f"{out!r}")
         return float(found.group(1)) if found else float("nan")
     want = row["perplexity"]
-    got = {kv: measure("--kv", kv) for kv in ("f16", "q8_0")}
+    got = {kv: measure("--kv", kv) for kv in ("f16", "q8_0", "q4_0")}
     got["exact"] = measure("--kv", "f32", "--exact")
+    got["q4_0 exact"] = measure("--kv", "q4_0", "--exact")
     run.note(f"{row['tokens']} tokens: reference {want:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in got.items()))
     run.that(abs(got["exact"] / want - 1) < 0.001, "F32 arithmetic", f"{got['exact']}, want {want}")
+    rotated = row["perplexity_rotated_q4_0"]
+    run.that(abs(got["q4_0 exact"] / rotated - 1) < 0.005, "F32 arithmetic, rotated cache Q4_0", f"{got['q4_0 exact']}, want {rotated} to 0.5 %")
     run.that(abs(got["f16"] / want - 1) < 0.02, "as used, cache F16", f"{got['f16']}, want {want} to 2 %")
     run.that(abs(got["q8_0"] / got["f16"] - 1) < 0.01, "cache Q8_0", f"{got['q8_0']}, with F16 {got['f16']}; 1 %")
+
+
+def device_perplexity(run):
+    """Perplexity of 64 tokens on a device and on the CPU: the same in F32 arithmetic; as used it is reported."""
+    path, text = real(models.smollm2), os.path.join(HERE, "corpus.txt")
+    if not os.path.exists(os.path.join(ROOT, "build", "llm")):
+        raise Skip("build/llm is not built")
+
+    def measure(program_, backend, *words):
+        result = subprocess.run([program_, "perplexity", text, "-m", path, "-n", "64", "--backend", backend, *words], capture_output=True, text=True, check=False)
+        found = re.search(r"perplexity ([0-9.]+)", result.stdout)
+        run.that(result.returncode == 0 and found is not None, f"a perplexity is printed on {backend} with {words}", f"{result.stdout!r} {result.stderr!r}")
+        return float(found.group(1)) if found else float("nan")
+    for words, most in ((("--kv", "f32", "--exact"), 0.005), ((), None)):
+        device, cpu = measure(run.args.program, run.args.backend, *words), measure(os.path.join(ROOT, "build", "llm"), "CPU", *words)
+        run.note(f"perplexity of 64 tokens {' '.join(words) or 'as used'}: {device:.4f}, on the CPU {cpu:.4f}")
+        run.that(most is None or abs(device / cpu - 1) <= most, f"perplexity {' '.join(words)}", f"{device}, on the CPU {cpu}, within 0.5 % wanted")
 
 
 def minilm(run):
@@ -825,6 +846,7 @@ def tests(level):
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
     out += [("program: answers (real)", program_answers), ("program: perplexity (real)", program_perplexity)]
+    out.append(("device: perplexity (real)", device_perplexity))
     out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits), ("minilm (real)", minilm)]
     return out
 
@@ -841,7 +863,7 @@ def main():
     args = parser.parse_args()
     run = Run(args)
     for name, test in tests(args.level):
-        if name.startswith("two GPUs") and not args.backend.startswith("CUDA"):
+        if name.startswith(("two GPUs", "device:")) and not args.backend.startswith("CUDA"):
             continue
         if args.only not in name or args.small and (name.endswith("(real)") or name.startswith(ALIKE)):
             continue

@@ -121,14 +121,18 @@ def perplexity():
     path = models.smollm2()
     with open(os.path.join(os.path.dirname(FOLDER), "corpus.txt"), encoding="utf-8") as f:
         ids = oracles.Oracle(path).encode(f.read())[:2000]
-    model = reference.Model(path)
-    cache, surprises = reference.Cache(model.n_layers), []
-    for at in range(0, len(ids), 250):
-        logits = model.logits(ids[at:at + 250], cache=cache)
-        largest = logits.max(-1, keepdims=True)
-        log_sums = np.log(np.exp(logits - largest).sum(-1)) + largest[:, 0]
-        surprises += [log_sums[i] - logits[i, t] for i, t in enumerate(ids[at + 1:at + 251])]
-    write("perplexity.json", [{"tokens": n, "perplexity": round(float(np.exp(np.mean(surprises[:n - 1]))), 6)} for n in (512, len(ids))])
+    rows = [{"tokens": n} for n in (512, len(ids))]
+    for name, kind in (("perplexity", None), ("perplexity_rotated_q4_0", "rotated q4_0")):
+        model = reference.Model(path, cache=kind)
+        cache, surprises = reference.Cache(model.n_layers), []
+        for at in range(0, len(ids), 250):
+            logits = model.logits(ids[at:at + 250], cache=cache)
+            largest = logits.max(-1, keepdims=True)
+            log_sums = np.log(np.exp(logits - largest).sum(-1)) + largest[:, 0]
+            surprises += [log_sums[i] - logits[i, t] for i, t in enumerate(ids[at + 1:at + 251])]
+        for row in rows:
+            row[name] = round(float(np.exp(np.mean(surprises[:row["tokens"] - 1]))), 6)
+    write("perplexity.json", rows)
 
 
 def main():

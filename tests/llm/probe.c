@@ -16,7 +16,6 @@
 //     keep SEQ N / truncate SEQ N / copy SEQ SEQ / shift SEQ KEEP DROP / length SEQ     keep: and N tokens
 //     save / restore BYTES               restore: and so many bytes
 //     chat OPEN TOKENS N                 and for each message role, blank, length of the content, newline, content; text or ids
-#define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 #define LLM_IMPLEMENTATION
 #include "../../examples/llm.h"

@@ -150,16 +150,17 @@ def hadamard(n):
 
 
 def stored(x, kind):
-    """Rows of keys or values [cells, heads, D] as a cache of that type gives them back. "rotated q4_0": each 64 elements of a head are multiplied
-    by a Hadamard matrix before they are rounded, and again after; the same as rotating queries and results."""
+    """Rows of keys or values [cells, heads, D] as a cache of that type gives them back. "rotated q4_0": as many elements of a head as are a power
+    of two, up to 256, are multiplied by a Hadamard matrix before they are rounded, and again after; the same as rotating queries and results."""
     rotated = kind.startswith("rotated ")
-    turn = hadamard(64) if rotated else None
+    n = min(256, x.shape[-1] & -x.shape[-1])
+    turn = hadamard(n) if rotated else None
     if rotated:
-        x = (x.reshape(*x.shape[:-1], -1, 64) @ turn).reshape(x.shape)
+        x = (x.reshape(*x.shape[:-1], -1, n) @ turn).reshape(x.shape)
     type_ = gguf.GGMLQuantizationType[kind.split()[-1].upper()]
     rows = np.ascontiguousarray(x.reshape(len(x), -1), np.float32)
     y = gguf.quants.dequantize(gguf.quants.quantize(rows, type_), type_).astype(x.dtype).reshape(x.shape)
-    return (y.reshape(*y.shape[:-1], -1, 64) @ turn).reshape(y.shape) if rotated else y
+    return (y.reshape(*y.shape[:-1], -1, n) @ turn).reshape(y.shape) if rotated else y
 
 
 class Model:

@@ -6,13 +6,14 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: half of all cases of the operations, by --seed; small examples; small language models of every architecture against numpy; 20 orders of threads and
-           streams over a sample of operations and of networks;
-           AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on an
-           eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but
-           in kernels, on the tests with several threads;
-           compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all cases. Which half, eighth,
-           order, capability and fortieth comes from --seed, which is printed;
+    ci     and: a third of all cases of the operations and half of those of test-attention and test-products, by --seed; small examples;
+           small language models of every architecture against numpy; 20 orders of threads and streams over a sample of operations, 8 over
+           networks;
+           AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on a
+           twelfth of all cases, in an order of threads of its own, where half of the kernels' parts has the former and a quarter both;
+           ThreadSanitizer, but in kernels, on the tests with several threads;
+           compiled for compute capability 7.5 or 8.0, half of products, convolutions and scans, and a fortieth of all cases. Which parts,
+           order and capability comes from --seed, which is printed;
            without all that the switches GCUDA_KERNEL_NO_... leave out, kernels and implementation alike
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, test-lifetimes for ten minutes, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and
@@ -62,6 +63,8 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
                   if f.startswith("test-") and f.endswith(end))
 FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
 PROGRAMS += ["test-attention", "test-chunks", "test-gemm", "test-lifetimes", "test-plans", "test-products", "test-sizes", "test-soak", "test-transformer", "test-warp-groups"]  # of tests/hw: what runs on a device as well
+CI_HALVES = ["test-attention", "test-products"] # long, and of many cases: level ci takes half of them
+BATCHES_PARTS = 3 # of mul_mat_batches, of which level ci takes one, as graphs and in slices
 EVERYTHING = [(p, "") for p in PROGRAMS]
 # Not at level user: longer than what asks the same of less (test-random computes fused graphs of all patterns); of the simulator
 # itself; of tests/hw, whose kernels test-shapes,
@@ -77,7 +80,7 @@ IN_PARTS = {"test-sched": {"experts": 8, "split_experts": 8, "transformer": 2, "
             "test-ops": {"mul_mat_batches": 4}}
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
-CI_PARTS = 2 # of all cases, of which level ci takes one; the CPU backend has all of them there, and a GPU in tests/gpu.py
+CI_PARTS = 3 # of all cases, of which level ci takes one; the CPU backend has all of them there, and a GPU in tests/gpu.py
 OPS = {
     "user": ["add/", "unary", "get_rows", "out_prod", "opt_step", "argmax", "count_equal"], # cross_entropy: 18 s of long rows
     "ci": [], # CI_PARTS
@@ -89,7 +92,7 @@ LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_st
 OLDER_OPS = ["mul_mat_", "out_prod", "conv_", "ssm_scan", "flash_attn"]
 OLDER_SAMPLE = ["mul_mat_quantized", "mul_mat_some", "mul_mat_batches", "mul_mat_id", "conv_2d", "out_prod", "ssm_scan"]
 OLDER_PARTS = 40  # of all cases, of which level ci takes one
-SEEDS = {"user": "1", "ci": "12", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
+SEEDS = {"user": "1", "ci": "8", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 SEED_PARTS = {"cross_entropy": 8} # all of its cases take 85 s
@@ -97,8 +100,9 @@ SEED_PARTS = {"cross_entropy": 8} # all of its cases take 85 s
 # name of the program, and what of it
 ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", ""), ("test-sm90", "")]
 LIFETIMES = {"ci": "30", "full": "600"}  # seconds of test-lifetimes under AddressSanitizer: graphs that come and go
-ASAN_PARTS = 8  # of all cases, of which level ci takes one
-UBSAN_PARTS = 3  # of the kernels, of which level ci has one checked by UBSan as well: it is a third of the time to compile
+ASAN_PARTS = 12  # of all cases, of which level ci takes one
+ASAN_TURNS = 4  # at level ci: every second part of the kernels has AddressSanitizer, every fourth UBSan too; the others are the plain ones
+OLDER_HALVES = 2  # of OLDER_SAMPLE's cases, of which level ci takes one
 TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"), ("test-plan", "threads"),
                ("test-sim-memory", "semaphores"), ("test-sim-graph", "threads")]
 
@@ -273,11 +277,16 @@ class Variant:
                     self.test(name, *(["--filter", text] if text else []), *(["--test", test] if test else []),
                               *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=9600, **env)
 
-    def operations(self, names, device="CUDA0", **env):
+    def turn(self, n_parts):
+        """One of so many parts, another one each time. Not the lowest bit of the seed, which chooses other things."""
+        return self.total.seed // 2 % n_parts
+
+    def operations(self, names, device="CUDA0", n_turns=1, **env):
+        """n_turns: one of so many parts of the cases."""
         for name in names:
             if name:
-                n = IN_PARTS["test-ops"].get(name, 1) if self.total.in_parts else 1
-                for i in range(n):
+                n = n_turns if n_turns > 1 else IN_PARTS["test-ops"].get(name, 1) if self.total.in_parts else 1
+                for i in [self.turn(n)] if n_turns > 1 else range(n):
                     self.test("test-ops", "--filter", name, *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=5400, GCUDA_TEST_BACKEND=device, **env)
             else:
                 self.share(0, 1, **env)
@@ -288,12 +297,12 @@ class Variant:
         for part in range(i, n * n_parts, n):
             self.test("test-ops", "--part", f"{part}/{n * n_parts}", timeout=5400, GCUDA_TEST_BACKEND="CUDA0", **env)
 
-    def captured(self, is_user=False):
+    def captured(self, level):
         """A sample of all cases as CUDA graphs, of the test's and of the backend's making, and what also runs on hardware. Batches of
         products, 23 s: not at level user."""
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
-        if not is_user:
-            self.operations(["mul_mat_batches"], GCUDA_TEST_CAPTURE="1")
+        if level != "user":
+            self.operations(["mul_mat_batches"], n_turns=BATCHES_PARTS if level == "ci" else 1, GCUDA_TEST_CAPTURE="1")
         self.share(107, 200, GCUDA_TEST_CAPTURE="2")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
@@ -304,11 +313,12 @@ class Variant:
             self.test("test-large")
             self.test("test-conv", "--filter", "few_blocks")
 
-    def warp_groups(self):
+    def warp_groups(self, level):
         """Kernels for 9.0a: products, experts, convolutions, attention."""
         for program in ("test-warp-groups", "test-conv"):
             self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
-        self.test("test-attention", "--filter", "wgmma", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        part = [] if level == "full" else ["--part", f"{self.turn(2)}/2"]
+        self.test("test-attention", "--filter", "wgmma", *part, timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
 
     def seeds(self, n):
         """One operation for each seed. Those of SEED_PARTS, whose rows are long, run one part of their cases, another one each time."""
@@ -361,6 +371,8 @@ def language_models(total, level):
         check = [pythons[0], "tests/llm/check.py", "--small", "--probe", "build/sim/llm-probe", "--backend", "CUDA0"]
         total.test([*check, *what], {}, 3600)
         total.test([*check, "--only", "two GPUs"], {"GCUDA_SIM_DEVICES": "2"}, 3600)
+    if pythons and level == "full" and total.build(["build/sim/llm", "build/llm"]):
+        total.test([pythons[0], "tests/llm/check.py", "--program", "build/sim/llm", "--backend", "CUDA0", "--only", "device:"], {}, 36000)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
@@ -396,12 +408,15 @@ def plain_tests(total, level):
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
         fewer = {} if level == "full" else FEWER
-        plain.programs([(p, fewer.get(p, "")) for p in programs if p not in ours])
+        halves = CI_HALVES if level == "ci" else []
+        plain.programs([(p, fewer.get(p, "")) for p in programs if p not in ours and p not in halves])
+        for p in halves:
+            plain.test(p, "--part", f"{plain.turn(2)}/2")
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
         plain.shapes(level == "user", **slow)
         if level != "user":
-            plain.warp_groups()
+            plain.warp_groups(level)
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
         if level != "user" and total.only in "example":
@@ -421,12 +436,13 @@ def operation_tests(total, level):
         if level == "ci":
             print(f"seed {total.seed}: once more with --group operations --seed {total.seed}", flush=True)
             plain.share(total.seed % CI_PARTS, CI_PARTS)
-        plain.captured(level == "user")
+        plain.captured(level)
         if level != "user":
             plain.share(3, 10 if is_full else 100, GCUDA_TEST_SHARED_KB="48")
             plain.share(7, 10 if is_full else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
             plain.share(0 if is_full else 5, 1 if is_full else 20, GCUDA_TEST_BY_NODE="1") # others are plans of one node
-            plain.operations(["conv_2d_dw/F32", "mul_mat_batches"], GCUDA_TEST_CUT="1")
+            plain.operations(["conv_2d_dw/F32"], GCUDA_TEST_CUT="1")
+            plain.operations(["mul_mat_batches"], n_turns=1 if is_full else BATCHES_PARTS, GCUDA_TEST_CUT="1")
             plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
             plain.seeds(100 if is_full else 20)
         if is_full:
@@ -435,7 +451,8 @@ def operation_tests(total, level):
 
 
 def asan_tests(total, level):
-    turn = total.seed % UBSAN_PARTS
+    turn = total.seed % ASAN_TURNS
+    parts = kernel_parts()
     asan = Variant(total, "-asan" if level == "full" else f"-asan{turn}", ASAN, ASAN_ENV)
     print(f"seed {total.seed}: once more with --group asan --seed {total.seed}", flush=True)
     if level == "full":
@@ -443,10 +460,10 @@ def asan_tests(total, level):
             asan.programs([(p, text) for p, text in EVERYTHING if p != "test-lifetimes"])
             asan.test("test-lifetimes", timeout=3600, GCUDA_TEST_LIFETIMES_S=LIFETIMES[level])
             asan.operations(OPS["full"], GCUDA_SIM_SEED=str(total.seed))
-            asan.captured()
+            asan.captured(level)
             asan.shapes()
-    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-lifetimes", "test-ops"], (), "SIM_KERNEL_CFLAGS=" + ASAN_KERNELS,
-                    "SIM_DEFINED=" + " ".join(part for i, part in enumerate(kernel_parts()) if i % UBSAN_PARTS != turn)):
+    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-lifetimes", "test-ops"], [part for i, part in enumerate(parts) if (i - turn) % 2 != 0],
+                    "SIM_KERNEL_CFLAGS=" + ASAN_KERNELS, "SIM_DEFINED=" + " ".join(part for i, part in enumerate(parts) if i % ASAN_TURNS != turn)):
         asan.programs(ASAN_SAMPLE)
         asan.test("test-lifetimes", GCUDA_TEST_LIFETIMES_S=LIFETIMES[level])
         asan.share(total.seed % ASAN_PARTS, ASAN_PARTS, GCUDA_SIM_SEED=str(total.seed))
@@ -471,7 +488,7 @@ def older_tests(total, level):
         capability = CI_CAPABILITIES[total.seed % len(CI_CAPABILITIES)]
         other = older_variant(total, capability)
         if other.build(["test-ops"], same_kernels(f"-DGCUDA_SIM_CC={capability}")):
-            other.operations(OLDER_SAMPLE)
+            other.operations(OLDER_SAMPLE, n_turns=OLDER_HALVES)
             other.share(total.seed % OLDER_PARTS, OLDER_PARTS)
         other.wait()
         return

@@ -311,7 +311,7 @@ TEST(every_operation_says_whether_it_can_be_cut) {
                              op == GCUDA_OP_TRANSPOSE;
         const bool can = gcudai_cuda_cut_of((enum gcuda_op) op) != NULL;
         CHECK_MSG(is_view || can != is_whole, "%s: %s", gcuda_op_name((enum gcuda_op) op),
-            can ? "in both lists" : "neither in gcudai_cuda_cuts nor among those that cannot be cut");
+            can ? "in both lists" : "neither cut by a rule of GCUDA_OPS nor among those that cannot be cut");
     }
 }
 

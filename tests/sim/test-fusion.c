@@ -273,6 +273,38 @@ TEST(a_sum_of_parts_goes_into_the_norm) {
     clean();
 }
 
+// What a layer with experts has: a norm, whose result the router and the experts read, and the router's product. Variants from 10 on are
+// taken apart.
+static void build_norm_router(struct build * b) {
+    static const int64_t lengths[5] = { 520, 1024, 2048, 2880, 4096 };
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 10 ? 512 : v == 11 ? 4100 : lengths[v % 5], experts = v == 12 ? 513 : v % 3 == 0 ? 128 : v % 3 == 1 ? 31 : 2;
+    const int64_t tokens = v == 13 ? 2 : 1;
+    const bool has_add = v < 10 && v % 4 >= 2;
+    struct gcuda_tensor * x = f32(b, n, tokens, 1), * sum = has_add ? gcuda_add(c, x, f32(b, n, tokens, 1)) : x;
+    struct gcuda_tensor * h = gcuda_mul(c, gcuda_rms_norm(c, sum, 1e-5f), f32(b, n, 1, 1));
+    if (v < 10 && v % 2 == 1) { h = gcuda_add(c, h, f32(b, n, 1, 1)); }
+    struct gcuda_tensor * router = v == 14 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, n, experts) : v == 15 ? gcuda_view_2d(c, f32(b, n + 1, experts, 1), n, experts, 4 * (size_t) (n + 1), 0)
+                                                                                               : f32(b, n, experts, 1);
+    struct gcuda_tensor * y = gcuda_mul_mat(c, router, h);
+    if (v == 16) { y = gcuda_add(c, y, f32(b, experts, 1, 1)); }
+    out(b, gcuda_soft_max(c, y));
+    gcuda_set_output(h);
+    out(b, h);
+    if (v < 10 && v % 4 == 3) {
+        gcuda_set_output(sum);
+        out(b, sum);
+    }
+}
+
+TEST(a_norm_takes_the_router_along) {
+    for (int v = 0; v < 10; ++v) { fires(build_norm_router, v, "norm + router", 2); }
+    for (int v = 10; v <= 15; ++v) { stops(build_norm_router, v, "rms_norm + mul"); }
+    stops(build_norm_router, 16, "rms_norm + mul, mul_mat + steps");
+    clean();
+}
+
 TEST(rms_norm_and_mul_are_one_launch) {
     for (int v = 0; v <= 7; ++v) { fires(build_norm_mul, v, "rms_norm + mul", 1); }
     clean();
@@ -3238,7 +3270,7 @@ static const struct column_case column_cases[] = {
     { GCUDA_TYPE_Q4_0, 1024, C_OUTPUT, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_COLUMNS, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_FORMS, 0, C_NORM },
-    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, C_NORM },
+    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, "norm + router" },
     { GCUDA_TYPE_Q4_0, 1024, C_IDS, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_VIEW, 0, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_OPERAND, 0, C_NORM ", mul_mat + steps" },

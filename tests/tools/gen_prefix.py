@@ -2,7 +2,8 @@
 """Writes the list of renamed functions into gcuda.h, between the lines gcudai-prefix-begin and gcudai-prefix-end.
 
 With GCUDA_PREFIX=my_ every public function gcuda_x links as my_gcuda_x, so that two libraries can each embed a copy. C has
-no way to do that without naming each function once. The names come from the preprocessed declarations.
+no way to do that without naming each function once. The names come from the preprocessed declarations. The list stands after them:
+with GCUDA_PREFIX the header includes itself before its first declaration, and reads nothing but the list.
 
     gen_prefix.py gcuda.h            rewrite the list
     gen_prefix.py --check gcuda.h    only say whether it is current (exit 1 if not)
@@ -41,7 +42,7 @@ def main():
         print(f"{args[0]} has no lines {BEGIN} and {END}")
         return 1
     begin = old.index("\n", begin) + 1
-    lines = ["#ifdef GCUDA_PREFIX", "#define GCUDAI_RENAME2(prefix, name) prefix##name",
+    lines = ["#ifdef GCUDAI_LISTS_NAMES", "#define GCUDAI_RENAME2(prefix, name) prefix##name",
              "#define GCUDAI_RENAME(prefix, name) GCUDAI_RENAME2(prefix, name)"]
     lines += [f"#define {name} GCUDAI_RENAME(GCUDA_PREFIX, {name})" for name in public_functions(args[0])]
     lines += ["#endif", ""]

@@ -9,6 +9,7 @@
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
   - every kernel has a contract directly above it that names its floor; sections not done yet are exempt by name
+  - sections use each other without cycles where deps.py forbids them
   - generated parts are as their generators write them
 """
 import glob
@@ -17,6 +18,8 @@ import os
 import re
 import subprocess
 import sys
+
+import deps
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 problems = []
@@ -98,10 +101,17 @@ def check_blocks(text):
           [f"no test says >>op:{name}" for _, name in ops if name != "none" and not re.search(rf">>op:{name}\b", tests)])
     table = read("tests/test-errors.c").replace("BUILD(ident", "").replace("b_##", "")
     table = table[:table.find("struct ctor {")]
+    families = "".join(read(os.path.relpath(p, ROOT)) for p in sorted(glob.glob(os.path.join(ROOT, "tests/ops-*.h"))))
+    refused = set(re.findall(r"\.build = build_(\w+)[^;]*\.refuses\b", families))  # a test of the operation tries it
     declared = re.findall(r"^GCUDA_API struct gcuda_tensor \* gcuda_(\w+)\(\s*struct gcuda_context \* ctx", text[:split], re.M)
-    check(f"test-errors.c refuses NULL and bad sources of {len(declared)} constructors",
-          [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
+    check(f"test-errors.c, or .refuses of a test, tries NULL and bad sources of {len(declared)} constructors",
+          [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and name not in refused and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
+    rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
+    weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
+    products = read("tests/test-mulmat.c")
+    check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
+          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if not re.search(rf"\bGCUDA_TYPE_{t}\b", products)])
 
 def check_words(path, text):
     bad = []
@@ -156,7 +166,7 @@ UNWRITTEN = {
     "gcuda_kernels.cu": "k-attention",
     "gcuda.h": "cuda impl-cuda-mul-mat impl-cuda-split impl-cuda-look impl-cuda-fusion impl-cuda-plan",
 }
-NO_CONTRACTS = ("k-attention",)  # sections whose kernels have none yet
+NO_CONTRACTS = ()  # sections whose kernels have none yet
 
 
 def sections(text):
@@ -275,7 +285,8 @@ def check_contracts(text):
             n_exempt += 1
         elif not any(row.startswith("//   floor ") for row in lines[above:first]):
             bad.append(f"gcuda_kernels.cu:{i + 1}: {name.group(1) if name else '?'} has no contract with a floor directly above it")
-    check(f"{n_kernels - n_exempt} of {n_kernels} kernels have a contract, not {' '.join(NO_CONTRACTS)}", bad)
+    note = f", not {' '.join(NO_CONTRACTS)}" if NO_CONTRACTS else ""
+    check(f"{n_kernels - n_exempt} of {n_kernels} kernels have a contract{note}", bad)
 
 
 def check_layout(path, text):
@@ -293,7 +304,7 @@ def check_layout(path, text):
 
 def check_instruction_sets(text):
     """Kernels use what gcuda_cpu_set_isa leaves, not what the processor has: that is asked where the sets are listed, and to describe it."""
-    allowed = ("gcudai_cpu_has", "gcudai_simd_of", "gcudai_cpu_dev_description")
+    allowed = ("gcudai_cpu_has", "gcudai_cpu_has_isa", "gcudai_cpu_dev_description")
     bad, function = [], ""
     for n, line in enumerate(code_of(text).splitlines(), 1):
         begin = re.match(r"\w.*?(\w+)\(.*\{$", line)
@@ -345,6 +356,7 @@ def main():
         check_contracts(read("gcuda_kernels.cu"))
     check_names(text)
     check_instruction_sets(text)
+    check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
     check_generated()
     print(f"{n_passed} passed, {len(problems)} failed")
     return 1 if problems else 0
