@@ -70,7 +70,7 @@ def definitions(toks):
                 statement = []
         elif t == "{":
             if depth == 0 and statement:
-                is_enum = "enum" in statement[:2]
+                is_enum = "enum" in statement[:2] and "(" not in statement and "=" not in statement
                 name = defined(statement)
                 if name:
                     out.setdefault(name, n)
@@ -121,8 +121,7 @@ def graph_of(path):
             home.setdefault(macro.group(1), section(n))
     for toks in (expanded, tokens(source)):
         for name, n in definitions(toks).items():
-            if section(n):
-                home.setdefault(name, section(n))
+            home.setdefault(name, section(n)) # None: a public type or constant
     out = {title: {} for title in titles if title.startswith("impl-")}
     used = [(n, t) for n, code in source for t in TOKEN.findall(code)] + expanded
     for n, t in used:
